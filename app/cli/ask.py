@@ -68,7 +68,7 @@ Examples:
     metavar="FILE",
     help="With --batch: write the results to this file.",
 )
-@click.option("--resume", is_flag=True, help="With --batch and --out: pass over the lines that the file answers already.")
+@click.option("--resume", is_flag=True, help="With --batch and --out: skip lines that the file already answers.")
 @answer_options
 @click.pass_obj
 def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **flags: Unpack[Flags]) -> None:

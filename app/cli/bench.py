@@ -36,7 +36,7 @@ Parts:
     type=click.Choice(MODELS),
     default="tiny",
     show_default=True,
-    help="tiny: two made models, llama and qwen3, in which what happens around the model shows.",
+    help="tiny: two small generated models, llama and qwen3, so that the cost around the model shows.",
 )
 @click.option("--backend", "backends", multiple=True, help="hf, mlx (more than once for several); default: all that run here.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here as well.")
@@ -46,7 +46,7 @@ def bench(
 ) -> None:
     """Measures Elsewise beside other libraries: tokens computed against tokens needed, speed, memory, latency.
 
-    Every figure is printed beside its bar; ctrl-C prints those that there are.
+    Every figure is printed with its limit; Ctrl-C prints the results so far.
     """
     if find_spec("benchmarks") is None:  # not part of an installed app
         raise click.ClickException("the benchmark comes with the source code: run `make bench` in a checkout of it")

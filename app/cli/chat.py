@@ -100,7 +100,7 @@ class Terminal:
             try:
                 return message_of(await self._session.prompt_async())
             except KeyboardInterrupt:
-                click.secho("(Ctrl-D or /quit leaves)", dim=True, err=True)
+                click.secho("(Ctrl-D or /quit ends the chat)", dim=True, err=True)
             except EOFError:
                 return None
 
@@ -146,7 +146,8 @@ NOT_IN_CHAT = {"raw": False, "batch": None, "alternatives": 10, "as_json": False
 RECAP = 400  # characters of the last answer of a session that is gone on with
 EPILOG = """\b
 Lines that begin with a slash are commands; /help lists them. Alt-Enter, or a backslash at the end of a line, begins another
-line of the message, and so does Enter inside \\"\\"\\". Ctrl-C stops an answer, which is kept as far as it came; Ctrl-D leaves.
+line of the message, and so does Enter inside \\"\\"\\". Ctrl-C stops an answer and keeps what was written so far; Ctrl-D ends
+the chat.
 
 \b
 Examples:
@@ -160,7 +161,7 @@ Examples:
 @answer_options
 @click.pass_obj
 def chat(settings: Settings, /, **given: Any) -> None:
-    """Talks with a model, in a session that is saved as it goes; the model is loaded once."""
+    """Chats with a model; the session is saved as you go."""
     flags: Flags = {**NOT_IN_CHAT, **given}  # type: ignore[typeddict-item]  # click gives the others
     asked = AnswerOptions.of(settings, flags, chats=True)
     if asyncio.run(_chat(settings, asked, flags["session"])):
@@ -256,7 +257,7 @@ class Chat:
         self.note(f"{spoken_name(model.info)} ({told}). /help lists the commands.")
         if self.said:
             turns = f"{len(self.said):,} turns" if len(self.said) > 1 else "1 turn"
-            self.note(f"going on with {self.view.title!r}, {turns}")
+            self.note(f"continuing {self.view.title!r}, {turns}")
             last = content_of(self.said[-1].run).strip()
             self.note(f"… {last[-RECAP:]}" if len(last) > RECAP else last)
 
@@ -316,7 +317,7 @@ class Chat:
         stopped = last.run.finish[-1:].tolist() == [Finish.CANCELLED]
         if self._finish is Finish.NONE and not stopped:
             self.failed = True
-            self.note(last.note or "the answer did not end")
+            self.note(last.note or "the answer is incomplete")
             return
         self.note(self._ending(last))
 
@@ -418,7 +419,7 @@ async def run_command(chat: Chat, line: str) -> None:
     name, _, rest = line[1:].strip().partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
-        raise Refusal(f"there is no command /{name}; /help lists them (a space in front makes a message of it)")
+        raise Refusal(f"there is no command /{name}; /help lists the commands (with a space in front it is sent as a message)")
     await command.run(chat, rest.strip())
 
 
@@ -455,7 +456,7 @@ async def _model(chat: Chat, name: str) -> None:
     supervisor = chat.supervisor
     own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # which is a model's
     if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the model that runs stays meanwhile
-        raise Refusal(f"{name} has no chat template; {supervisor.source} goes on")
+        raise Refusal(f"{name} has no chat template; still using {supervisor.source}")
     before, connection = supervisor.source, supervisor.options.get("connection")
     await supervisor.change(source=name, options={"connection": None})
     try:
@@ -474,12 +475,12 @@ async def _model(chat: Chat, name: str) -> None:
 async def _system(chat: Chat, text: str) -> None:
     if not text:
         held = (await chat.workbench.setup.view(chat.id)).system
-        click.echo(held or "(no system prompt; the model's template may bring one)")
+        click.echo(held or "(no system prompt; the model's template may add one)")
         return
     there = bool(chat.said)
     await chat.workbench.setup.set_system(chat.id, "" if text == "none" else text)
     chat.view = await chat.workbench.sessions.open(chat.id)
-    chat.note("a new beginning; what was said before stays (/branch)" if there else "set")
+    chat.note("a new branch starts with this system prompt; the one before is kept (/branch)" if there else "set")
 
 
 async def _set(chat: Chat, rest: str) -> None:
@@ -493,7 +494,7 @@ async def _set(chat: Chat, rest: str) -> None:
         print_table(table)
         return
     if not value.strip():
-        raise Refusal(f"/set {name} needs a value, such as /set temperature 0.7 (null: as if nobody had set it)")
+        raise Refusal(f"/set {name} needs a value, such as /set temperature 0.7 (null restores the default)")
     try:
         told = json.loads(value)
     except ValueError:
@@ -625,18 +626,18 @@ async def _branch_turn(chat: Chat, rest: str) -> None:
 
 COMMANDS: Final = {
     "help": Command("", "this list", _help),
-    "quit": Command("", "leaves; so does Ctrl-D", _quit),
-    "new": Command("[TITLE]", "begins another session", _new),
-    "model": Command("[NAME]", "lists the models of the shelf, or goes on with another one", _model),
-    "system": Command("[TEXT]", "shows the system prompt, or begins anew under another one (none: without)", _system),
-    "set": Command("[NAME VALUE]", "lists the settings of the sampler, or changes one: /set temperature 0.7", _set),
+    "quit": Command("", "ends the chat, as Ctrl-D does", _quit),
+    "new": Command("[TITLE]", "starts a new session", _new),
+    "model": Command("[NAME]", "lists the installed models, or switches to another one", _model),
+    "system": Command("[TEXT]", "shows the system prompt, or starts a branch with another one (none: without)", _system),
+    "set": Command("[NAME VALUE]", "lists the sampling settings, or changes one: /set temperature 0.7", _set),
     "regenerate": Command("", "another answer to the last message", _regenerate),
-    "continue": Command("", "goes on with an answer that was stopped or cut", _continue),
-    "why": Command("[N | N-M]", "the tokens of the last answer: how likely each was, and what else was", _why),
+    "continue": Command("", "continues an answer that was stopped or cut", _continue),
+    "why": Command("[N | N-M]", "the tokens of the last answer, with their probabilities and alternatives", _why),
     "branch": Command(
         "[N | at TOKEN [OTHER] | turn [N TEXT]]",
-        "lists the branches, goes to one, or makes one: with another token of the last answer (the likeliest other one, a "
-        "number of /why TOKEN or a word), or with another text for a message of yours",
+        "lists the branches, switches to one, or starts one: from another token of the last answer (the most probable "
+        "other one, a number from /why TOKEN or a word), or from another text for a message of yours",
         _branch,
     ),
 }
@@ -644,7 +645,7 @@ ALIASES: Final = {"exit": "quit", "bye": "quit", "?": "help", "retry": "regenera
 KEYS: Final = {
     "Enter": "sends the message",
     "Alt-Enter, \\ Enter": 'another line; inside """ Enter does it too',
-    "Up, Down": "what was typed before",
-    "Ctrl-C": "stops the answer, which is kept as far as it came",
-    "Ctrl-D": "leaves",
+    "Up, Down": "earlier input",
+    "Ctrl-C": "stops the answer; what was written so far is kept",
+    "Ctrl-D": "ends the chat",
 }

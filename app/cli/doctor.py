@@ -38,32 +38,33 @@ Examples:
     "--only",
     multiple=True,
     type=click.Choice((*PARTS, SLEEP)),
-    help="Of --deep: this part; may be given again. Sleep, where you close the lid, is run in no other way.",
+    help="With --deep: only this part; can be repeated. The sleep part, in which you close the lid, runs only when named.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Of --deep: one JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="With --deep: one JSON object on stdout.")
 @click.option(
-    "--markdown", "as_markdown", is_flag=True, help="Of --deep: Markdown for a bug report, without prompts and names."
+    "--markdown", "as_markdown", is_flag=True, help="With --deep: Markdown for a bug report, without prompts and names."
 )
 @click.option(
     "--patience",
     type=click.FloatRange(0.1, 100),
     default=1.0,
     show_default=True,
-    help="Of --deep: so many times the ten minutes. A slow or busy machine needs more.",
+    help="With --deep: multiplies the limit of ten minutes, for a slow or busy machine.",
 )
 @click.pass_context
 def doctor(
     context: click.Context, deep: bool, only: tuple[str, ...], as_json: bool, as_markdown: bool, patience: float
 ) -> None:
-    """Says whether everything is in place; exit code 1 when something is not.
+    """Checks the installation; exit code 1 when something is missing or too old.
 
-    With --deep every figure stands beside its bar, with what to do where it misses it; Ctrl-C prints what is done.
+    With --deep, measures this machine: each figure with its limit and, where it misses that, what to do. Ctrl-C prints the
+    results so far.
     """
     if deep:
         _check_deeply(context, only, as_json=as_json, as_markdown=as_markdown, patience=patience)
         return
     if only or as_json or as_markdown:
-        raise click.UsageError("--only, --json and --markdown are options of --deep")
+        raise click.UsageError("--only, --json and --markdown need --deep")
     _check_installation(context.obj)
 
 
@@ -104,7 +105,7 @@ def _print_report(report: Report) -> None:
             table.add_row(*map(Text, msgspec.structs.astuple(row)))
         print_table(table)
     if report.interrupted:
-        click.echo("interrupted: the parts after this were not run", err=True)
+        click.echo("interrupted: the remaining parts were not run", err=True)
 
 
 def _check_installation(settings: Settings) -> None:

@@ -39,16 +39,16 @@ Examples:
     type=click.Choice(POOLINGS),
     default="last",
     show_default=True,
-    help="Which of a text's hidden states make its vector: the last token's, the mean or the largest of all, the first's.",
+    help="Which hidden states become the vector: the last token's, the mean, the maximum, or the first token's.",
 )
 @click.option(
     "--adapter",
     "adapters",
     multiple=True,
     metavar="PATH|NAME[:SCALE]",
-    help="Put a LoRA adapter on the model, as `elsewise ask` does; may be given again, they add up.",
+    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
 )
-@click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever the file is called.')
+@click.option("--jsonl", is_flag=True, help='Each line of FILE is an object with a "text", whatever its extension.')
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.npy (float32) or FILE.jsonl; else stdout.")
 @click.pass_obj
 def embed(

@@ -68,9 +68,9 @@ def _named_folder(_context: click.Context, _option: click.Parameter, folder: str
     "--data-dir",
     type=click.Path(file_okay=False),
     callback=_named_folder,
-    help="Where sessions and settings live.",
+    help="Folder of sessions and settings.",
 )
-@click.option("--verbose", is_flag=True, help="Say more on stderr.")
+@click.option("--verbose", is_flag=True, help="More messages on stderr.")
 @click.option("--model", default="smollm2", show_default=True, help="A model folder, a GGUF file, or a name on the shelf.")
 @click.option("--backend", default="auto", show_default=True, help="auto, hf, mlx, mock, or a registered one.")
 @click.option("--connect", metavar="URL", help="Open the window with a model on a server; --model is its id there.")

@@ -40,16 +40,16 @@ Examples:
     help="What follows token N of the text (from 0) is looked at; A-B means both and all between; may be given again. "
     "Without it: the last token.",
 )
-@click.option("--alternatives", type=click.IntRange(1, 1000), default=3, show_default=True, help="So many for each layer.")
+@click.option("--alternatives", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many for each layer.")
 @click.option("--token", "tokens", multiple=True, metavar="TEXT", help="Follow the first token of this text, too.")
 @click.option(
     "--adapter",
     "adapters",
     multiple=True,
     metavar="PATH|NAME[:SCALE]",
-    help="Put a LoRA adapter on the model, as `elsewise ask` does; may be given again, they add up.",
+    help="Put a LoRA adapter on the model, as `elsewise ask` does; can be repeated (they add up).",
 )
-@click.option("--load", "loads", multiple=True, help="Any option of loading by its name. Example: --load kv_dtype=q8")
+@click.option("--load", "loads", multiple=True, help="Any load option by name. Example: --load kv_dtype=q8")
 @click.option("--json", "as_json", is_flag=True, help="One object a position.")
 @click.pass_obj
 def lens(
@@ -64,10 +64,10 @@ def lens(
     loads: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """What each layer of a model would answer after a token of FILE ("-" for stdin).
+    """Shows what each layer of a model would answer after a token of FILE ("-" for stdin).
 
-    Row 0 is the embedding; the last row is the model's own answer. The cost is written to stderr
-    first, and afterwards what it took.
+    Row 0 is the embedding; the last row is the model's own answer. The expected cost is written
+    to stderr first, the actual cost at the end.
     """
     places = [place for given in positions for place in _places(given)]
     options = load_options("--load", loads) | adapter_options(adapters)

@@ -20,14 +20,14 @@ Examples:
 @click.command("connect", epilog=EXAMPLES)
 @click.argument("name")
 @click.argument("url")
-@click.option("--model", help="The model's id on the server; not needed where it has one.")
+@click.option("--model", help="The model's id on the server; not needed if it has only one.")
 @click.option("--tokenizer", metavar="PATH|NAME", help="A tokenizer of this machine, or 'server' for the server's.")
-@click.option("--key", "with_key", is_flag=True, help="Ask for the server's key, without showing it; a pipe may bring it.")
+@click.option("--key", "with_key", is_flag=True, help="Ask for the server's key without showing it; it can also be piped in.")
 @click.option("--plain-http", is_flag=True, help="Allow unencrypted HTTP to another machine, from now on.")
 def connect_command(name: str, url: str, model: str | None, tokenizer: str | None, with_key: bool, plain_http: bool) -> None:
-    """Keeps a server's model under NAME, which --model takes. The key goes into the system keychain alone.
+    """Saves a server's model under NAME, to be used with --model. The key is stored only in the system keychain.
 
-    The server is asked what it can do; what it lacks is printed.
+    Asks the server what it supports and prints what is missing.
     """
     key = ""
     if with_key:
@@ -39,4 +39,4 @@ def connect_command(name: str, url: str, model: str | None, tokenizer: str | Non
     for warning in info.warnings:
         click.echo(f"note: {warning}", err=True)
     if kept_in:
-        click.echo(f"the key is kept in {kept_in}")
+        click.echo(f"the key is stored in {kept_in}")

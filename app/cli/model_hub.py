@@ -42,11 +42,11 @@ _PROPOSED = 3
 
 @click.command("catalogue")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
-@click.option("--context", type=click.IntRange(1), help="Tokens to reckon with. Example: --context 4096")
+@click.option("--context", type=click.IntRange(1), help="Context length to calculate with. Example: --context 4096")
 def catalogue_command(as_json: bool, context: int | None) -> None:
-    """Chat models that are known to run, with what each is good for and whether it fits into this machine; asks nobody.
+    """Lists chat models that are known to run, what each is good for and whether it fits this machine; uses no network.
 
-    An asterisk marks those that suit this machine best. 'gated' ones want their owners' consent first.
+    An asterisk marks the models that suit this machine best. 'gated': accept the terms on the model's page first.
     """
     if as_json:
         for model in catalogue():
@@ -75,17 +75,17 @@ def catalogue_command(as_json: bool, context: int | None) -> None:
 
 @click.command("search")
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Models at most. Example: --limit 5")
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Limit of models. Example: --limit 5")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
 def search_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Asks the hub for text models with these words in their names, the most fetched first, and says which can run here.
+    """Searches the hub for text models by name, most downloaded first, and shows which can run here.
 
-    This is one question to Hugging Face (or HF_ENDPOINT); nothing is fetched.
+    Sends one request to Hugging Face (or HF_ENDPOINT); downloads nothing.
     """
     with console.status("asking the hub"):
         found = search_models(" ".join(words), limit)
     if not found:
-        click.echo("the hub finds nothing by these words", err=True)
+        click.echo("no model has these words in its name", err=True)
     if as_json:
         for model in found:
             click.echo(json.dumps(asdict(model) | {"runs_here": bool(_here(model))}))
@@ -130,16 +130,18 @@ EMBEDDED = "smollm2"
 
 @click.command("fetch")
 @click.argument("model")
-@click.option("--dry-run", is_flag=True, help="Say what would be fetched, how large it is and whether it fits; fetch nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be downloaded, its size and whether it fits; download nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: one JSON object.")
-@click.option("--context", type=click.IntRange(1), help="With --dry-run: tokens to reckon with. Example: --context 4096")
 @click.option(
-    "--load", "loads", multiple=True, help="With --dry-run: It would be loaded with this. Example: --load weights=int8"
+    "--context", type=click.IntRange(1), help="With --dry-run: context length to calculate with. Example: --context 4096"
+)
+@click.option(
+    "--load", "loads", multiple=True, help="With --dry-run: a load option to calculate with. Example: --load weights=int8"
 )
 def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None, loads: tuple[str, ...]) -> None:
     """Fetches a model or an adapter: ORG/NAME or ORG/NAME@REVISION from Hugging Face, or smollm2, the embedded model.
 
-    Only safetensors, tokenizer and configuration are taken. Ctrl-C pauses: the same command goes on where it stopped.
+    Only safetensors, tokenizer and configuration files are downloaded. Ctrl-C pauses; the same command resumes.
     """
     if (as_json or context is not None or loads) and not dry_run:
         raise click.UsageError("--json, --context and --load are for --dry-run")
@@ -164,7 +166,7 @@ def fetch_command(model: str, dry_run: bool, as_json: bool, context: int | None,
             try:
                 fetched = fetch_any(model, fetching.show)
             except KeyboardInterrupt:
-                click.echo("paused: the same command goes on with what is here", err=True)
+                click.echo("paused: run the same command again to resume", err=True)
                 raise click.exceptions.Exit(1) from None
         name = fetched.path.name.replace("--", "/")
         if isinstance(fetched, ShelvedAdapter):
@@ -262,25 +264,25 @@ def _plan_facts(plan: DownloadPlan) -> dict[str, object]:
 
 
 @click.command("login")
-@click.option("--check", is_flag=True, help="Ask the hub whose token it is before it is kept.")
+@click.option("--check", is_flag=True, help="Check the token with the hub before storing it.")
 def login_command(check: bool) -> None:
-    """Keeps a token for private and gated models in the system keychain. It is asked for, and not shown; no network is used.
+    """Stores a token for private and gated models in the system keychain; asks for it without showing it, uses no network.
 
-    A pipe may bring it: elsewise models login < token.txt. A token in HF_TOKEN wins over the one that is kept.
+    It can also be piped in: elsewise models login < token.txt. A token in HF_TOKEN takes precedence.
     """
     token = click.prompt("token (hf_...)", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     if check:
         with console.status("asking the hub"):
             owner = token_owner(token)
-        click.echo(f"the hub knows it: {owner}", err=True)
-    click.echo(f"the token is kept in {keep_token(token)}")
+        click.echo(f"the token belongs to {owner}", err=True)
+    click.echo(f"the token is stored in {keep_token(token)}")
     if variable := token_in_environment():
-        click.echo(f"note: {variable} is set, and wins", err=True)
+        click.echo(f"note: {variable} is set and takes precedence", err=True)
 
 
 @click.command("logout")
 def logout_command() -> None:
     """Removes the token from the system keychain."""
-    click.echo("the token is removed from the system keychain" if forget_token() else "no token was kept")
+    click.echo("the token is removed from the system keychain" if forget_token() else "no token was stored")
     if variable := token_in_environment():
-        click.echo(f"note: {variable} is set, and is used still", err=True)
+        click.echo(f"note: {variable} is set and is still used", err=True)

@@ -40,7 +40,7 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, one for each model.")
 def list_command(as_json: bool) -> None:
-    """What is here, with sizes; of adapters, the model that they were made for."""
+    """Lists installed models with their sizes, and adapters with the model that each was made for."""
     entries, adapters, servers = ModelShelf().models(), list_shelf_adapters(), connections()
     if not entries:
         click.echo(f"no models in {models_dir()}; fetch the embedded one: elsewise models get {EMBEDDED}", err=True)
@@ -54,16 +54,16 @@ def list_command(as_json: bool) -> None:
         click.echo(json.dumps(line) if as_json else f"{each.name}: {each.model or 'the model'} at {each.base_url}")
     for note in unfinished_downloads():
         again = f"elsewise models fetch {note.source}"  # at the commit that was begun, wherever its branch is by now
-        click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are here; go on with: {again}", err=True)
+        click.echo(f"{note.name}: {note.kept:,} of {note.total:,} bytes are downloaded; resume with: {again}", err=True)
 
 
 @models.command("info")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--context", type=click.IntRange(1), help="Tokens to reckon with. Example: --context 4096")
-@click.option("--load", "loads", multiple=True, help="It would be loaded with this. Example: --load weights=int8")
+@click.option("--context", type=click.IntRange(1), help="Context length to calculate with. Example: --context 4096")
+@click.option("--load", "loads", multiple=True, help="A load option to calculate with. Example: --load weights=int8")
 def info_command(name: str, as_json: bool, context: int | None, loads: tuple[str, ...]) -> None:
-    """All that is known of a model: size, format, context, what can run it, fingerprint, last use, folder, whether it fits."""
+    """Shows size, format, context, engines, fingerprint, last use and folder of a model, and whether it fits."""
     shelf = ModelShelf()
     entry = shelf.find(name)
     options = load_options("--load", loads)
@@ -79,13 +79,13 @@ def info_command(name: str, as_json: bool, context: int | None, loads: tuple[str
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove_command(name: str, yes: bool) -> None:
-    """Deletes a model or an adapter of the shelf, unless it is loaded, and says what that freed.
+    """Deletes an installed model or adapter that is not loaded, and says how much space that freed.
 
-    Of a download that was stopped, what is here.
+    Of a stopped download, deletes the part that was downloaded.
     """
     if find_connection(name) is not None:
         forget_connection(name)
-        click.echo(f"{name}: forgotten, with its key; the server goes on")
+        click.echo(f"{name}: removed, with its key; the server itself is not affected")
         return
     shelf = ModelShelf()
     try:
@@ -97,22 +97,22 @@ def remove_command(name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"delete {what}?", abort=True, err=True)
     freed = remove(name)
-    click.echo(f"{name}: removed, {freed:,} bytes are free again")
+    click.echo(f"{name}: removed, {freed:,} bytes freed")
 
 
 @models.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", help="What to call it on the shelf. Example: --name org/name")
+@click.option("--name", help="Name to install it under. Example: --name org/name")
 @click.option(
     "--keep-quantised/--float32",
     "keep_quantised",
     default=None,
-    help="Of a GGUF: weights as they are packed, for mlx alone (the default on Apple silicon), or float32, for both engines.",
+    help="GGUF only: keep the weights quantised (mlx only; default on Apple silicon), or convert to float32 (both engines).",
 )
 def import_command(path: Path, name: str | None, keep_quantised: bool | None) -> None:
-    """Takes a GGUF file, a model folder or an adapter folder onto the shelf.
+    """Imports a GGUF file, a model folder or an adapter folder.
 
-    Of an adapter (peft's layout or mlx-lm's) its configuration and its safetensors are taken; ask --adapter NAME uses it.
+    Of an adapter (peft's or mlx-lm's layout), copies configuration and safetensors; use it with: ask --adapter NAME.
     """
     with Bar() as bar:
         if is_adapter_folder(path):
@@ -130,10 +130,10 @@ def import_command(path: Path, name: str | None, keep_quantised: bool | None) ->
 
 @models.command("convert")
 @click.argument("source")
-@click.option("--bits", type=click.Choice(("4", "8")), default="4", show_default=True, help="Of a weight.")
-@click.option("--name", help="What to call it on the shelf. Example: --name org/name-4bit")
+@click.option("--bits", type=click.Choice(("4", "8")), default="4", show_default=True, help="Bits per weight.")
+@click.option("--name", help="Name to install it under. Example: --name org/name-4bit")
 def convert_command(source: str, bits: str, name: str | None) -> None:
-    """Quantises a plain model for mlx: SOURCE is a folder, or a name on the shelf; it stays as it is.
+    """Quantises a model for mlx. SOURCE is a folder or an installed model; it is not changed.
 
     Example: elsewise models convert smollm2 --bits 8
     """
@@ -145,9 +145,9 @@ def convert_command(source: str, bits: str, name: str | None) -> None:
 
 @models.command("add")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", help="What to call it on the shelf. Example: --name org/name")
+@click.option("--name", help="Name to install it under. Example: --name org/name")
 def add_command(path: Path, name: str | None) -> None:
-    """Puts a model folder on the shelf that stays where it is: nothing is copied, and 'remove' leaves it alone."""
+    """Adds a model folder without copying it; 'remove' does not delete the folder."""
     entry = ModelShelf().add(path, name)
     click.echo(ready_line(entry.name, Path(entry.source), entry.quantisation))
 
@@ -164,7 +164,7 @@ models.add_command(fetch_command, "get")  # its first name
 @models.command("verify")
 @click.argument("name", required=False)
 def verify_command(name: str | None) -> None:
-    """Reads every file once and compares it with the SHA-256 that is known of it."""
+    """Reads every file and compares it with its stored SHA-256."""
     here = [entry.name for entry in list_models()] + [adapter.name for adapter in list_shelf_adapters()]
     names = [name] if name else here
     failed = False

@@ -145,7 +145,7 @@ def _said_again(fault: object, spelt: Callable[[str], str], setting: Callable[[s
 
 WEIGHTS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 WEIGHTS_HELP: Final = (
-    "Hold linear weights in fewer bits: faster on a processor (hf), and the numbers are others; what that costs is said. With "
+    "Lower precision of the linear weights: faster on the CPU (hf), changes probabilities slightly. With "
     "bfloat16, int8 and int4 a seed can give another answer in a batch or after a branch. Example: --weights float16"
 )
 MAX_GRAMMAR_BYTES: Final = 8 << 20
@@ -411,7 +411,7 @@ OPTIONS = (
         "--format",
         "template",
         metavar="NAME|FILE",
-        help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file with a "
+        help=f"Chat template to use instead of the model's own: {', '.join(TEMPLATES[1:])}, or a file with a "
         "jinja2 template. Example: --format chatml",
     ),
     click.option(
@@ -425,21 +425,21 @@ OPTIONS = (
         "adapters",
         multiple=True,
         metavar="PATH|NAME[:SCALE]",
-        help="Put a LoRA adapter on the model, a folder or one that elsewise models list shows; may be given again, they add "
-        "up. Example: --adapter ./pirate:0.8 --adapter org/polite",
+        help="Put a LoRA adapter on the model, a folder or one that elsewise models list shows; can be repeated (they add "
+        "up). Example: --adapter ./pirate:0.8 --adapter org/polite",
     ),
     click.option(
         "--load",
         "loads",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Any option of loading by its name, the value as JSON or text; may be given again. Examples: --load kv_dtype=q8 "
+        help="Any load option by name, the value as JSON or text; can be repeated. Examples: --load kv_dtype=q8 "
         "--load draft_model=MODEL (of the same vocabulary; it drafts tokens with --option 'speculative={}')",
     ),
     click.option("--system", type=TEXT, help='A system prompt. Example: --system "Answer in one word."'),
     click.option("--raw", is_flag=True, help="Continue TEXT as it is: no template, no roles."),
     click.option(
-        "--session", type=TEXT, help="Continue the saved session of this title, or create it. Example: --session colours"
+        "--session", type=TEXT, help="Continue the saved session with this title, or create it. Example: --session colours"
     ),
     click.option(
         "--batch",
@@ -448,9 +448,9 @@ OPTIONS = (
         '{"messages": [...]}, and as it likes "id", "system", "tools", "schema" or "regex" or "lark", "seed", "max_tokens", '
         '"stop", "temperature" and the like. One JSON line each comes back when it is done, with its "id" and "line".',
     ),
-    click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="End after so many tokens."),
+    click.option("--max-tokens", type=click.IntRange(1), **_preset("max_tokens"), help="Stop after this many tokens."),
     click.option(
-        "--stop", type=TEXT, multiple=True, help="End before this text; may be given again. Example: --stop . --stop '?'"
+        "--stop", type=TEXT, multiple=True, help="Stop before this text; can be repeated. Example: --stop . --stop '?'"
     ),
     click.option(
         "--schema",
@@ -458,29 +458,31 @@ OPTIONS = (
         help="Answer with JSON that this JSON schema describes. "
         """Example: --schema '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'""",
     ),
-    click.option("--regex", type=TEXT, help="Answer with a text that matches. Example: --regex '(yes|no)'"),
+    click.option(
+        "--regex", type=TEXT, help="Answer with text that matches this regular expression. Example: --regex '(yes|no)'"
+    ),
     click.option(
         "--lark",
         metavar="FILE|GRAMMAR",
-        help="Answer with a text of this Lark grammar (llguidance's). "
+        help="Answer with text that this Lark grammar (llguidance's dialect) allows. "
         """Example: --lark 'start: "I like " /[a-z]{3,9}/ (" and " /[a-z]{3,9}/)?'""",
     ),
     click.option(
-        "--temperature", type=float, **_preset("temperature"), help="0 takes the likeliest token each time. Example: 0.2"
+        "--temperature", type=float, **_preset("temperature"), help="0 always takes the most probable token. Example: 0.2"
     ),
-    click.option("--top-k", type=click.IntRange(0), help="Sample among the so many likeliest tokens only. Example: 40"),
+    click.option("--top-k", type=click.IntRange(0), help="Sample only among this many most probable tokens. Example: 40"),
     click.option("--sample-top-k", type=click.IntRange(0), hidden=True),  # the name before; goes with the next release
     click.option(
         "--top-p",
         type=float,
         **_preset("top_p"),
-        help="Sample among the likeliest tokens that together have this probability; 1 is off.",
+        help="Sample among the most probable tokens that together have this probability; 1 is off.",
     ),
     click.option(
         "--min-p",
         type=float,
         **_preset("min_p"),
-        help="Sample among tokens with this share of the likeliest one's probability; 0 is off.",
+        help="Sample among tokens with at least this share of the highest probability; 0 is off.",
     ),
     click.option(
         "--option",
@@ -488,7 +490,7 @@ OPTIONS = (
         type=TEXT,
         multiple=True,
         metavar="NAME=VALUE",
-        help="Any other option of the sampler by its name, the value as JSON; may be given again. Examples: "
+        help="Any other sampling option by name, the value as JSON; can be repeated. Examples: "
         "--option typical_p=0.9 --option xtc_probability=0.5 --option dry_multiplier=0.8 --option presence_penalty=0.5 "
         """--option 'logit_bias={" Paris": -5}' --option 'banned_tokens=[" rain", 36413]' (tokens by text or id) """
         """--option 'speculative={"method": "prompt_lookup"}' (drafts tokens from the text before: the same answer, maybe """
@@ -497,10 +499,10 @@ OPTIONS = (
     click.option(
         "--seed",
         type=click.IntRange(0),
-        help="The same seed gives the same answer, alone or beside others; with --weights bfloat16, int8 or int4, or a model "
-        "that computes in 16 bits, only where it is asked in the same way again. Example: --seed 7",
+        help="The same seed gives the same answer, alone or in a batch; with --weights bfloat16, int8 or int4, or a model "
+        "that computes in 16 bits, only for the same request. Example: --seed 7",
     ),
-    click.option("--alternatives", type=click.IntRange(0, 1000), default=0, help="Show so many alternatives per token."),
+    click.option("--alternatives", type=click.IntRange(0, 1000), default=0, help="Show this many alternatives per token."),
     click.option("--json", "as_json", is_flag=True, help="One object a line: tokens, then the end."),
 )
 

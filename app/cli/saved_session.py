@@ -152,7 +152,7 @@ async def _send(
     if finish is Finish.NONE:
         if last.needs_model:  # the note is the window's: the fault itself names the command that helps
             await workbench.services.supervisor.model()
-        raise click.ClickException(last.note or "the answer did not end")
+        raise click.ClickException(last.note or "the answer is incomplete")
     nodes = (await store.load_session(session_id)).nodes
     stats = next(node.stats for node in nodes if node.id == last.node_id)
     made = stats.get(MADE) or {}

@@ -48,28 +48,32 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
 @click.option("--model", help="A model folder, a GGUF file, or a name on the shelf.")
 @connect_options
 @click.option("--backend", help="auto, hf, mlx, mock, or a registered one.")
-@click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="So many for each token.")
+@click.option("--alternatives", type=click.IntRange(0, 1000), show_default="3", help="How many for each token.")
 @click.option("--top-k", type=click.IntRange(0, 1000), hidden=True)  # the name before; goes with the next release
 @click.option(
     "--stride",
     type=click.IntRange(1),
-    help="Take a text longer than the context: in windows of its length, each so many tokens further; every token is scored "
-    "once, with at least the context less the stride before it (at most 16 Mi characters). Example: --stride 1024",
+    help="Score a text longer than the context in windows, each this many tokens after the one before; every token is scored "
+    "once, after at least (context - stride) tokens of its text (at most 16 Mi characters). Example: --stride 1024",
 )
 @click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values with a header.")
-@click.option("--against", metavar="MODEL", help="Another model's numbers beside these; other tokenizers are aligned by bytes.")
-@click.option("--against-backend", help="What runs that one; alone: the same model on another engine.")
+@click.option("--against", metavar="MODEL", help="Compare with another model; different tokenizers are aligned by bytes.")
+@click.option("--against-backend", help="The other model's engine; without --against, compares engines.")
 @click.option(
     "--against-adapter",
     "against_adapters",
     multiple=True,
-    help="Put a LoRA adapter on that one, with its scale (./pirate:0.8); alone: the same model with it.",
+    help="LoRA adapter for the other model, with its scale (./pirate:0.8); without --against, for the same model.",
 )
-@click.option("--against-weights", type=click.Choice(WEIGHTS), help="How that one holds its weights; alone: the same model so.")
-@click.option("--load", "loads", multiple=True, help="Any option of loading by its name. Example: --load kv_dtype=q8")
-@click.option("--against-load", "against_loads", multiple=True, help="The same for that one; alone: the same model so.")
+@click.option(
+    "--against-weights", type=click.Choice(WEIGHTS), help="The other model's weights; without --against, compares weights."
+)
+@click.option("--load", "loads", multiple=True, help="Any load option by name. Example: --load kv_dtype=q8")
+@click.option(
+    "--against-load", "against_loads", multiple=True, help="Load option of the other model, or of the same without --against."
+)
 @click.option("--kl", is_flag=True, help="With --against: KL(A || B) at every token, where the vocabularies are the same.")
 @click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="As --out FILE.parquet.")
 @click.option(
@@ -78,8 +82,10 @@ LONGEST_IN_WINDOWS: Final = 16 << 20  # characters: some 4,000,000 tokens, and 2
     help='Score many texts into FILE.parquet, FILE.jsonl or FILE.csv: each "text" of .jsonl, .csv and .parquet files, other '
     "files as one text each.",
 )
-@click.option("--rows", type=click.Choice(["token", "text"]), default="token", show_default=True, help="With --out: of each.")
-@click.option("--resume", is_flag=True, help="With --out: go on where the last run was stopped.")
+@click.option(
+    "--rows", type=click.Choice(["token", "text"]), default="token", show_default=True, help="With --out: one row for each."
+)
+@click.option("--resume", is_flag=True, help="With --out: continue the run that was stopped.")
 @click.pass_obj
 def score(
     settings: Settings,
@@ -107,7 +113,7 @@ def score(
     rows: str,
     resume: bool,
 ) -> None:
-    """Log-probability, rank, entropy and top-k of every token of FILE ("-" for stdin)."""
+    """Prints log-probability, rank, entropy and alternatives of every token of FILE ("-" for stdin)."""
     if parquet and (out or parquet.suffix.lower() != ".parquet"):
         raise click.UsageError("--parquet takes a name that ends in .parquet, and stands without --out")
     out = out or parquet

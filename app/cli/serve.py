@@ -40,28 +40,32 @@ Examples:
     "--host", default="127.0.0.1", show_default=True, help="The address to listen on; other than loopback needs a key."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 is any free one.")
-@click.option("--name", help="What clients call the model; else its own name.")
+@click.option("--name", help="The model's name for clients; default: its own.")
 @click.option(
     "--key-file",
     metavar="FILE",
-    help=f"Keys that clients must send, one a line, 16 characters or more; or set {KEY_VARIABLE}.",
+    help=f"File with the keys that clients must send, one a line, 16 characters or more; or set {KEY_VARIABLE}.",
 )
 @click.option("--salt-per-key", is_flag=True, help="Clients with different keys do not share the cache of prompts.")
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that clients reach this server by.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A host name under which clients reach this server.")
 @click.option(
-    "--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="Let web pages from there ask: http://localhost:3000"
+    "--allow-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Allow requests from web pages of this origin: http://localhost:3000",
 )
 @click.option("--tls", nargs=2, metavar="CERT KEY", help="Serve https: files with the certificate chain and its key.")
 @click.option(
     "--format",
     "template",
     metavar="NAME|FILE",
-    help=f"How a chat becomes text, in place of the model's own template: {', '.join(TEMPLATES[1:])}, or a file.",
+    help=f"Chat template to use instead of the model's own: {', '.join(TEMPLATES[1:])}, or a file.",
 )
 @click.option("--weights", type=click.Choice(WEIGHTS), help=WEIGHTS_HELP)
 @click.option("--adapter", "adapters", multiple=True, metavar="PATH|NAME[:SCALE]", help="Put a LoRA adapter on the model.")
 @click.option(
-    "--load", "loads", multiple=True, metavar="NAME=VALUE", help="Any option of loading, such as kv_cache_bytes=2000000000."
+    "--load", "loads", multiple=True, metavar="NAME=VALUE", help="Any load option, such as kv_cache_bytes=2000000000."
 )
 @click.pass_obj
 def serve(
@@ -81,9 +85,9 @@ def serve(
     adapters: tuple[str, ...],
     loads: tuple[str, ...],
 ) -> None:
-    """Serves MODEL to other programs on this machine, as OpenAI's interface: /v1/completions, /v1/chat/completions and more.
+    """Serves MODEL to other programs through OpenAI's API: /v1/completions, /v1/chat/completions and more.
 
-    Ends with Ctrl-C. Nothing of what is asked is logged or kept; --verbose before the command logs a line a request.
+    Ctrl-C stops it. Prompts and answers are neither logged nor stored; --verbose before the command logs a line a request.
     """
     from app.serve import Access, Engine, bind, checked_keys, is_loopback
     from app.serve import serve as run

@@ -44,7 +44,7 @@ def sessions() -> None:
 @sessions.command("list")
 @click.pass_obj
 def list_command(settings: Settings) -> None:
-    """All sessions, pinned first, then the latest."""
+    """Lists all sessions, pinned first, then the most recent."""
     if not _nothing_yet(settings):
         _print_rows(*with_store(settings, lambda store: _read_list(store)))
 
@@ -53,7 +53,7 @@ def list_command(settings: Settings) -> None:
 @click.argument("query", type=TEXT)
 @click.pass_obj
 def search_command(settings: Settings, query: str) -> None:
-    """Sessions whose title or text matches QUERY, over all branches."""
+    """Lists sessions with QUERY in their title or text, in any branch."""
     if not _nothing_yet(settings):
         _print_rows(*with_store(settings, lambda store: _read_list(store, query)))
 
@@ -62,7 +62,7 @@ def search_command(settings: Settings, query: str) -> None:
 @click.argument("session_id", type=int)
 @click.pass_obj
 def show_command(settings: Settings, session_id: int) -> None:
-    """The path of a session that was shown last."""
+    """Prints the branch of a session that was shown last."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
     session = with_store(settings, lambda store: load_whole(store, session_id))
@@ -75,10 +75,10 @@ def show_command(settings: Settings, session_id: int) -> None:
 @sessions.command("verify")
 @click.pass_obj
 def verify_command(settings: Settings) -> None:
-    """Checks every row; names what is damaged, and sets it aside where nobody else uses the data folder.
+    """Checks every row, lists the damaged ones and sets them aside if no other process uses the data folder.
 
-    What is set aside stays in the file, out of the way: every session opens, no model goes on from a damaged turn, and the
-    next check names it as set aside.
+    Rows set aside stay in the file: every session still opens, no answer continues a damaged turn, and the next check lists
+    them as set aside.
     """
     if _nothing_yet(settings):
         return
@@ -135,7 +135,7 @@ def _set_aside(settings: Settings) -> None:
 @sessions.command("recover")
 @click.pass_obj
 def recover_command(settings: Settings) -> None:
-    """Puts what can be read of a damaged file into a new one; the damaged one is kept. A sound file is left as it is."""
+    """Copies what can be read of a damaged sessions file into a new one and keeps both. An intact file is not changed."""
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
     lock = DataFolderLock(settings.data.root, "sessions recover")
@@ -210,10 +210,10 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
 @sessions.command("export")
 @click.argument("session", type=TEXT)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="What is written; by default the file's ending says so.")
-@click.option("--portable", is_flag=True, help="A session file to be opened elsewhere, with the whole tree.")
-@click.option("--with-kv", is_flag=True, help="With --portable: what the engine has computed too, where it is kept.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="What to write; by default, the file's extension decides.")
+@click.option("--portable", is_flag=True, help="Write a session file with the whole tree, to open on another machine.")
+@click.option("--with-kv", is_flag=True, help="With --portable: include the engine's stored KV blocks.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.pass_obj
 def export_command(
     settings: Settings, session: str, file: Path, form: str | None, portable: bool, with_kv: bool, force: bool
@@ -260,12 +260,14 @@ def export_command(
 
 @sessions.command("import")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--with-kv", is_flag=True, help="Take the KV blocks of a portable file too: only from people you trust.")
+@click.option(
+    "--with-kv", is_flag=True, help="Also import the KV blocks of a portable file; use it only if you trust the source."
+)
 @click.pass_obj
 def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
-    """Takes in FILE: a session as JSON, a portable session file, or messages as OpenAI's API takes them.
+    """Imports FILE: a session as JSON, a portable session file, or messages in the format of OpenAI's API.
 
-    All of it is taken, or nothing.
+    Imports everything or nothing.
     """
     with _locked(settings, "sessions import", "import in its window (File > Import)"):
         store = SessionStore.open(settings.data.sessions)
@@ -277,8 +279,8 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
             click.echo(f"note: {take_from(file, settings.data.blocks, keys, budget):,} KV blocks were taken", err=True)
         else:
             click.echo(
-                "note: the file carries KV blocks, which were not taken: nobody can check what somebody else computed; "
-                "it is computed again, or import with --with-kv if you trust where it comes from",
+                "note: the KV blocks in the file were not imported, because they cannot be checked; the model computes them "
+                "again. If you trust the source of the file, import it with --with-kv",
                 err=True,
             )
 

@@ -13,7 +13,7 @@ from app.cli.group import start_window
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path))
 @click.pass_context
 def window(context: click.Context, files: tuple[Path, ...]) -> None:
-    """Opens the window, as no command does, and imports FILES in it: sessions and GGUF models.
+    """Opens the window, as elsewise without a command does, and imports FILES: sessions and GGUF models.
 
     A window that is already open on the same data folder comes to the front and imports them.
     """

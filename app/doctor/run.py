@@ -93,7 +93,7 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
                 _run(part, backend, seconds, rows, lambda last, name=name: tell(name(last)))  # type: ignore[misc]
             else:
                 over = f"{TEN_MINUTES * factor / 60:.0f} minutes are over"
-                rows.append(Finding("this part", "not begun", "", "failed", f"{over}; run --only {part}"))
+                rows.append(Finding("this part", "not started", "", "failed", f"{over}; run --only {part}"))
     except KeyboardInterrupt:
         report.interrupted = True
     return report

@@ -189,7 +189,7 @@ _VLLM: Final[dict[str, Translate | str]] = {
     "tensor_parallel_size": _only(1, _ONE_DEVICE),
     "pipeline_parallel_size": _only(1, _ONE_DEVICE),
     "data_parallel_size": _only(1, _ONE_DEVICE),
-    "speculative_config": "draft_model='NAME' at load, and GenerationOptions(speculative=...) with a request, guess ahead",
+    "speculative_config": "draft_model='NAME' at load, and GenerationOptions(speculative=...) with a request, turn it on",
     "seed": "GenerationOptions(seed=...), or sample(..., seed=...), is given with a request",
     "tokenizer": "the model's own tokenizer is used",
     "revision": "a revision is a part of the name: org/name@revision",

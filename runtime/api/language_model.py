@@ -571,7 +571,7 @@ class LanguageModel:
             check_count(n, chosen.branch)
             if n > 1 and chosen.speculative is not None:
                 raise UnsupportedFeatureError(
-                    f"{n} branches decode together, one forward for all, which leaves nothing to guess ahead: leave "
+                    f"{n} branches decode together in one forward, without speculative decoding: leave "
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)

@@ -14,7 +14,7 @@ _STREAM = "every answer is streamed: iterate over model.generate(ids, options); 
 _PROMPT = "what is asked stands before the options: model.generate(ids, options), model.complete(text or messages, options)"
 _LEAST = "no least length can be asked for; ignore_eos=True goes on to max_tokens"
 _SCORE = "model.score(ids) has what the model thinks of a prompt's tokens"
-_GUESSES = "speculative=SpeculativeOptions(...), or a mapping of its names, says how an answer is guessed ahead"
+_GUESSES = "speculative=SpeculativeOptions(...), or a mapping of its names, turns on speculative decoding"
 _SCHEMA = "a JSON schema is grammar=Grammar.json_schema(...), or a response_format"
 
 _PLACES: Final = {

@@ -314,7 +314,7 @@ class RemoteOperations:
         chosen.check_within(self.text.vocab)
         host = self._client.address.host
         if chosen.speculative is not None:
-            raise UnsupportedFeatureError(f"{host} guesses ahead as it was started to; leave `speculative` out")
+            raise UnsupportedFeatureError(f"{host} decides about speculation itself; leave `speculative` out")
         if chosen.grammar is not None and chosen.grammar.kind not in self._abilities.grammars:
             known = ", ".join(sorted(self._abilities.grammars)) or "none"
             raise UnsupportedFeatureError(f"{host} enforces no {chosen.grammar.label} (it has: {known})")

@@ -136,7 +136,7 @@ SETTINGS = (
         number=Number(10_000_000, step=1024, auto=FORMATS["auto"], unit=QT_TRANSLATE_NOOP("SettingsWindow", "tokens"))),
     Setting(ENGINE, "threads", QT_TRANSLATE_NOOP("SettingsWindow", "Threads"), number=Number(1024, auto=TITLES["auto"])),
     Setting(ENGINE, "draft_model", QT_TRANSLATE_NOOP("SettingsWindow", "Draft model"), hint=QT_TRANSLATE_NOOP("SettingsWindow",
-        "Guesses ahead where a session asks for it; it needs the same vocabulary.")),
+        "Drafts tokens where a session uses speculation; needs the same vocabulary.")),
     Setting(MEMORY, "kv_cache_bytes", QT_TRANSLATE_NOOP("SettingsWindow", "KV in memory"), now=True, number=MEGABYTES,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "What was read stays warm within this. Less drops what was used least at once.")),

@@ -109,7 +109,7 @@ class Shelf:
         self._windows.tell(ModelsChanged())
         can = ", ".join(info.capabilities)
         said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(connection.name, info.name, can)]
-        said += [translate("Workbench", "the key is kept in {0}").format(kept_in)] if kept_in else []
+        said += [translate("Workbench", "the key is stored in {0}").format(kept_in)] if kept_in else []
         return ". ".join([*said, *info.warnings])
 
     async def plan(self, wanted: str) -> ModelPlan:

@@ -63,7 +63,7 @@ def test_a_conversation_is_saved_under_its_first_words_and_gone_on_with_by_name(
     assert first.err.count("6 tokens, reached the length limit (/continue goes on), ") == 2
     assert "tok/s" in first.err
     second = talk("and home?", options=(*FAKE, "--session", "where to?"))
-    assert "going on with 'where to?', 4 turns" in second.err
+    assert "continuing 'where to?', 4 turns" in second.err
     assert said(elsewise, "1") == ["where to?", "and then?", "and home?"]
     shown = elsewise("sessions", "show", "1").out
     for answer in (*first.out.splitlines(), *second.out.splitlines()):
@@ -128,7 +128,7 @@ def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
     done = talk("/system", "one", "/system Be brief.", "/system", "two", options=own)
     assert done.out.splitlines()[0] == "Be kind."
     assert "Be brief.\n" in done.out
-    assert "a new beginning; what was said before stays (/branch)" in done.err
+    assert "a new branch starts with this system prompt; the one before is kept (/branch)" in done.err
     roots = rows(data / "sessions.db", "SELECT text FROM nodes WHERE role = 'system' ORDER BY id")
     assert [text for (text,) in roots] == ["Be kind.", "Be brief."]
     refused = talk("three", options=(*FAKE, "--session", "A", "--system", "Be loud."))
@@ -139,7 +139,7 @@ def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/nonsense", "there is no command /nonsense; /help lists them"),
+        ("/nonsense", "there is no command /nonsense; /help lists the commands"),
         ("/why", "there is no answer yet"),
         ("/branch", "nothing was said yet"),
         ("/branch 7", "is no branch"),
@@ -332,7 +332,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path, elsewise: Elsewise) -> Non
         terminal.until("> ")
         # and a line is given up, and the conversation left
         terminal.keys("never\x03")
-        terminal.until("Ctrl-D or /quit leaves")
+        terminal.until("Ctrl-D or /quit ends the chat")
         terminal.until("> ")
         terminal.keys("\x04")
         terminal.until("saved as 'T'")

@@ -90,7 +90,7 @@ def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path
     kept = tmp_path / "models" / "connections.json"
     assert KEY not in kept.read_text()
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert "forgotten" in elsewise("models", "remove", "far").out
+    assert "removed, with its key" in elsewise("models", "remove", "far").out
     assert elsewise("models", "list").out == ""
 
 

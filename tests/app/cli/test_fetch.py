@@ -73,14 +73,14 @@ def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise
     listed = elsewise("models", "list")
     assert listed.out == ""
     hub.add("org/tiny", tiny | {"config.json": tiny["config.json"] + b"\n"})  # its branch moves on
-    assert f"go on with: elsewise models fetch org/tiny@{commit}\n" in listed.err
+    assert f"resume with: elsewise models fetch org/tiny@{commit}\n" in listed.err
     hub.before = [for_file("model.safetensors", status(404))]
     assert elsewise("models", "fetch", f"org/tiny@{commit}").code == 1
     assert f"org/tiny@{commit}\n" in elsewise("models", "list").err
     removed = elsewise("models", "remove", "org/tiny", "--yes")
     assert removed.code == 0
-    assert "bytes are free again" in removed.out
-    assert "go on with" not in elsewise("models", "list").err
+    assert "bytes freed" in removed.out
+    assert "resume with" not in elsewise("models", "list").err
 
 
 def test_why_it_waits_is_not_the_end_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_ctrl_c_pauses_a_download(elsewise: Elsewise, hub: LocalHub, tiny: Files
         out, err = fetching.communicate(timeout=PATIENCE_SECONDS)
     # then it says so, and goes on there
     assert (fetching.returncode, out) == (1, "")
-    assert err.splitlines()[-1] == "paused: the same command goes on with what is here"
+    assert err.splitlines()[-1] == "paused: run the same command again to resume"
     assert "Traceback" not in err
     assert elsewise("models", "fetch", "org/tiny").code == 0
     assert hub.ranges("model.safetensors") == [None, f"bytes={half}-"]

@@ -82,7 +82,7 @@ def test_a_search_marks_what_runs_here(elsewise: Elsewise, hub: LocalHub, tiny: 
 
 def test_a_search_that_finds_nothing_says_so(elsewise: Elsewise, hub: LocalHub) -> None:
     done = elsewise("models", "search", "nothing", "like", "it")
-    assert (done.code, done.out, done.err) == (0, "", "the hub finds nothing by these words\n")
+    assert (done.code, done.out, done.err) == (0, "", "no model has these words in its name\n")
     assert hub.queries[0]["search"] == ["nothing like it"]
 
 
@@ -92,16 +92,16 @@ def test_login_keeps_what_a_pipe_brings_and_logout_removes_it(
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{SECRET}\n"))
     done = elsewise("models", "login")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("the token is kept in ")
+    assert done.out.startswith("the token is stored in ")
     assert SECRET not in done.out
     assert list(keychain.kept.values()) == [SECRET]
     assert hub.asked == []  # nobody wanted it checked
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     done = elsewise("models", "logout")
     assert done.out == "the token is removed from the system keychain\n"
-    assert done.err == "note: HF_TOKEN is set, and is used still\n"
+    assert done.err == "note: HF_TOKEN is set and is still used\n"
     assert keychain.kept == {}
-    assert elsewise("models", "logout").out == "no token was kept\n"
+    assert elsewise("models", "logout").out == "no token was stored\n"
 
 
 def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
@@ -124,7 +124,7 @@ def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
     # then
     done = elsewise("models", "login", "--check")
     assert done.code == 0
-    assert "the hub knows it: me" in done.err
+    assert "the token belongs to me" in done.err
     assert list(keychain.kept.values()) == [SECRET]
     assert SECRET not in done.out + done.err
     assert {path for _, path, _ in hub.asked} == {"/api/whoami-v2"}

@@ -58,7 +58,7 @@ def test_a_model_is_removed_after_a_question(elsewise: Elsewise, tiny: Path, mon
     assert elsewise("models", "remove", "org/tiny").code == 1
     assert tiny.is_dir()
     done = elsewise("models", "remove", "org/tiny", "--yes")
-    assert (done.code, done.out) == (0, f"org/tiny: removed, {size:,} bytes are free again\n")
+    assert (done.code, done.out) == (0, f"org/tiny: removed, {size:,} bytes freed\n")
     assert not tiny.exists()
     assert elsewise("models", "info", "org/tiny").code == 1
 
@@ -135,5 +135,5 @@ def test_a_folder_is_added_by_a_name(elsewise: Elsewise) -> None:
     done = elsewise("models", "add", str(tiny_path("llama")), "--name", "mine")
     assert (done.code, done.out) == (0, f"mine: ready in {tiny_path('llama')}; use it with: elsewise ask --model mine\n")
     assert elsewise("models", "list").out.splitlines()[1].split()[0] == "mine"
-    assert elsewise("models", "remove", "mine", "--yes").out == "mine: removed, 0 bytes are free again\n"
+    assert elsewise("models", "remove", "mine", "--yes").out == "mine: removed, 0 bytes freed\n"
     assert tiny_path("llama").is_dir()
