@@ -195,6 +195,7 @@ def whole_tree(turns: int) -> Frames:
 
         gc.collect()
         shown.append(frame(show))
+        panel.close()  # or the next one paints it again, as the window that is no longer active
         panel.deleteLater()
     return shown
 

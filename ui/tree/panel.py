@@ -268,13 +268,13 @@ class TreePanel(QWidget):
         rows = self.view.rows.all
         ends = {each.head: each for each in rows}.values()  # the last row of each branch
         branches = sum(not each.ways and not each.pruned for each in ends)
-        turns = sum(not each.start and not each.pruned for each in rows)
+        turns = len([each for each in rows if not each.start and not each.pruned])
         words = self.tr("1 branch") if branches == 1 else self.tr("{0:,} branches").format(branches)
         pruned = sum(not each.ways and each.pruned for each in ends)
         parts = [words, self.tr("{0:,} turns").format(turns)]
         parts += [self.tr("{0:,} pruned").format(pruned)] if pruned else []
         self.facts.setText(", ".join(parts))
-        marked = sum(each.bookmarked for each in rows)
+        marked = len([each for each in rows if each.bookmarked])
         self.bookmarks.setVisible(marked > 0)
         self.bookmarks.setText(self.tr("★ 1 bookmark") if marked == 1 else self.tr("★ {0:,} bookmarks").format(marked))
 

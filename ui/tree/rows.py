@@ -103,7 +103,7 @@ class TreeRows(QStringListModel):
         self.all = new
         self._place = places
         self._parents = {row.parent for row in new}
-        self._has_pruned = any(row.pruned for row in new)
+        self._has_pruned = True in {row.pruned for row in new}
         if self.base not in self._place:
             self.base = None
         self._keep(texts)

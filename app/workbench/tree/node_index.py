@@ -127,10 +127,10 @@ class Links:
         at = self.columns.at_token[place]
         return None if at == NodeColumns.NOTHING else at
 
-    def path(self, place: int) -> array[int]:
-        """Places from the root to a node."""
+    def path(self, place: int, above: int = NONE) -> array[int]:
+        """Places from the root, or from below the node `above`, to a node."""
         found = array("i")
-        while place != NONE:
+        while place not in (above, NONE):
             found.append(place)
             place = self._up[place]
         found.reverse()

@@ -200,12 +200,8 @@ class Tree:
         No node is made for it: long branches have thousands.
         """
         links, columns = self._links, self._links.columns
-        place, top, places = links.place(last), links.place(first), []
-        while place not in (top, NONE):
-            places.append(place)
-            place = links.up(place)
         found = [(first, first, self.opening(self.nodes[first]).role)]
-        for place in reversed(places):
+        for place in links.path(links.place(last), links.place(first)):
             kind, node_id = columns.kinds[columns.kind[place]], columns.id[place]
             if kind.turn_start:
                 found.append((node_id, node_id, kind.role))

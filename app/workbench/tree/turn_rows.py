@@ -49,6 +49,8 @@ def turn_rows(
     course = tree.course(tip)
     stops: dict[int, int] = dict(zip(course.ids.tolist(), course.ends().tolist(), strict=True))
 
+    logprobs = {node.id: logprob_of(node) for node in tree.held()}
+
     def on_path(key: Branch) -> bool:
         return stops.get(key[0], 0) > key[1]
 
@@ -60,18 +62,17 @@ def turn_rows(
         branch, depth, parent, beside = waiting.pop()
         line, head = branch.line, len(rows)
         for place, (first, end, role) in enumerate(branch.turns):
-            key = (first, 0 if place else line.start)
-            logprob = logprob_of(tree.nodes[end]) if tree.is_held(end) else None
+            start = 0 if place else line.start
             row = TreeRow(  # by place: given by name, thousands of rows take twice as long
-                first, key[1], end, parent, head, depth, role,
+                first, start, end, parent, head, depth, role,
                 False, "", "", "", "", 0, None, 0,  # of a branch that begins here, see below
-                logprob, on_path(key), False, line.pruned, key in bookmarks,
+                logprobs.get(end), stops.get(first, 0) > start, False, line.pruned, (first, start) in bookmarks,
             )  # fmt: skip
             if not place:
                 before, name = branch.name
                 name = name if line.number == 1 else f"{name} ({line.number})"
                 row = row._replace(
-                    before=before, stem=stem_of(line), name=name, given=names.get(key, ""), common=line.common, beside=beside
+                    before=before, stem=stem_of(line), name=name, given=names.get(row.key, ""), common=line.common, beside=beside
                 )
                 if beside:
                     depth, parent = depth + 1, head
@@ -81,7 +82,7 @@ def turn_rows(
         at = len(rows) - 1
         below = ((each, *((depth + 1, at) if aside else (depth, parent)), aside) for each, aside in _in_order(branch.leaving))
         waiting.extend(reversed([*below]))
-    last = max((i for i, row in enumerate(rows) if row.on_path), default=None)
+    last = next((i for i in reversed(range(len(rows))) if rows[i].on_path), None)
     if last is not None:
         rows[last] = rows[last]._replace(current=True)
     return tuple(rows)
