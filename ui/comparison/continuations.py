@@ -47,7 +47,6 @@ class ColumnCard(QFrame):
         head.setSpacing(8)
         head.addWidget(self.number)
         head.addWidget(self.likely, 1)
-        head.addWidget(self.score)
         foot = QHBoxLayout()
         foot.setSpacing(8)
         foot.addWidget(self.note, 1)
@@ -56,6 +55,7 @@ class ColumnCard(QFrame):
         inside.setContentsMargins(12, 8, 12, 10)
         inside.setSpacing(4)
         inside.addLayout(head)
+        inside.addWidget(self.score)  # under it: beside it neither has room in a narrow column
         inside.addWidget(self.text)
         inside.addLayout(foot)
         inside.addStretch(1)

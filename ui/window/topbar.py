@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QFont, QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtGui import QAction, QActionGroup, QCursor, QFont, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QApplication, QButtonGroup, QHBoxLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
 from ui.core.shown import Fork
@@ -168,6 +168,8 @@ class TopBar(QWidget):
         fix_height(self, HEIGHT)
         self.menu_button = IconButton("menu", self.tr("Menu"))
         self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.menu_button.setMenu(menu := QMenu(self))
+        menu.aboutToHide.connect(self._leave_menu)
         self.sidebar_button = IconButton("panel-left", self.tr("Show or hide the sidebar"))
         self.new_button = IconButton("square-pen", self.tr("New session"))
         self.inspector_button = IconButton("panel-right", self.tr("Show or hide the inspector"))
@@ -196,6 +198,11 @@ class TopBar(QWidget):
         row.addWidget(self.inspector_button)
         self._over_sidebar, self._sidebar = False, SIDEBAR
         current_theme().scaled.connect(self._share_room)
+
+    def _leave_menu(self) -> None:
+        """The menu had the mouse, so that its button was not told that this left it."""
+        if not self.menu_button.rect().contains(self.menu_button.mapFromGlobal(QCursor.pos())):
+            QApplication.sendEvent(self.menu_button, QEvent(QEvent.Type.Leave))
 
     def show_model(self, choice: ModelChoice | None) -> None:
         self.model.show_model(choice)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QToolBar, QWidget
+from PySide6.QtWidgets import QApplication, QMainWindow, QToolBar, QWidget
 
 from ui.commands.actions import Actions
 from ui.commands.escape import Closes, EscapeKey
@@ -271,9 +271,9 @@ class MainWindow(QMainWindow):
 
     def _install_menu(self) -> None:
         """The commands stand in the menu bar or under the bar's button; panels have buttons of their own."""
-        menu, top = QMenu(self), self.parts.top
+        top = self.parts.top
+        menu = top.menu_button.menu()
         self.acts.install(menu)
-        top.menu_button.setMenu(menu)
         top.menu_button.setVisible(not menu.isEmpty())
         top.sidebar_button.clicked.connect(self.acts.sidebar.trigger)
         top.inspector_button.clicked.connect(self.acts.inspector.trigger)

@@ -92,6 +92,9 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
         await until(lambda: len(panel.cards) == 4 and not window.controller.running)
         assert panel.title.text() == "4 beams after … could visit"
         assert [card.score.text() for card in panel.cards] == ["score −0.50", "score −0.75", "score −1.00", "score −1.25"]
+        window.resize(900, 700)  # where the columns are as narrow as they get, no number of their heads is cut
+        await until(lambda: all(card.width() == LEAST_PX for card in panel.cards))
+        assert all(label.shown == label.text() for card in panel.cards for label in (card.likely, card.score))
         # closed by Escape, they are gone from sight
         panel.cards[0].keep.setFocus()
         QTest.keyClick(panel.cards[0].keep, Qt.Key.Key_Escape)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction
+from PySide6.QtCore import QPointF, Qt
+from PySide6.QtGui import QAction, QCursor, QEnterEvent
 from PySide6.QtGui import Qt as RichText
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QPlainTextEdit, QPushButton, QToolBar, QWidget
@@ -72,6 +72,23 @@ def test_a_model_is_chosen_from_the_menu(in_window: Play, bench: FakeWorkbench) 
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entries[1]).center())
         await until(lambda: window.parts.top.model.text() == "Qwen3 0.6B")
         assert bench.asked("choose_model") == [("qwen3",)]
+
+    in_window(scene)
+
+
+def test_the_menus_button_is_left_when_the_menu_closes_away_from_it(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        button = window.parts.top.menu_button
+        here, away = button.mapToGlobal(button.rect().center()), window.mapToGlobal(window.rect().center())
+        for at in (away, here):
+            # given the mouse on the button, whose menu takes it
+            QCursor.setPos(here)
+            QApplication.sendEvent(button, QEnterEvent(QPointF(), QPointF(), QPointF(here)))
+            button.menu().popup(here)
+            # when the menu closes, then the button is pointed at only where the mouse still is on it
+            QCursor.setPos(at)
+            button.menu().close()
+            assert button.underMouse() == (at == here)
 
     in_window(scene)
 
