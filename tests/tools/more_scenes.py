@@ -121,6 +121,16 @@ async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, nam
     keep(window, folder / f"{name}.png")
 
 
+async def keep_cache(window: MainWindow, path: Path) -> None:
+    """The inspector's *Cache*, which the developer view has."""
+    scheme = "dark" if current_theme().palette.dark else "light"
+    window.apply(AppSettings(scheme=scheme, developer="on"))
+    QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
+    await settled(window)
+    keep(window, path)
+    window.apply(AppSettings(scheme=scheme))
+
+
 async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """The cache after an answer."""
     window.controller.new_session()
@@ -128,9 +138,7 @@ async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name:
     assert window.controller.shown is not None
     await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 40)
     await said(window, "Name three colours.")
-    QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
-    await settled(window)
-    keep(window, folder / f"{name}.png")
+    await keep_cache(window, folder / f"{name}.png")
 
 
 async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
@@ -142,9 +150,7 @@ async def reopened(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
             break
     await settled(window)
     await said(window, "And three animals?")
-    QTest.mouseClick(window.parts.inspector.tabs[2], Qt.MouseButton.LeftButton)
-    await settled(window)
-    keep(window, folder / f"{name}.png")
+    await keep_cache(window, folder / f"{name}.png")
 
 
 async def tool_call(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:

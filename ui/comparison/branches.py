@@ -113,7 +113,7 @@ class ComparePane(QWidget):
         return f"{side.text[:KEPT]}\n{between}\n{side.text[-KEPT:]}"
 
     def _numbers(self, side: DiffSide) -> str:
-        tokens = self.tr("{0:,} tokens after the shared beginning").format(side.tokens)
+        tokens = self.tr("then {0:,} tokens").format(side.tokens)  # as wide as half a conversation, with the nats
         if side.logprob is None:
             return self.tr("{0}, not scored").format(tokens)
         return self.tr("{0}, {1} nats in total").format(tokens, signed(side.logprob, 1))

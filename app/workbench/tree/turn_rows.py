@@ -72,7 +72,12 @@ def turn_rows(
                 before, name = branch.name
                 name = name if line.number == 1 else f"{name} ({line.number})"
                 row = row._replace(
-                    before=before, stem=stem_of(line), name=name, given=names.get(row.key, ""), common=line.common, beside=beside
+                    before=before,
+                    stem=stem_of(line),
+                    name=name,
+                    given=names.get(row.key, ""),
+                    common=line.common,
+                    beside=beside,
                 )
                 if beside:
                     depth, parent = depth + 1, head

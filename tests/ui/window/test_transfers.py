@@ -170,7 +170,7 @@ def test_two_branches_are_compared_from_the_keyboard_and_closed_by_esc(in_window
         assert bench.asked("compare") == [(TRIP, tip, 13)]
         assert not window.parts.transcript.isVisible()
         assert pane.heads[0].text() == "A Lisbon <b>when</b> it rains"
-        assert pane.totals[1].text() == "10 tokens after the shared beginning, −2.3 nats in total"
+        assert pane.totals[1].text() == "then 10 tokens, −2.3 nats in total"
         text = pane.text.toPlainText()
         for words in ("We could visit", "A  Lisbon  −3.2", "B  Paris  −0.8", "in the rain", "上海 🌧 עברית"):
             assert words in text, text
