@@ -15,7 +15,7 @@ from tests.ui.transcript.samples import run_of, session, turn
 from ui import Scheme, apply_theme
 from ui.theme.palette import DARK, LIGHT, Palette
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.read_mode.document import code_document, markdown_document
+from ui.transcript.read_mode.document import code_document, fill_page, markdown_document
 from ui.transcript.read_mode.formulas import Formulas
 from ui.transcript.text.faces import Faces
 
@@ -55,6 +55,16 @@ def test_code_that_names_its_language_is_coloured(qapp: QApplication, palette: P
     }
     # by what stands first behind the fence, whatever else does
     assert coloured(code_document("x = 1", "{.python} title=x", Faces(), palette, 600)) == {"1": palette.literal}
+    # a comment at the end, too
+    assert coloured(code_document("ls  # all", "bash", Faces(), palette, 600)) == {"# all": palette.soft}
+
+
+def test_code_in_a_page_is_coloured_and_what_stands_around_it_not(qapp: QApplication) -> None:
+    document = QTextDocument()
+    source = "def\n\n```python\ndef f():\n\n    return 1\n```\n\n1. in\n2. return\n\n```\ndef\n```\n\n```bash\nls  # all\n```\n"
+    fill_page(document, source, Faces(), LIGHT, 600)
+    assert coloured(document) == {"def": LIGHT.accent, "return": LIGHT.accent, "1": LIGHT.literal, "# all": LIGHT.soft}
+    assert len(document.rootFrame().childFrames()) == 3  # each piece of code on a ground of its own
 
 
 @pytest.mark.parametrize("language", ["", "no such language", "../../etc/passwd", "<b>"])

@@ -54,7 +54,7 @@ def _ranges(
     found: dict[int, list[QTextLayout.FormatRange]] = {}
     give_up = perf_counter() + PATIENCE_SECONDS
     line, start = 0, 0  # the line in work, and the character of the source that it begins with
-    for at, kind, text in lexer.get_tokens_unprocessed(source):
+    for at, kind, text in lexer.get_tokens_unprocessed(source + "\n"):  # some lexers want the end of a comment's line
         shape = formats.get(_colour_of(str(kind)))
         for piece in text.splitlines(keepends=True):
             if shape is None:

@@ -175,7 +175,7 @@ def _codes(document: QTextDocument) -> list[list[QTextBlock]]:
     found, block, before = list[list[QTextBlock]](), document.begin(), -1
     while block.isValid():
         if block.blockFormat().hasProperty(QTextFormat.Property.BlockCodeFence):
-            if not found or before != block.blockNumber() - 1:
+            if not found or before != block.blockNumber() - 1 or _language(block) != _language(found[-1][0]):
                 found.append([])
             found[-1].append(block)
             before = block.blockNumber()
