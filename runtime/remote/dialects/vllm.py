@@ -67,7 +67,10 @@ class VLLM(OpenAI):
         return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Four small requests and a full vector; the first one warms the server up, which can take half a minute."""
+        """Four small requests and a full vector; the first one warms the server up, which can take half a minute.
+
+        A server with ``--runner pooling`` has embeddings alone.
+        """
         del probe
         most = Abilities(
             token_prompts=True,
@@ -79,7 +82,12 @@ class VLLM(OpenAI):
         ready = Completion(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
         path, body = self.request(ready, most, stream=False)
         body["prompt"] = ready.prompt.text  # ids are known from the answer
-        first = decoded(await client.post(path, body), _Readiness)
+        try:
+            first = decoded(await client.post(path, body), _Readiness)
+        except RemoteError as fault:
+            if fault.reason != "missing" or not await self.has_embeddings(client, facts.model):
+                raise
+            return Abilities(token_prompts=True, tokenizer=await self._tokenizes(client, facts.model), embeddings=True)
         if not first.choices:
             raise malformed("no choice for one token")
         choice = first.choices[0]

@@ -228,6 +228,28 @@ def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, fol
                 remote.score_sync(ids)
 
 
+class PoolingServer(Server):
+    """vLLM with ``--runner pooling``."""
+
+    async def answer(self, method: str, path: str, body: Any) -> Any:
+        if path == "/v1/completions":
+            raise Refused(404, "Not Found")
+        return await super().answer(method, path, body)
+
+
+def test_a_vllm_server_for_embeddings_has_embeddings_alone(model: LanguageModel, folder: Path) -> None:
+    with (
+        serving(model, PoolingServer, embeddings=True) as server,
+        connect(server.base_url, tokenizer=folder) as remote,
+    ):
+        np.testing.assert_allclose(remote.embed_sync([TEXT]), model.embed_sync([TEXT]), atol=1e-6)
+        assert any("no log-probabilities" in warning for warning in remote.info.warnings)
+        with pytest.raises(UnsupportedFeatureError, match="gives no log-probabilities"):
+            remote.top_logprobs_sync([5], 1)
+    with serving(model, PoolingServer) as server, pytest.raises(RemoteError, match="does not have what was asked for"):
+        connect(server.base_url, tokenizer=folder)
+
+
 def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder: Path) -> None:
     with serving(model, MlxServer) as server, connect(server.base_url, tokenizer=folder, cache_salt="mine") as remote:
         assert any("takes no cache_salt" in warning for warning in remote.info.warnings)
