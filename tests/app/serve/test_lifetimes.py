@@ -225,3 +225,22 @@ def test_what_would_not_be_safe_is_refused_before_a_model_is_loaded(
     done = elsewise("serve", str(tiny_path("llama")), *given)
     assert done.code in (1, 2)
     assert words in done.err
+
+
+def test_answers_are_sent_without_waiting_for_more_of_them() -> None:
+    async def accepted() -> int:
+        seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = app_of.bind("127.0.0.1", 0)
+        async with await asyncio.start_server(look, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname())
+            found = await seen
+            writer.close()
+            await writer.wait_closed()
+            return found
+
+    assert asyncio.run(accepted())
