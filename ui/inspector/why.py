@@ -332,5 +332,5 @@ class WhyTab(InspectorTab):
         if self._drawing is not None and self._drawing.beams and origin is not Origin.TEMPLATE:
             return self.tr("Found by beam search: no token was sampled, the most probable sequence was kept.")
         if origin in (Origin.SAMPLED, Origin.GRAMMAR, Origin.PICKED):
-            return self.tr("The sampler’s stages were not stored with this token.")
+            return self.tr("No sampler stages are stored with this token. A model on a server draws its tokens there.")
         return self.tr("No sampler was used here.")

@@ -193,7 +193,7 @@ def test_a_token_without_stages_says_why_there_is_nothing(inspector: Inspector, 
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     tab = inspector.why
     tab.show_drawing(spot.node_id, spot.index, drawing_of(IN_FORCE, can_ask=True))
-    assert tab.missing.text() == "The sampler’s stages were not stored with this token."
+    assert tab.missing.text() == "No sampler stages are stored with this token. A model on a server draws its tokens there."
     assert not tab.dials.isVisible()
     # but a model that runs can be asked, and then the stored seed draws the same token again
     assert tab.ask.isVisible()
