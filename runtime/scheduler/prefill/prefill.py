@@ -118,30 +118,32 @@ class Batch:
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
+        own = False  # whether it stands on a slot that it has appended just now: nothing follows one
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
             place = prefill.slot, token
-            shared = None
-            if not added:  # nothing follows a slot that was appended just now
-                shared = portion.fresh.get(place)  # another job of this batch computes it
-                if shared is None and not wanted:
-                    shared = ws.follow(*place)
-            if shared is not None:
-                prefill.slot = shared
+            there = None if own else ws.follow(*place)
+            slot = None if own else portion.fresh.get(place)  # another job of this batch computes it
+            if slot is None and not wanted:
+                slot = there
+            if slot is not None:
                 prefill.reused += 1
             elif added < quota and not (wanted and self._rows >= self._most_rows):
                 portion.tokens.append(token)
                 portion.parents.append(prefill.slot)
-                prefill.slot = portion.fresh[place] = ws.append(*place)
+                slot = portion.fresh[place] = ws.append(*place)
                 prefill.computed += 1
                 added += 1
+                own = there is None
             else:
                 break
             if wanted:
-                jobs = portion.wanted.setdefault(prefill.slot - portion.base, [])
+                jobs = portion.wanted.setdefault(slot - portion.base, [])
                 self._rows += not jobs
                 jobs.append((prefill, prefill.at))
             prefill.at += 1
+            # a token that stands here already is pushed for its row alone: what follows it may stand here, too
+            prefill.slot = slot if there is None or ws.recurrent or prefill.done else there
         if prefill.slot >= portion.base:
             portion.last[prefill.slot - portion.base] = prefill.at - 1
         self.size += added

@@ -10,7 +10,7 @@ from typing import Protocol
 from runtime.aio import together
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import bisect
-from runtime.scheduler.jobs import Job, StayingJob
+from runtime.scheduler.jobs import Job, ScoreJob, StayingJob
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters
@@ -201,7 +201,14 @@ class Prompts:
         lost = not prefill.workspace.resumable(prefill.slot)
         if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
             return False
-        prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
+        job, at = prefill.job, prefill.at
+        if (
+            isinstance(job, ScoreJob)
+            and prefill.first_wanted <= at < prefill.total
+            and prefill.workspace.follow(prefill.slot, int(prefill.tagged[at])) is not None
+        ):  # another has computed it meanwhile, and its scores with it
+            prefill.first_wanted = max(self._finish.first_unscored(job) - 1, 0)
+        prefill.mark = prefill.slot, at, prefill.reused, prefill.computed
         return True
 
     def _stand_again(self, prefill: Prefill) -> None:

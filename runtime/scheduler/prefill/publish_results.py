@@ -33,6 +33,8 @@ class ResultPublisher:
     def first_unscored(self, job: ScoreJob) -> int:
         """The first position from `job.start` whose score must be computed; past the end when all are known."""
         known = self._cache.known_scores(job)
+        if job.known is not None:  # worked out by the job itself; the trie may have had no room for them
+            fill_gaps(known, job.known, 0)
         first, n = max(job.start, 1), len(job.ids)
         unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
         if unknown.size and self._score_by_vector(job, known, first + int(unknown[0])):

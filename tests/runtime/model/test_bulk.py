@@ -144,7 +144,21 @@ def test_shared_beginnings_are_computed_once() -> None:
         texts = [[*prefix, *some_ids(seed, 4)] for seed in range(2, 202)]
         runs = dict(model.score_many_sync(texts, 0))
         assert len(runs) == 200
-        assert model.metrics().tokens_computed <= 60 + 200 * 4 + 60  # some of a first batch may begin beside each other
+        assert model.metrics().tokens_computed <= 60 + 200 * 4 + 4
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+def test_a_beginning_that_takes_several_forwards_is_computed_once(backend: str) -> None:
+    # given more texts than go into one forward, some of which arrive while the beginning is computed
+    prefix = some_ids(1, 200)
+    texts = [[*prefix, *some_ids(seed, 4)] for seed in range(2, 72)]
+    with load(tiny_path("llama"), backend, prefill_chunk_tokens=64) as model:
+        runs = dict(model.score_many_sync(texts, 2))
+        # then a token is pushed again only for the row after it, one in a forward
+        assert model.metrics().tokens_computed <= 200 + 70 * 4 + 16
+        model.clear_cache()
+        for at in (0, 40, 69):
+            assert_alone(model, texts[at], runs[at], 2)
 
 
 def test_what_is_done_is_skipped() -> None:
