@@ -118,6 +118,7 @@ class Batch:
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
+        last = prefill.slot
         own = False  # whether it stands on a slot that it has appended just now: nothing follows one
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
@@ -142,10 +143,11 @@ class Batch:
                 self._rows += not jobs
                 jobs.append((prefill, prefill.at))
             prefill.at += 1
+            last = slot
             # a token that stands here already is pushed for its row alone: what follows it may stand here, too
             prefill.slot = slot if there is None or ws.recurrent or prefill.done else there
-        if prefill.slot >= portion.base:
-            portion.last[prefill.slot - portion.base] = prefill.at - 1
+        if last >= portion.base:
+            portion.last[last - portion.base] = prefill.at - 1
         self.size += added
 
     def rollback(self) -> None:
