@@ -79,7 +79,12 @@ notarise() {
   need_profile
   [ "${ELSEWISE_SIGN_IDENTITY:-}" != "-" ] || lacks "a bundle signed for this machine alone cannot be notarised"
   ditto -c -k --keepParent "$app" build/Elsewise.zip
-  xcrun notarytool submit build/Elsewise.zip --keychain-profile "$ELSEWISE_NOTARY_PROFILE" --wait
+  answer=$(xcrun notarytool submit build/Elsewise.zip --keychain-profile "$ELSEWISE_NOTARY_PROFILE" --wait)
+  echo "$answer"
+  case $answer in
+    *"status: Accepted"*) ;;  # notarytool ends with 0 whatever Apple says
+    *) lacks "Apple did not accept the app; its reasons: xcrun notarytool log ID --keychain-profile $ELSEWISE_NOTARY_PROFILE" ;;
+  esac
 }
 
 staple() {

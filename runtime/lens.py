@@ -101,11 +101,18 @@ class LensRun(Tabular):
         lines = [f"layer {layer} after token {self.positions[place]:,}, entropy {self.entropy[place, layer] / LN2:.2f} bits"]
         lines += html.likeliest(ids, logprobs, self.vocabulary)
         if rank:
-            name = html.spelled(following, self.vocabulary[following] if following < len(self.vocabulary) else b"")
-            lines += [f"{name}, which follows:", f"{html.chance(self.logprobs[place, layer, 0])}, rank {rank:,}"]
+            lines += [f"{self._spelled(following)}, which follows:", self._chance(place, layer, 0)]
+        asked = enumerate(self.token_ids[place, 1:].tolist(), 1)
+        lines += [f"{self._spelled(token)}: {self._chance(place, layer, column)}" for column, token in asked]
         if not ids:
             return html.Cell("", np.nan, "\n".join(lines))
         return html.Cell(self._name(ids[0]), -logprobs[0] / LN2, "\n".join(lines), marked=rank == 1)
+
+    def _spelled(self, token: int) -> str:
+        return html.spelled(token, self.vocabulary[token] if token < len(self.vocabulary) else b"")
+
+    def _chance(self, place: int, layer: int, column: int) -> str:
+        return f"{html.chance(self.logprobs[place, layer, column])}, rank {self.ranks[place, layer, column]:,}"
 
     @property
     def layers(self) -> int:
@@ -123,11 +130,19 @@ class LensRun(Tabular):
         return np.where(behind > 0, self.entropy.shape[1] - behind, -1).astype(np.int32)
 
     def table_columns(self) -> Columns:
-        """A row per position and layer; `after` is the position looked at, `position` that of the token which follows."""
+        """A row per position and layer; `after` is the position looked at, `position` that of the token which follows.
+
+        Tokens that were asked for by their ids are the lists `asked_ids`, `asked_logprobs` and `asked_ranks`.
+        """
         n, rows = self.entropy.shape
         following: npt.NDArray[Any] = np.ma.masked_equal(np.repeat(self.token_ids[:, 0], rows), NO_TOKEN)
         after = np.repeat(self.positions, rows)
         numbers = [self.logprobs[:, :, 0].ravel(), self.ranks[:, :, 0].ravel(), self.entropy.ravel()]
+        asked = {
+            "asked_ids": np.repeat(self.token_ids[:, 1:], rows, axis=0),
+            "asked_logprobs": self.logprobs[:, :, 1:].reshape(n * rows, -1),
+            "asked_ranks": self.ranks[:, :, 1:].reshape(n * rows, -1),
+        }
         return {
             "after": after,
             "layer": np.tile(np.arange(rows, dtype=np.int32), n),
@@ -136,6 +151,7 @@ class LensRun(Tabular):
             "text": [text_of(token, self.vocabulary) for token in self.token_ids[:, 0].tolist() for _ in range(rows)],
             **token_numbers(*numbers),
             **top_columns(self.top_ids.reshape(n * rows, -1), self.top_logprobs.reshape(n * rows, -1)),
+            **(asked if self.token_ids.shape[1] > 1 else {}),
         }
 
     def to_columns(self) -> dict[str, npt.NDArray[Any]]:

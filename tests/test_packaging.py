@@ -22,7 +22,8 @@ MACH_O = bytes.fromhex("cffaedfe") + bytes(60)
 # Each logs its name and arguments, one call a line; xcrun and hdiutil also refuse what Apple's would.
 STAND_INS = {
     "codesign": 'case "$*" in *--sign*|--verify*) ;; *) exit 2;; esac\nfor last; do :; done\n[ -e "$last" ] || exit 3',
-    "xcrun": 'case "$1 $2" in "notarytool submit") [ -f "$3" ] ;; "stapler staple") [ -d "$3" ] ;; *) exit 2 ;; esac',
+    "xcrun": 'case "$1 $2" in "notarytool submit") [ -f "$3" ] && echo "  status: ${APPLE:-Accepted}" ;;'
+    ' "stapler staple") [ -d "$3" ] ;; *) exit 2 ;; esac',
     "hdiutil": 'for last; do :; done\n[ "$1" = create ] || exit 2\n: > "$last"',
     "ditto": 'for last; do :; done\n: > "$last"',
     "iconutil": "exit 0",
@@ -112,6 +113,13 @@ def test_notarising_stapling_and_the_image(mac: Mac) -> None:
     assert mac.calls("codesign") == [f"codesign --timestamp --sign {IDENTITY} {image}"]
     assert (mac.root / "build/dmg/Applications").readlink() == Path("/Applications")
     assert done.stdout.strip() == image
+
+
+def test_an_app_that_apple_refuses_goes_no_further(mac: Mac) -> None:
+    mac.make_app()
+    refused = mac.run("notarise", ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile", APPLE="Invalid")
+    assert (refused.returncode, "status: Invalid" in refused.stdout) == (1, True)
+    assert "did not accept the app; its reasons: xcrun notarytool log ID --keychain-profile profile" in refused.stderr
 
 
 def test_all_steps_in_order(mac: Mac) -> None:

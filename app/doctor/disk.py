@@ -104,33 +104,54 @@ def _full(room: Path) -> Finding:
     """A small disk of its own, where the system lets a user make one."""
     name = f"a full disk of {SIZE}"
     try:
-        with _small_disk(room) as folder:
-            writer = _writer(folder / "sessions.db", MOST)
-            lines = writer.communicate(timeout=PATIENCE)[0].splitlines()
+        with _small_disk(room) as folder, _writer(folder / "sessions.db", MOST) as writer:
+            try:
+                lines = writer.communicate(timeout=PATIENCE)[0].splitlines()
+            except subprocess.TimeoutExpired:
+                writer.kill()
+                return Finding(
+                    name, f"not full in {PATIENCE} s", "0 lost", "failed", "the writer hangs, or the disk is very slow"
+                )
             told = _acknowledged(lines)
             shutil.copytree(folder, room / "copy", ignore=shutil.ignore_patterns(".*"))
-        if writer.returncode == 0 or not told:
-            return Finding(name, f"{len(told)} turns, exit status {writer.returncode}", "", "failed", "the disk did not fill")
-        missing = asyncio.run(_missing(room / "copy" / "sessions.db", told))
-    except (OSError, subprocess.SubprocessError, StoreError) as error:
+    except NoSmallDiskError as error:
         return Finding(name, "not here", "", "skipped", f"no small disk can be made here: {error}")
+    if writer.returncode == 0 or not told:
+        return Finding(name, f"{len(told)} turns, exit status {writer.returncode}", "", "failed", "the disk did not fill")
+    try:
+        missing = asyncio.run(_missing(room / "copy" / "sessions.db", told))
+    except StoreError as error:
+        return Finding(name, "cannot be opened again", "0 lost", "failed", f"{error}; {ADVICE}")
     return held(name, missing, 0, f"{missing} of {len(told):,} turns lost", "0 lost", ADVICE)
+
+
+class NoSmallDiskError(Exception):
+    """The system lets this user mount none."""
 
 
 @contextmanager
 def _small_disk(room: Path) -> Iterator[Path]:
-    """A mounted one, by `hdiutil` on macOS and as root on Linux."""
+    """A mounted one, by `hdiutil` on macOS and as root on Linux.
+
+    Raises:
+        NoSmallDiskError: With the system's reason.
+    """
     folder = room / "small"
     folder.mkdir()
     with ExitStack() as stack:
-        if platform.system() == "Darwin":
-            image = room / "small.dmg"
-            _run("hdiutil", "create", "-size", SIZE, "-fs", "HFS+", "-volname", "elsewise-check", str(image))
-            _run("hdiutil", "attach", str(image), "-mountpoint", str(folder), "-nobrowse")
-            stack.callback(_run, "hdiutil", "detach", str(folder), "-force")
-        else:
-            _run("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder))
-            stack.callback(_run, "umount", str(folder))
+        try:
+            if platform.system() == "Darwin":
+                image = room / "small.dmg"
+                _run("hdiutil", "create", "-size", SIZE, "-fs", "HFS+", "-volname", "elsewise-check", str(image))
+                _run("hdiutil", "attach", str(image), "-mountpoint", str(folder), "-nobrowse")
+                stack.callback(_run, "hdiutil", "detach", str(folder), "-force")
+            else:
+                _run("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder))
+                stack.callback(_run, "umount", str(folder))
+        except subprocess.CalledProcessError as error:
+            raise NoSmallDiskError(error.stderr.decode(errors="replace").strip() or f"{error.cmd[0]} fails") from None
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoSmallDiskError(str(error)) from None
         yield folder
 
 

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of the environment, before the keychain
 _SERVICE = "elsewise"
 _LONGEST = 1000  # characters
-_ELSE = "set HF_TOKEN in the environment instead"
+
+
+def _instead(address: str) -> str:
+    """Where else the token of the hub, or the key of a server, can be."""
+    if address == hub_address():
+        return "set HF_TOKEN in the environment instead"
+    return "set ELSEWISE_API_KEY and, to the server's host, ELSEWISE_API_HOST in the environment instead"
 
 
 def hub_address() -> str:
@@ -52,13 +58,14 @@ def forget_token() -> bool:
     Raises:
         KeychainError: There is no keychain, it is locked, or it refuses.
     """
-    keychain = _keychain()
+    address = hub_address()
+    keychain = _keychain(address)
     try:
-        if keychain.get_password(_SERVICE, hub_address()) is None:
+        if keychain.get_password(_SERVICE, address) is None:
             return False
-        keychain.delete_password(_SERVICE, hub_address())
+        keychain.delete_password(_SERVICE, address)
     except Exception as fault:  # noqa: BLE001  # as above
-        raise _refused(fault) from None
+        raise _refused(address, fault) from None
     return True
 
 
@@ -88,18 +95,18 @@ def keep_key(address: str, key: str) -> str:
     stripped = key.strip()
     if not (stripped and stripped.isascii() and stripped.isprintable() and len(stripped) <= _LONGEST):
         raise InvalidRequestError("this is no key: give one line of printable ASCII characters")
-    keychain = _keychain()
+    keychain = _keychain(address)
     try:
         keychain.set_password(_SERVICE, address, stripped)
     except Exception as fault:  # noqa: BLE001  # keychain backends raise any exception
-        raise _refused(fault, stripped) from None  # its cause may contain the key
+        raise _refused(address, fault, stripped) from None  # its cause may contain the key
     return str(keychain.name)
 
 
 def kept_key(address: str) -> str:
     """The keychain's key of a server; empty without one, or without a keychain."""
     try:
-        return _keychain().get_password(_SERVICE, address) or ""
+        return _keychain(address).get_password(_SERVICE, address) or ""
     except Exception:  # noqa: BLE001  # as above; no key then
         return ""
 
@@ -107,17 +114,17 @@ def kept_key(address: str) -> str:
 def forget_key(address: str) -> None:
     """Removes a server's key; without a keychain there is none."""
     try:
-        keychain = _keychain()
+        keychain = _keychain(address)
     except KeychainError:
         return
     try:
         if keychain.get_password(_SERVICE, address) is not None:
             keychain.delete_password(_SERVICE, address)
     except Exception as fault:  # noqa: BLE001  # as above
-        raise _refused(fault) from None
+        raise _refused(address, fault) from None
 
 
-def _keychain() -> KeyringBackend:
+def _keychain(address: str) -> KeyringBackend:
     """The system keychain found by keyring.
 
     Raises:
@@ -130,15 +137,16 @@ def _keychain() -> KeyringBackend:
         found = keyring.get_keyring()
         fit = recommended(found)
     except Exception as fault:  # noqa: BLE001  # as above
-        raise _refused(fault) from None
+        raise _refused(address, fault) from None
     if not fit:  # keyring.backends.fail, or a plain file
         raise KeychainError(
-            f"this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); {_ELSE}"
+            "this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); "
+            + _instead(address)
         )
     return found
 
 
-def _refused(fault: Exception, token: str = "") -> KeychainError:
+def _refused(address: str, fault: Exception, token: str = "") -> KeychainError:
     said = f"{type(fault).__name__}: {fault}".rstrip(": ")
     said = said.replace(token, "(token)") if token else said
-    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it, or {_ELSE}")
+    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it, or {_instead(address)}")

@@ -27,6 +27,7 @@ from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, TurnDepth, TurnDepthCost, translate
 
 NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
+MOST_FOLLOWED = 64  # alternatives that `LanguageModel.lens` ranks in each layer; a run of the command line may have more
 UNKNOWN_LAYER = -2  # of a token that nothing stands before
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
@@ -131,7 +132,7 @@ class Drawings:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
             speaker = await self._adapters.speaker(session, model)
-            tokens = [token for token in record.top_ids if token != record.token_id]
+            tokens = [token for token in record.top_ids if token != record.token_id][:MOST_FOLLOWED]
             path = [*ids, record.token_id]
             return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
 

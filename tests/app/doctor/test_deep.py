@@ -219,7 +219,10 @@ def test_its_options_need_deep() -> None:
 def test_the_markdown_is_a_table_without_names_and_paths() -> None:
     report = check_machine(["disk"], lambda _: None, factor=0.001)
     report.findings["disk"] += [Finding("a | b", "two\nlines", "", "missed", "do | this")]
+    fault = f"mount: {Path.home() / 'of Ann' / 'small'}: must be root; 3 tokens/s on hf/mlx"
+    report.findings["disk"] += [Finding("fault", "", "", "failed", fault)]
     text = markdown(report)
+    assert "mount: (a path): must be root; 3 tokens/s on hf/mlx" in text
     assert "| a \\| b | two lines |  | missed | do \\| this |" in text
     assert socket.gethostname() not in text
     assert str(Path.home()) not in text

@@ -28,6 +28,7 @@ from runtime import (
 )
 from runtime.hub import child
 from runtime.hub.child_protocol import Order
+from runtime.hub.credentials import forget_key, keep_key, kept_key
 from runtime.hub.responses import token_to_send
 from runtime.hub.search import owner_of_token
 from tests.runtime.hub.conftest import Keychain
@@ -113,6 +114,18 @@ def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: L
     # then what everybody may read is fetched all the same
     hub.add("org/tiny", tiny)
     assert plan_download("org/tiny").repository == "org/tiny"
+
+
+def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Keychain) -> None:
+    server = "https://big.example/v1"
+    assert keep_key(server, SECRET) == keychain.name
+    assert (kept_key(server), kept_key("https://other.example/v1")) == (SECRET, "")
+    forget_key(server)
+    assert kept_key(server) == ""
+    keyring.set_keyring(Null())
+    with pytest.raises(KeychainError, match=r"no system keychain .*; set ELSEWISE_API_KEY and, .* ELSEWISE_API_HOST") as fault:
+        keep_key(server, SECRET)
+    assert SECRET not in str(fault.value)
 
 
 @pytest.mark.parametrize("kind", [KeyringLocked, PasswordSetError, OSError, ValueError])

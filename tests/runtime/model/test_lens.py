@@ -282,7 +282,15 @@ def test_an_architecture_that_is_made_otherwise_is_refused_with_the_reason() -> 
 def test_it_is_a_table_with_the_names_of_the_view() -> None:
     with load(tiny_path("llama"), "hf") as model:
         run = model.lens_sync(IDS, [38, 39], top_k=2)
+        asked = model.lens_sync(IDS, [39], tokens=[7, 11])
+    [*_, last] = asked.rows()
+    assert last["asked_ids"] == [7, 11]
+    assert last["asked_logprobs"] == pytest.approx(asked.logprobs[0, 3, 1:].tolist())
+    assert last["asked_ranks"] == asked.ranks[0, 3, 1:].tolist()
+    assert asked.to_arrow().column("asked_ranks").to_pylist()[3] == last["asked_ranks"]
+    assert f"rank {last['asked_ranks'][1]:,}" in html.unescape(asked._repr_html_())
     rows = list(run.rows())
+    assert "asked_ids" not in rows[0]
     assert [(row["after"], row["layer"]) for row in rows] == [(place, layer) for place in (38, 39) for layer in range(4)]
     assert (rows[3]["position"], rows[3]["token_id"], rows[3]["rank"]) == (39, IDS[39], run.ranks[0, 3, 0])
     assert rows[3]["logprob"] == pytest.approx(float(run.logprobs[0, 3, 0]))
