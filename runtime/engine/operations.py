@@ -274,7 +274,7 @@ class Operations:
                     waiting.popleft()
 
             def start() -> None:
-                for _ in range(min(len(jobs), self._options.batch_rows)):
+                for _ in range(min(len(jobs), self._engine.scheduler.batch_rows)):
                     start_next()
 
             try:

@@ -61,6 +61,7 @@ class Scheduler:
         draft: Backend | None = None,
     ) -> None:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
+        self.batch_rows = options.batch_rows
         self._most = max(options.batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()

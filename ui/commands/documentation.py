@@ -82,7 +82,9 @@ class Page(QTextBrowser):
         page = QTextDocument(self)  # a new one: in one that was used, Qt gives text the type of the heading that stood there
         fill_page(page, file.read_text("utf-8"), Faces(), current_theme().palette, self._room())
         page.setDocumentMargin(MARGIN)
+        before = self.document()
         self.setDocument(page)
+        before.deleteLater()  # Qt keeps it with its pictures
         self.verticalScrollBar().setValue(scrolled)
         self.shown.emit(file)
         self.can_go_back.emit(bool(self._past))
@@ -98,7 +100,7 @@ class Page(QTextBrowser):
         file = self._within(link)
         if not link.isRelative():
             QDesktopServices.openUrl(link)
-        elif file is not None and file.suffix == ".md":
+        elif file is not None and file.suffix == ".md" and file.is_file():
             self.show_page(file)
 
 
@@ -114,7 +116,7 @@ class DocumentationBox(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Documentation"))
         self.resize(min(980, parent.width()), min(720, parent.height()))
-        folder = documentation()
+        folder = found.resolve() if (found := documentation()) else None
         self.list = QListWidget()
         self.list.setObjectName("pages")
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)  # long titles are cut

@@ -49,6 +49,7 @@ LIBRARIES = ("torch", "transformers")
 CUDA_GROWTH = 512  # slots that a pack grows by at least: each time its graph is recorded anew
 ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # a row is there so often; of free memory for rows; rows beyond which none gains
 HALF = (torch.float16, torch.bfloat16)
+AMPERE = (8, 0)  # the oldest devices that have torch's kernel for chains of different length
 WIDEST = 256  # numbers of a head that torch's kernel for chains of different length takes
 RAGGED_TOKENS = 64  # of a forward, for its chains to attend apart, and a quarter of them for each: a mask serves few as well
 
@@ -240,8 +241,9 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
         """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""
-        narrow = all(key == value <= WIDEST for _, key, value in self.shapes)
-        if not (self.on_device and narrow and self._dtype in HALF):
+        if not (self.on_device and self._dtype in HALF and torch.cuda.get_device_capability(self._device) >= AMPERE):
+            return None
+        if not all(key == value <= WIDEST and key % 8 == 0 for _, key, value in self.shapes):
             return None
         cuts = list(runs(parents, base))
         if len(parents) < RAGGED_TOKENS * max(len(cuts) // 4, 1):

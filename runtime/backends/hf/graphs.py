@@ -122,12 +122,14 @@ class Graphs:
 
         current = torch.cuda.current_stream(device)
         self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            forward()  # libraries make what they keep
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                made.logits = forward()
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._side)
+        try:
+            with torch.cuda.stream(self._side):
+                forward()  # libraries make what they keep
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    made.logits = forward()
+                finally:
+                    graph.capture_end()
+        finally:  # what was launched there may still write
+            current.wait_stream(self._side)
         return made

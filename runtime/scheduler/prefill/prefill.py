@@ -118,36 +118,39 @@ class Batch:
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
-        last = prefill.slot
-        own = False  # whether it stands on a slot that it has appended just now: nothing follows one
+        slot, stood = prefill.slot, prefill.slot  # the slot it is on, and that of the same tokens which stood here before
+        own = False  # whether it is on one that it has appended just now: nothing follows that
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
-            place = prefill.slot, token
-            there = None if own else ws.follow(*place)
-            slot = None if own else portion.fresh.get(place)  # another job of this batch computes it
-            if slot is None and not wanted:
-                slot = there
-            if slot is not None:
+            there = None if own or (wanted and ws.recurrent) else ws.follow(stood, token)
+            if slot != stood and (there is None or there >= portion.base):
+                # on from where the tokens stood that were pushed again for their rows
+                portion.last[slot - portion.base] = prefill.at - 1
+                slot = stood
+            place = slot, token
+            found = None if own else portion.fresh.get(place)  # another job of this batch computes it
+            if found is None and not wanted:
+                found = there
+            if found is not None:
                 prefill.reused += 1
             elif added < quota and not (wanted and self._rows >= self._most_rows):
                 portion.tokens.append(token)
-                portion.parents.append(prefill.slot)
-                slot = portion.fresh[place] = ws.append(*place)
+                portion.parents.append(slot)
+                found = portion.fresh[place] = ws.append(*place)
                 prefill.computed += 1
                 added += 1
                 own = there is None
             else:
                 break
             if wanted:
-                jobs = portion.wanted.setdefault(slot - portion.base, [])
+                jobs = portion.wanted.setdefault(found - portion.base, [])
                 self._rows += not jobs
                 jobs.append((prefill, prefill.at))
             prefill.at += 1
-            last = slot
-            # a token that stands here already is pushed for its row alone: what follows it may stand here, too
-            prefill.slot = slot if there is None or ws.recurrent or prefill.done else there
-        if last >= portion.base:
-            portion.last[last - portion.base] = prefill.at - 1
+            slot, stood = found, found if there is None else there
+        if slot >= portion.base:
+            portion.last[slot - portion.base] = prefill.at - 1
+        prefill.slot = slot if prefill.done else stood
         self.size += added
 
     def rollback(self) -> None:

@@ -206,10 +206,18 @@ class Prompts:
             isinstance(job, ScoreJob)
             and prefill.first_wanted <= at < prefill.total
             and prefill.workspace.follow(prefill.slot, int(prefill.tagged[at])) is not None
+            and not self._guard(job, partial(self._take_scores, prefill, job))
         ):  # another has computed it meanwhile, and its scores with it
-            prefill.first_wanted = max(self._finish.first_unscored(job) - 1, 0)
+            return False
         prefill.mark = prefill.slot, at, prefill.reused, prefill.computed
         return True
+
+    def _take_scores(self, prefill: Prefill, job: ScoreJob) -> None:
+        try:
+            prefill.first_wanted = max(self._finish.first_unscored(job) - 1, 0)
+        except BaseException:  # the job is told by the caller
+            self._drop(prefill)
+            raise
 
     def _stand_again(self, prefill: Prefill) -> None:
         try:

@@ -122,7 +122,7 @@ def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Key
     assert (kept_key(server), kept_key("https://other.example/v1")) == (SECRET, "")
     forget_key(server)
     assert kept_key(server) == ""
-    keyring.set_keyring(Null())
+    keyring.set_keyring(Null())  # type: ignore[no-untyped-call]  # keyring's own
     with pytest.raises(KeychainError, match=r"no system keychain .*; set ELSEWISE_API_KEY and, .* ELSEWISE_API_HOST") as fault:
         keep_key(server, SECRET)
     assert SECRET not in str(fault.value)
