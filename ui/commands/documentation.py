@@ -82,9 +82,7 @@ class Page(QTextBrowser):
         page = QTextDocument(self)  # a new one: in one that was used, Qt gives text the type of the heading that stood there
         fill_page(page, file.read_text("utf-8"), Faces(), current_theme().palette, self._room())
         page.setDocumentMargin(MARGIN)
-        before = self.document()
         self.setDocument(page)
-        before.deleteLater()  # Qt keeps it with its pictures
         self.verticalScrollBar().setValue(scrolled)
         self.shown.emit(file)
         self.can_go_back.emit(bool(self._past))
