@@ -11,6 +11,7 @@ from app.workbench.tree.session import OpenSession
 from ui import EngineState, Event, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
+OFFERED = {"beams": "beam_generate", "token ids": "token ids"}  # `StatusView.lacks`, by the model's capabilities
 
 
 @dataclass(eq=False)
@@ -113,7 +114,8 @@ def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
     model = supervisor.running
     if model is not None:
         metrics = model.metrics()
-        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget, model=model.info.name)
+        lacks = frozenset(name for name, capability in OFFERED.items() if not model.has(capability))
+        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget, model=model.info.name, lacks=lacks)
     if session is None:
         return status
     writer = session.last_writer()

@@ -141,7 +141,7 @@ class LanguageModel:
         return self._adapters
 
     def has(self, capability: str) -> bool:
-        """Whether the engine has what not every engine has: "kv", "adapters", "lens", "scores" (`Transport.capabilities`)."""
+        """Whether the engine has what not every engine has: "kv", "scores", ... (see `Transport.capabilities`)."""
         return isinstance(capability, str) and capability in self.transport.capabilities
 
     def _require(self, capability: str, what: str) -> None:

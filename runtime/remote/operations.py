@@ -108,9 +108,10 @@ class RemoteOperations:
         }
 
     @property
-    def scores(self) -> bool:
-        """Whether given texts can be scored."""
-        return self._abilities.prompt_logprobs
+    def capabilities(self) -> frozenset[str]:
+        """Those of `Transport.capabilities` that a server can have."""
+        has = {"top logprobs": True, "scores": self._abilities.prompt_logprobs, "token ids": self._abilities.token_ids}
+        return frozenset(name for name, there in has.items() if there)
 
     @property
     def metrics(self) -> Metrics:

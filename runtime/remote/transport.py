@@ -36,7 +36,7 @@ class RemoteTransport:
 
     def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:
         self._thread, self._client, self._operations = thread, client, operations
-        self.capabilities = frozenset({"top logprobs", *(("scores",) if operations.scores else ())})
+        self.capabilities = operations.capabilities
         self._turns: Turns[None] = Turns(lambda _: None)  # for its inboxes
         self._owner = os.getpid()
         self._ending: RuntimeFault | None = None

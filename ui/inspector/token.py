@@ -16,7 +16,7 @@ from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.tab import BytesOf, InspectorTab
-from ui.port import QT_TRANSLATE_NOOP, translate
+from ui.port import QT_TRANSLATE_NOOP, StatusView, translate
 from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import mono_font
 from ui.widgets.controls import button, row
@@ -105,6 +105,9 @@ class TokenTab(InspectorTab):
         self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
+        self.lacking = Label("", "soft")
+        self.lacking.setWordWrap(True)
+        self.lacking.hide()
         self.why = WhyFacts()
         self.compared = ComparedRows()
         column = QVBoxLayout(self)
@@ -123,6 +126,7 @@ class TokenTab(InspectorTab):
         column.addWidget(self.draws)
         column.addSpacing(6)
         column.addWidget(self.beam_rows)
+        column.addWidget(self.lacking)
         column.addSpacing(14)
         self._parts = (self.large, self.facts, self.alternatives, self.why)
         self._line, self._caption = Hairline(), Caption(self.tr("Why this one"))
@@ -150,6 +154,7 @@ class TokenTab(InspectorTab):
         self.score_button.setVisible(lacks_numbers)
         for ways in (self.draws, self.beam_rows):
             ways.setVisible(spot is not None and can_continue)
+        self._show_lacking()
         if spot is None:
             return
         record = spot.record
@@ -157,6 +162,19 @@ class TokenTab(InspectorTab):
         self.facts.show_facts(self._facts(record))
         self.alternatives.show_alternatives(alternatives_of(record, vocabulary), can_choose=can_choose)
         self.why.show_spot(spot)
+
+    def show_status(self, status: StatusView) -> None:
+        self.beam_rows.setEnabled("beams" not in status.lacks)
+        words = ""
+        if "token ids" in status.lacks:
+            words = self.tr("{0} returns no token ids: no branch can leave at a token.").format(status.model)
+        elif "beams" in status.lacks:
+            words = self.tr("{0} has no beam search that could be followed from here.").format(status.model)
+        self.lacking.setText(words)
+        self._show_lacking()
+
+    def _show_lacking(self) -> None:
+        self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))
 
     def set_has_tokens(self, has: bool) -> None:
         self.empty.set_has_tokens(has)

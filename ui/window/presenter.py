@@ -47,6 +47,7 @@ class Presenter(QObject):
         self._runs = False  # as last told: a model is loaded
         self._writers: tuple[int, str, str] | None = None  # of which session it was told who wrote it, and who goes on
         self._lacks_model = False  # as last told: what needs one is left until one is chosen
+        self._lacks = frozenset[str]()  # as last told: what the model cannot do
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
@@ -152,9 +153,9 @@ class Presenter(QObject):
         shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
-        can_choose = turn is not None and turn.role != "system"
+        can_choose = turn is not None and turn.role != "system" and "token ids" not in self._lacks
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
-        can_continue = own and turn is not None and turn.role == "assistant" and not self._lacks_model
+        can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._lacks_model
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
@@ -305,8 +306,8 @@ class Presenter(QObject):
         self._tell_writer(status)
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
-        if status.lacks_model != self._lacks_model:
-            self._lacks_model = status.lacks_model
+        if (status.lacks_model, status.lacks) != (self._lacks_model, self._lacks):
+            self._lacks_model, self._lacks = status.lacks_model, status.lacks
             self.refresh()
             self._show_pin_again()
         self._count_again()

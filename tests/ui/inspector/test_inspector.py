@@ -73,6 +73,24 @@ def test_pressing_an_alternative_names_turn_place_and_token(inspector: Inspector
         inspector.token.alternatives.press(1)
 
 
+def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspector, vocabulary: Vocabulary) -> None:
+    token, ready = inspector.token, StatusView(EngineState.READY, model="big at host")
+    spot = spot_of(run_of(vocabulary, [" Lisbon"], [3.0]))
+    inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True, can_continue=True)
+    inspector.show_status(ready)
+    assert (token.beam_rows.isEnabled(), token.lacking.isHidden()) == (True, True)
+    inspector.show_status(replace(ready, lacks=frozenset({"beams"})))
+    assert (token.beam_rows.isEnabled(), token.draws.isEnabled()) == (False, True)
+    assert (token.lacking.text(), token.lacking.isHidden()) == (
+        "big at host has no beam search that could be followed from here.",
+        False,
+    )
+    inspector.show_status(replace(ready, lacks=frozenset({"beams", "token ids"})))
+    assert token.lacking.text() == "big at host returns no token ids: no branch can leave at a token."
+    inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
+    assert token.lacking.isHidden()
+
+
 def test_a_token_outside_the_top_stands_last(vocabulary: Vocabulary) -> None:
     record = run_of(vocabulary, [" Reykjavik"], [12.0]).record(0)
     made = alternatives_of(record, vocabulary.bytes_of)
