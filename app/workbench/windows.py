@@ -11,7 +11,7 @@ from app.workbench.tree.session import OpenSession
 from ui import EngineState, Event, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
-OFFERED = {"beams": "beam_generate", "token ids": "token ids"}  # `StatusView.lacks`, by the model's capabilities
+OFFERED = {"beams": "beam_generate", "token_ids": "token_ids"}  # `StatusView.lacks`, by the model's capabilities
 
 
 @dataclass(eq=False)

@@ -110,7 +110,7 @@ class RemoteOperations:
     @property
     def capabilities(self) -> frozenset[str]:
         """Those of `Transport.capabilities` that a server can have."""
-        has = {"top logprobs": True, "scores": self._abilities.prompt_logprobs, "token ids": self._abilities.token_ids}
+        has = {"top logprobs": True, "scores": self._abilities.prompt_logprobs, "token_ids": self._abilities.token_ids}
         return frozenset(name for name, there in has.items() if there)
 
     @property

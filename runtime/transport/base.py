@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Operations that not every engine has and this one does.
 
         "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states", "scores" (of
-        given texts), "token ids" (of what it answers), "top logprobs" (without the whole row); an engine of this project has
+        given texts), "token_ids" (of what it answers), "top logprobs" (without the whole row); an engine of this project has
         every operation, by its name.
         """
 

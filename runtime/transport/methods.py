@@ -358,4 +358,4 @@ METHODS: dict[str, Method] = {
     "clear_loras": Method(Arguments, NOTHING),
 }
 # of every engine of ours
-CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "token ids", "top logprobs", *METHODS})
+CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "token_ids", "top logprobs", *METHODS})

@@ -166,7 +166,7 @@ class TokenTab(InspectorTab):
     def show_status(self, status: StatusView) -> None:
         self.beam_rows.setEnabled("beams" not in status.lacks)
         words = ""
-        if "token ids" in status.lacks:
+        if "token_ids" in status.lacks:
             words = self.tr("{0} returns no token ids: no branch can leave at a token.").format(status.model)
         elif "beams" in status.lacks:
             words = self.tr("{0} has no beam search that could be followed from here.").format(status.model)

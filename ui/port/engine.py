@@ -38,7 +38,7 @@ class StatusView:
     model: str = ""  # the name of the one that runs
     load_share: float = 0.0  # of the weights that a start under way has read, 0 to 1
     serving: str = ""  # where other programs can ask it; "" while the server is off
-    lacks: frozenset[str] = frozenset()  # of what is offered at a token: "beams"; "token ids", without which no branch leaves
+    lacks: frozenset[str] = frozenset()  # of what is offered at a token: "beams"; "token_ids", without which no branch leaves
     written_by: str = ""  # that of the one that made the last answer of the path, where it is another one
 
     @property

@@ -153,7 +153,7 @@ class Presenter(QObject):
         shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
-        can_choose = turn is not None and turn.role != "system" and "token ids" not in self._lacks
+        can_choose = turn is not None and turn.role != "system" and "token_ids" not in self._lacks
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._lacks_model
         for part in (self._parts.inspector, self._parts.pinned):

@@ -176,7 +176,7 @@ class Answers:
     def _check_branches(self) -> None:
         """Refuses a branch at a token where the running model names no tokens by their ids."""
         model = self._supervisor.running
-        if model is not None and not model.has("token ids"):
+        if model is not None and not model.has("token_ids"):
             words = translate(
                 "Workbench", "{0} returns no token ids: no branch can leave at a token. Regenerate, or choose another model"
             )

@@ -210,7 +210,7 @@ def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, fol
     ids = model.tokenize(TEXT)
     with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
         assert remote.info.backend == kind
-        assert remote.has("token ids") is (kind in ("llama.cpp", "sglang"))
+        assert remote.has("token_ids") is (kind in ("llama.cpp", "sglang"))
         count = {"mlx_lm": 11, "openai": 5}.get(kind, 12)
         ours, theirs = model.top_logprobs_sync(ids, count), remote.top_logprobs_sync(ids, count)
         if kind == "openai":  # bytes that are no text alone have no text to be found by

@@ -85,7 +85,7 @@ def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspec
         "big at host has no beam search that could be followed from here.",
         False,
     )
-    inspector.show_status(replace(ready, lacks=frozenset({"beams", "token ids"})))
+    inspector.show_status(replace(ready, lacks=frozenset({"beams", "token_ids"})))
     assert token.lacking.text() == "big at host returns no token ids: no branch can leave at a token."
     inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
     assert token.lacking.isHidden()
