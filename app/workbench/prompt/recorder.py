@@ -124,7 +124,8 @@ async def score_prompt(
     if not speaker.model.has("scores"):  # a server that does not score prompts
         return
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
-    unscored = np.flatnonzero(TokenRun.concat(runs).rank[1:] == 0) + 1  # nothing precedes the first token
+    numbers = TokenRun.concat(runs).logprob[1:]  # nothing precedes the first token; some servers know no ranks
+    unscored = np.flatnonzero(np.isnan(numbers)) + 1
     if not unscored.size:
         return
     first = int(unscored[0])
