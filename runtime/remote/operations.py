@@ -110,7 +110,8 @@ class RemoteOperations:
     @property
     def capabilities(self) -> frozenset[str]:
         """Those of `Transport.capabilities` that a server can have."""
-        has = {"top logprobs": True, "scores": self._abilities.prompt_logprobs, "token_ids": self._abilities.token_ids}
+        can = self._abilities
+        has = {"scores": can.prompt_logprobs, "token_ids": can.token_ids, "top logprobs": True, "whole_rows": can.full_vector}
         return frozenset(name for name, there in has.items() if there)
 
     @property

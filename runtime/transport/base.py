@@ -68,8 +68,8 @@ class Transport(Protocol):
         """Operations that not every engine has and this one does.
 
         "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states", "scores" (of
-        given texts), "token_ids" (of what it answers), "top logprobs" (without the whole row); an engine of this project has
-        every operation, by its name.
+        given texts), "token_ids" (of what it answers), "top logprobs" (without the whole row), "whole_rows" (of
+        log-probabilities); an engine of this project has every operation, by its name.
         """
 
     @property

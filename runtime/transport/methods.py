@@ -358,4 +358,6 @@ METHODS: dict[str, Method] = {
     "clear_loras": Method(Arguments, NOTHING),
 }
 # of every engine of ours
-CAPABILITIES = frozenset({"kv", "adapters", "hidden states", "lens", "scores", "token_ids", "top logprobs", *METHODS})
+CAPABILITIES = frozenset(
+    {"kv", "adapters", "hidden states", "lens", "scores", "token_ids", "top logprobs", "whole_rows", *METHODS}
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters
+from app.workbench.setup.adapters import Adapters, Speaker
 from app.workbench.setup.values import spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
@@ -83,7 +84,7 @@ class Drawings:
             history=np.array(ids_before(session, node, offset), np.int32),
             model=_maker(made) or await self._name_of(theirs, model),
             stale=in_use(session, model, made) if model is not None and theirs != mine else "",
-            can_ask=model is not None and theirs == mine,
+            can_ask=model is not None and theirs == mine and model.has("whole_rows"),
             beams=beams_of(node),
         )
 
@@ -111,7 +112,8 @@ class Drawings:
             raise Refusal(translate("Workbench", NO_MODEL))
         if here and not model.has("kv"):
             raise Refusal(translate("Workbench", "the model is on a server, which is asked only on request"))
-        return await self._asked(model, session, place[0], ids)
+        async with self._speaking(model, session, place[0]) as speaker:
+            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
 
     async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
         """What each layer of the model that runs would answer before a token.
@@ -186,10 +188,11 @@ class Drawings:
             raise Refusal(not_loaded(fault)) from fault
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
-        while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
-            row = await self._asked(model, session, place[0], ids)
-            ids.append(int(row.argmax()))
-            words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
+        async with self._speaking(model, session, place[0]) as speaker:
+            while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
+                top = await model.top_logprobs(ids, 1, adapters=speaker.adapters)
+                ids.append(int(top.ids[0]))
+                words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
 
     async def _maker_of(self, session: WholeSession, *nodes: NodeRow) -> LanguageModel:
@@ -227,18 +230,16 @@ class Drawings:
         except RuntimeFault:
             return ""
 
-    async def _asked(
-        self, model: LanguageModel, session: WholeSession, node: NodeRow, ids: list[int]
-    ) -> npt.NDArray[np.float32]:
-        """``(vocab,)`` after `ids`.
+    @asynccontextmanager
+    async def _speaking(self, model: LanguageModel, session: WholeSession, node: NodeRow) -> AsyncIterator[Speaker]:
+        """The model as it reads a turn.
 
         Raises:
             Refusal: The path was written with another tokenizer, or the model or an adapter cannot be used.
         """
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
-            speaker = await self._adapters.speaker(session, model)
-            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
+            yield await self._adapters.speaker(session, model)
 
     def _settings(self, held: object) -> SamplingOptions | None:
         """Stored settings; what a newer version wrote beside them is passed over."""

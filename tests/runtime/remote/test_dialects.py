@@ -211,6 +211,7 @@ def test_each_kind_is_recognised_and_gives_what_it_has(model: LanguageModel, fol
     with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
         assert remote.info.backend == kind
         assert remote.has("token_ids") is (kind in ("llama.cpp", "sglang"))
+        assert not remote.has("whole_rows")
         count = {"mlx_lm": 11, "openai": 5}.get(kind, 12)
         ours, theirs = model.top_logprobs_sync(ids, count), remote.top_logprobs_sync(ids, count)
         if kind == "openai":  # bytes that are no text alone have no text to be found by
