@@ -177,7 +177,8 @@ class TurnRow(QWidget):
         self._node: int | None = None  # the turn that is shown
         self._cost: TurnDepthCost | None = None  # of it
         self._running: int | None = None
-        self._coloured: set[int] = set()
+        self._asked = 0  # tokens of the turn that is in work
+        self._coloured: dict[int, int] = {}  # turns, and of how many tokens the layer is known
         self.words = Label("", "soft", interface_font(11.5))
         self.words.setWordWrap(True)
         self.button = button("", "plain")
@@ -216,13 +217,13 @@ class TurnRow(QWidget):
     def _clicked(self) -> None:
         if self._running is not None and self._running == self._node:
             self.stopped.emit()
-        elif self._node is not None:
-            self._running = self._node
+        elif self._node is not None and self._cost is not None:
+            self._running, self._asked = self._node, self._cost.tokens
             self._show()
             self.begun.emit(self._node)
 
     def _take(self, node_id: int, _depth: object) -> None:
-        self._coloured.add(node_id)
+        self._coloured[node_id] = self._asked
         self._end(node_id)
 
     def _refuse(self, node_id: int, why: str) -> None:
@@ -242,11 +243,12 @@ class TurnRow(QWidget):
         if cost is None:
             return
         runs = self._running == self._node
+        coloured = self._node is not None and self._coloured.get(self._node, 0) >= cost.tokens  # an answer may have grown
         self.button.setText(self.tr("Stop") if runs else self.tr("Colour the turn by layer"))
-        self.button.setVisible(runs or self._node not in self._coloured)
+        self.button.setVisible(runs or not coloured)
         if runs:
             self.words.setText(self.tr("Reading the layers: {0} of {1} tokens").format(count(0), count(cost.tokens)))
-        elif self._node in self._coloured:
+        elif coloured:
             self.words.setText(self.tr("This turn can be coloured by layer: View > Colour By, or the legend."))
         else:
             words = self.tr("The whole turn is {0} tokens: as much work as reading {1}.")

@@ -16,7 +16,7 @@ from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.spoken import Vocabulary, run_of
 from tests.ui.transcript.conftest import centre
-from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView, TurnDepth
+from ui import EngineState, MainWindow, SessionView, StatusChanged, StatusView, TurnDepth, TurnDepthCost
 from ui.inspector import Inspector
 from ui.transcript import Measure
 from ui.transcript.tokens import STEP
@@ -154,6 +154,9 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
         window.presenter.colour_by(Measure.LAYER)
         assert steps_of(window, answer.node_id) == [0, 0, 1, 4, 5]
         assert len(bench.asked("turn_depth")) == 2
+        # and when the answer has grown since, it is offered again
+        row.show_cost(answer.node_id, TurnDepthCost(500, 4_000))
+        assert row.button.isVisible()
 
     in_window(scene)
 
