@@ -83,8 +83,29 @@ def collect_licences(target: Path) -> None:
     python = Path(sys.base_prefix) / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "LICENSE.txt"
     if python.is_file():
         shutil.copyfile(python, target / "python.LICENSE.txt")
+    for text in (ROOT / "resources" / "licences").iterdir():  # Qt's, which its wheels leave out
+        shutil.copyfile(text, target / text.name)
     head = (ROOT / "resources" / "licences.txt").read_text("utf-8")
     (target / "LICENCES.txt").write_text(head + "\n".join(lines) + "\n", "utf-8")
+
+
+def system_licences(shipped: Path, target: Path) -> None:
+    """The same of the system's libraries that PyInstaller took: the copyright file of each Debian package, and a line for it."""
+    packages: dict[str, list[str]] = {}
+    for library in sorted(path.name for path in shipped.glob("*.so*") if not path.is_symlink()):  # links lead to those of wheels
+        told = subprocess.run(["dpkg", "-S", f"*/{library}"], capture_output=True, text=True, check=False).stdout
+        package = next((line.partition(":")[0] for line in told.splitlines() if line.endswith(f"/{library}")), "")
+        if package:
+            packages.setdefault(package, []).append(library)
+        elif not library.startswith("libpython"):
+            sys.exit(f"{library}: no package of this system is known to hold it, so that its licence is not known")
+    lines = ["", "Libraries of the system (Debian), with their packages' copyright files beside this one:"]
+    for package, libraries in packages.items():
+        shutil.copyfile(Path("/usr/share/doc") / package / "copyright", target / f"{package}.copyright")
+        version = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], capture_output=True, text=True, check=True).stdout
+        lines.append(f"{package} {version}: {', '.join(libraries)}")
+    with (target / "LICENCES.txt").open("a", encoding="utf-8") as notices:
+        notices.write("\n".join(lines) + "\n")
 
 
 def draw_icons(folder: Path) -> dict[int, Path]:
@@ -148,6 +169,9 @@ def build_folder() -> Path:
     subprocess.run([sys.executable, "-P", "-m", "PyInstaller", *arguments, spec], cwd=ROOT, check=True)
     folder = DIST / "elsewise"
     shipped = folder / "_internal"
+    if sys.platform == "linux":
+        system_licences(shipped, BUILD / "licences")
+        shutil.copytree(BUILD / "licences", shipped / "licences", dirs_exist_ok=True)
     unchanged = py_compile.PycInvalidationMode.UNCHECKED_HASH
     # Templates among them are no valid Python: what cannot be compiled here is not needed compiled there.
     compileall.compile_dir(str(shipped), quiet=2, workers=0, invalidation_mode=unchanged, stripdir=str(shipped))

@@ -202,6 +202,26 @@ def test_the_man_page_has_every_command_and_is_sound(package: types.ModuleType) 
     assert not [line for line in page.splitlines() if line.startswith("'")]
 
 
+@pytest.mark.skipif(shutil.which("dpkg") is None, reason="the libraries of a Debian system")
+def test_licences_of_qt_and_of_the_systems_libraries_are_shipped(package: types.ModuleType, tmp_path: Path) -> None:
+    package.collect_licences(tmp_path / "licences")
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in (tmp_path / "licences" / "LGPL-3.txt").read_text()
+    # given a bundle with two libraries of one package, and Python's own
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    for name in ("libglib-2.0.so.0", "libgio-2.0.so.0", "libpython3.11.so.1.0"):
+        (shipped / name).touch()
+    package.system_licences(shipped, tmp_path / "licences")
+    notices = (tmp_path / "licences" / "LICENCES.txt").read_text()
+    assert re.search(r"^libglib2\.0-0\S* \S+: libgio-2\.0\.so\.0, libglib-2\.0\.so\.0$", notices, re.MULTILINE)
+    [copyright_file] = (tmp_path / "licences").glob("libglib2.0-0*.copyright")
+    assert "LGPL" in copyright_file.read_text()
+    # and one of no package ends the build
+    (shipped / "libnowhere.so.1").touch()
+    with pytest.raises(SystemExit, match=r"libnowhere\.so\.1: no package of this system"):
+        package.system_licences(shipped, tmp_path / "licences")
+
+
 def test_what_is_shipped_leaves_tests_headers_and_traces_of_this_machine_out(package: types.ModuleType) -> None:
     shipped = package.collect.required(("hf",))
     assert {"torch", "transformers", "mlx", "numpy", "pip", "elsewise", "pyside6-essentials"} <= shipped.keys()
