@@ -82,3 +82,11 @@ def test_an_empty_text(elsewise: Elsewise, tmp_path: Path) -> None:
     done = elsewise("lens", str(tmp_path / "empty"), "--backend", "fake")
     assert done.code
     assert "empty; there is no position" in done.err
+
+
+def test_the_cost_of_a_million_positions_is_said_before_they_are_refused(elsewise: Elsewise, file: str) -> None:
+    done = elsewise("lens", file, "--backend", "fake", "--position", "0-999999")
+    assert done.code
+    cost, *_, refusal = done.err.splitlines()
+    assert cost.startswith("1,000,000 positions of ")
+    assert "1,000,000 positions of a text of 40 tokens: give each at most once" in refusal
