@@ -156,11 +156,13 @@ def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monke
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
 
     async def scene(s: Scene) -> None:
-        closed = asyncio.Event()
+        calls: set[asyncio.Task[None]] = set()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            calls.add(task)
             await reader.read()  # to its end: the client closes the socket
-            closed.set()
             writer.close()
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
@@ -170,7 +172,8 @@ def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monke
             connecting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await connecting
-            await asyncio.wait_for(closed.wait(), 10)
+            await asyncio.wait_for(asyncio.gather(*calls), 10)
+        assert calls
         assert connections() == []
 
     play(scene, engine=open_model)
