@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
 import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -89,3 +90,21 @@ def start_in_bundle(arguments: Sequence[str]) -> None:
     sys.argv = list(arguments[1:])
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     sys.exit()
+
+
+def engine_environment(base: Mapping[str, str], backend: str, threads: int | None) -> dict[str, str]:
+    """The environment of an engine process: no network, no code from model folders, a fast BLAS where there is one."""
+    environment = {name: value for name, value in base.items() if name != "MLX_LM_TRUST_REMOTE_CODE"}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONSAFEPATH": "1",  # for its own children too
+        "PYTHONUNBUFFERED": "1",  # the log is complete when it is killed
+    }
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+    blas = ctypes.util.find_library("openblas") if sys.platform == "linux" and backend in ("mlx", "auto") else None
+    if blas is not None:  # the BLAS that mlx bundles is ten times slower (found by the loader's own search, so it will load)
+        environment["LD_PRELOAD"] = ":".join(filter(None, [base.get("LD_PRELOAD"), blas]))
+    return environment

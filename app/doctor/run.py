@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import queue
 import signal
@@ -17,7 +18,7 @@ import msgspec
 import psutil
 
 from app.doctor.finding import Finding, Report
-from resources.processes import child_command
+from resources.processes import child_command, engine_environment
 from runtime import __version__, available_backends
 
 PARTS: Final = ("parity", "window", "disk", "memory", "speed")  # those that take long last
@@ -101,7 +102,9 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
 
 def _run(part: str, backend: str, seconds: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
     command = child_command("app.doctor.child", part, backend or "none")
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    environment = engine_environment(os.environ, backend, None)  # the numbers are those of an engine process
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as child:
         _listen(child, seconds, rows, tell)
 
 

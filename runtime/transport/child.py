@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resources.processes import child_command
+from resources.processes import child_command, engine_environment
 from runtime.loading.paths import is_model_id, shelf_path
 from runtime.transport.messages import EXIT_PROTOCOL
 
@@ -88,24 +86,6 @@ class EngineProcess:
             how = f"exit code {code}"
         log = f"; its log is {self._log_path}" if self._log_path else ""
         return f"the engine process has ended: {how}. What it had answered is kept; load the model again to go on{log}"
-
-
-def engine_environment(base: Mapping[str, str], backend: str, threads: int | None) -> dict[str, str]:
-    """The environment of an engine process: no network, no code from model folders, a fast BLAS where there is one."""
-    environment = {name: value for name, value in base.items() if name != "MLX_LM_TRUST_REMOTE_CODE"}
-    environment |= {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONSAFEPATH": "1",  # for its own children too
-        "PYTHONUNBUFFERED": "1",  # the log is complete when it is killed
-    }
-    if threads is not None:
-        environment |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
-    blas = ctypes.util.find_library("openblas") if sys.platform == "linux" and backend in ("mlx", "auto") else None
-    if blas is not None:  # the BLAS that mlx bundles is ten times slower (found by the loader's own search, so it will load)
-        environment["LD_PRELOAD"] = ":".join(filter(None, [base.get("LD_PRELOAD"), blas]))
-    return environment
 
 
 def _opened(log_path: Path | None) -> AbstractContextManager[int | None]:

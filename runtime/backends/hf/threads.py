@@ -1,4 +1,4 @@
-"""How many threads a model's tokens are computed with on a CPU: measured once, kept with the model.
+"""How many threads a model's tokens are computed with on a CPU: measured once on an idle machine, kept with the model.
 
 More threads than memory can feed only wait for each other, and a small model's modules are too short to share. Nothing is
 measured where the user said how many: by `LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by
@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Self
 
 import psutil
 import torch
@@ -22,6 +23,8 @@ from runtime.loading.measurements import THREADS, keep_measurement, measurement
 BUDGET_SECONDS = 1.0  # after which no other count is tried
 LAPS = 5  # forwards of one token for each count; the fastest counts
 WORTH = 0.97  # of the time, for twice the threads
+QUIET = 0.1  # of all processors' time: what others may use while a measurement is made that is kept
+TICK = 0.02  # seconds: two of the system's ticks, by which it counts
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -54,8 +57,10 @@ class ThreadChoice:
         kept = measurement(digest, key)
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
-            found = probe(forward, most, self.set)
-            keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
+            with Disturbance() as disturbance:
+                found = probe(forward, most, self.set)
+            if not disturbance.busy():
+                keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         self.set(fastest(found))
         return fastest(found)
 
@@ -64,6 +69,28 @@ class ThreadChoice:
         if any(os.environ.get(name) for name in VARIABLES):
             return True
         return torch.get_num_threads() not in (self._ours, cores(), _logical())
+
+
+class Disturbance:
+    """What other processes computed within its `with` block: beside them more threads look slower than they are."""
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter(), self._others()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall, others = (now - then for now, then in zip((time.perf_counter(), self._others()), self._began, strict=True))
+        self._share = max(others - TICK, 0.0) / max(wall * (psutil.cpu_count() or 1), TICK)
+
+    def busy(self) -> bool:
+        """Whether they had more than `QUIET` of the machine's processors."""
+        return self._share > QUIET
+
+    @staticmethod
+    def _others() -> float:
+        """CPU seconds of all processes but this one, since the machine started."""
+        system, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        return sum(system) - system.idle - getattr(system, "iowait", 0.0) - own.user - own.system
 
 
 @contextmanager
@@ -114,7 +141,7 @@ def cores() -> int:
 
 def machine(most: int) -> str:
     """What a measurement holds for."""
-    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {most} cores, torch {torch.__version__}"
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {most} idle cores, torch {torch.__version__}"
 
 
 def _logical() -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +45,7 @@ def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     for name in choosing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(choosing, "QUIET", math.inf)  # other tests may be running
     monkeypatch.setattr(choosing, "cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(choosing, "CHOICE", ThreadChoice())
@@ -104,6 +109,19 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     forget_measurements("digest")
     ThreadChoice().measure("digest", "float32", lambda: calls.append(0))
     assert len(calls) == 6 * LAPS
+
+
+def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "QUIET", 0.1)
+    burning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        choice = ThreadChoice().measure("digest", "float32", lambda: time.sleep(0.05))
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    assert choice in {4, 2, 1}
+    assert not measurement("digest", f"threads, float32, {machine(4)}")
 
 
 @pytest.mark.parametrize("variable", choosing.VARIABLES)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resources.processes import engine_environment
 from runtime import LanguageModel
-from runtime.transport.child import engine_environment
 from tests.runtime.process.conftest import command, spawn_fake
 
 
