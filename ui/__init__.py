@@ -99,6 +99,7 @@ from ui.port import (
     WindowWanted,
     Workbench,
     in_window,
+    lacking,
     translate,
     translate_with,
 )
@@ -225,6 +226,7 @@ __all__ = [
     "Workbench",
     "apply_theme",
     "in_window",
+    "lacking",
     "translate",
     "translate_with",
 ]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from app.supervisor import Supervisor
 from runtime import EngineDiedError, GrammarError, LanguageModel, RuntimeFault
 from storage import StoreError
-from ui import QT_TRANSLATE_NOOP, Refusal, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, lacking, translate
 
 T = TypeVar("T")
 
@@ -23,6 +23,17 @@ def form_refused(fault: GrammarError) -> str:
         "Workbench", "the output format here does not allow that ({0}); choose another place or token, or change the format"
     )
     return words.format(fault)
+
+
+def check_has(model: LanguageModel, control: str) -> None:
+    """Refuses what a control needs and the model does not have, in the words that stand beside the control.
+
+    Raises:
+        Refusal: It lacks it.
+    """
+    words = lacking(control, model.info.name, model.lacks)
+    if words:
+        raise Refusal(words)
 
 
 async def stored(work: Coroutine[Any, Any, T]) -> T:

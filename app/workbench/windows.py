@@ -11,7 +11,6 @@ from app.workbench.tree.session import OpenSession
 from ui import EngineState, Event, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
-OFFERED = {"beams": "beam_generate", "token_ids": "token_ids"}  # `StatusView.lacks`, by the model's capabilities
 
 
 @dataclass(eq=False)
@@ -114,8 +113,8 @@ def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
     model = supervisor.running
     if model is not None:
         metrics = model.metrics()
-        lacks = frozenset(name for name, capability in OFFERED.items() if not model.has(capability))
-        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget, model=model.info.name, lacks=lacks)
+        status = replace(status, kv_bytes=metrics.kv_bytes, kv_budget=metrics.kv_budget)
+        status = replace(status, model=model.info.name, lacks=model.lacks)
     if session is None:
         return status
     writer = session.last_writer()

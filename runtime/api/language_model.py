@@ -51,6 +51,7 @@ from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRun, TopLo
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
+from runtime.transport.methods import CAPABILITIES
 from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it
@@ -143,6 +144,11 @@ class LanguageModel:
     def has(self, capability: str) -> bool:
         """Whether the engine has what not every engine has: "kv", "scores", ... (see `Transport.capabilities`)."""
         return isinstance(capability, str) and capability in self.transport.capabilities
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What engines of this project have and this one does not, by the same names; empty but for a server's."""
+        return CAPABILITIES - self.transport.capabilities
 
     def _require(self, capability: str, what: str) -> None:
         if not self.has(capability):

@@ -31,6 +31,7 @@ MOST_EVENT_BYTES: Final = 8 << 20  # a thousand alternatives take 60 KiB
 MOST_SMALL_BYTES: Final = 4 << 20  # of answers without numbers: lists of models, token ids
 _MOST_ERROR_BYTES: Final = 64 << 10
 _MOST_CONNECTIONS: Final = 64
+_KEPT_SECONDS: Final = 3.0  # connections without a request; uvicorn (vLLM, Elsewise) and llama.cpp close theirs after 5
 _QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # what pydantic quotes after it is the request
 _QUIET_EVENTS: Final = 1000  # events and comments in a row that bring nothing
 
@@ -111,7 +112,11 @@ class HttpClient:
         self._client = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS, write=idle),
-            limits=httpx2.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS),
+            limits=httpx2.Limits(
+                max_connections=_MOST_CONNECTIONS,
+                max_keepalive_connections=_MOST_CONNECTIONS,
+                keepalive_expiry=_KEPT_SECONDS,
+            ),
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # none is kept
             trust_env=address.secure,  # a proxy sees what is not encrypted
@@ -193,16 +198,22 @@ class HttpClient:
             await response.aclose()
 
     async def _sent(self, request: httpx2.Request, within: float) -> httpx2.Response:
-        """Sends it; once more where no connection could be made, and where one that was kept had been closed by the server."""
-        fresh = False
+        """Sends it; again where the server cannot have begun it.
+
+        That is once where no connection could be made, and where a kept one was found closed before all was written. A GET is
+        sent again in any case.
+        """
+        fresh = sent = False
 
         async def trace(event: str, _: dict[str, Any]) -> None:
-            nonlocal fresh
+            nonlocal fresh, sent
             fresh = fresh or event == "connection.connect_tcp.complete"
+            sent = sent or event == "http11.send_request_body.complete"
 
         request.extensions["trace"] = trace
         again = True
         while True:
+            sent = False
             try:
                 async with asyncio.timeout(within + CONNECT_SECONDS):
                     return await self._client.send(request, stream=True)
@@ -216,7 +227,7 @@ class HttpClient:
                     raise
                 again = False
             except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
-                if fresh:  # else one of those that were kept, which is kept no more
+                if fresh or (sent and request.method != "GET"):  # else one of those that were kept, which is kept no more
                     raise
 
     async def _body(self, response: httpx2.Response, most: int) -> bytes:

@@ -55,6 +55,7 @@ _EMPTY_EVENTS: Final = 1000  # of an answer, in a row
 _USAGE_SECONDS: Final = 0.5  # after the last token
 _MOST_USAGE_EVENTS: Final = 4
 _IDS_OF_A_TOKEN: Final = 8
+_EDITS: Final = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"}  # of scores
 _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
 _MOST_SEED: Final = (1 << 63) - 1  # a server's
 
@@ -111,8 +112,16 @@ class RemoteOperations:
     def capabilities(self) -> frozenset[str]:
         """Those of `Transport.capabilities` that a server can have."""
         can = self._abilities
-        has = {"scores": can.prompt_logprobs, "token_ids": can.token_ids, "top logprobs": True, "whole_rows": can.full_vector}
-        return frozenset(name for name, there in has.items() if there)
+        has = {
+            "embed": can.embeddings,
+            "scores": can.prompt_logprobs,
+            "token_ids": can.token_ids,
+            "top logprobs": can.alternatives > 0,
+            "whole_rows": can.full_vector,
+        }
+        drawn = set(DEFAULTS) - {"repetition_penalty"} - (set() if can.full_vector else _EDITS)
+        asked = drawn if self._draws_here else can.sampling | can.grammars
+        return frozenset({*asked, *(name for name, there in has.items() if there)})
 
     @property
     def metrics(self) -> Metrics:
@@ -428,11 +437,8 @@ class RemoteOperations:
         if options.grammar is not None or "repetition_penalty" in chosen:
             what = "a repetition penalty depends on raw logits" if options.grammar is None else "a grammar is the server's"
             raise UnsupportedFeatureError(f"{what}, which are not here: connect with sampling='server'")
-        edits = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"} & set(
-            chosen
-        )
         most, kept = self._abilities.alternatives, int(chosen.get("top_k", 0))
-        if not edits and not options.stages and (options.sampling.temperature == 0.0 or 0 < kept <= most):
+        if not _EDITS & set(chosen) and not options.stages and (options.sampling.temperature == 0.0 or 0 < kept <= most):
             return max(1, kept, min(options.top_k, most))
         if self._abilities.full_vector:
             return FULL

@@ -68,8 +68,9 @@ class Transport(Protocol):
         """Operations that not every engine has and this one does.
 
         "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states", "scores" (of
-        given texts), "token_ids" (of what it answers), "top logprobs" (without the whole row), "whole_rows" (of
-        log-probabilities); an engine of this project has every operation, by its name.
+        given texts), "speculative" (on request), "token_ids" (of what it answers), "top logprobs" (without the whole row),
+        "whole_rows" (of log-probabilities); the sampler's settings and the kinds of grammars by their names; an engine of
+        this project has every operation, by its name.
         """
 
     @property

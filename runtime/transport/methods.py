@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from runtime.beams import BeamOptions, Hypothesis
+from runtime.grammar.source import GrammarKind
 from runtime.info import BlocksSaved, PrefixMatch
 from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
+from runtime.options.sampling import DEFAULTS
 from runtime.records import TopLogprobs
 from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode
@@ -357,7 +359,10 @@ METHODS: dict[str, Method] = {
     "pop_lora": Method(Arguments, Answer(tuple[str, float])),
     "clear_loras": Method(Arguments, NOTHING),
 }
-# of every engine of ours
+# of every engine of ours: the sampler's settings and the kinds of grammars by their names, too
 CAPABILITIES = frozenset(
-    {"kv", "adapters", "hidden states", "lens", "scores", "token_ids", "top logprobs", "whole_rows", *METHODS}
+    {
+        *("kv", "adapters", "hidden states", "lens", "scores", "speculative", "token_ids", "top logprobs", "whole_rows"),
+        *(*METHODS, *DEFAULTS, *get_args(GrammarKind)),
+    }
 )

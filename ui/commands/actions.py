@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QMenu
 from ui.commands.menu import all_to_front, list_recent, list_windows, press, zoom
 from ui.controller.setup import MODEL, SAMPLING, SYSTEM
 from ui.core.shown import Fork, Shown
-from ui.port import QT_TRANSLATE_NOOP, SessionSummary, TurnStatus, TurnView, translate
+from ui.port import QT_TRANSLATE_NOOP, SessionSummary, StatusView, TurnStatus, TurnView, translate
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.window.legend import name_of
@@ -46,10 +46,15 @@ class Possible:
 
     shown: Shown | None
     running: bool  # an answer is under way in the session shown
-    lacks_model: bool
+    status: StatusView  # of the model
     summary: SessionSummary | None  # of the session shown; None while it is not listed
     undo: str  # the label of the step that would be undone
     redo: str  # likewise done again
+
+    @property
+    def lacks_model(self) -> bool:
+        """None could be loaded."""
+        return self.status.lacks_model
 
     @property
     def own(self) -> bool:
@@ -182,7 +187,7 @@ class Actions(QObject):
         self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.intents.find_columns(8, beams=False),
             "Ctrl+Alt+8", can=lambda now: now.can_answer)
         self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.intents.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
-            can=lambda now: now.can_answer)
+            can=lambda now: now.can_answer and not now.status.lacking("beams"))
         self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.intents.prune(), "Ctrl+Alt+P",
             can=lambda now: now.has_branches and not now.running, separated=True)
         self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.controller.tree.step_variant(-1), "Ctrl+[",
@@ -194,7 +199,7 @@ class Actions(QObject):
         self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
             can=lambda now: now.has_turns and not now.lacks_model)
         self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
-            can=lambda now: now.has_turns and not now.running and not now.lacks_model)
+            can=lambda now: now.has_turns and not now.running and not now.lacks_model and not now.status.lacking("score"))
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
             separated=True)
         self.system = command(SESSION, self.tr("System Prompt…"), lambda: w.popover.toggle(SYSTEM))

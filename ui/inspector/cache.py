@@ -48,7 +48,7 @@ class CacheTab(InspectorTab):
         )
         self.keep_button, self.clear_button = button(self.tr("Pin this path")), button(self.tr("Clear"))
         self.check_button = button(self.tr("Check this path uncached"))
-        self.said = words()
+        self.lacking, self.said = words(), words()
         self.tell: Callable[[str], None] = self.say  # what was done, while the tab is out of sight
         self._kept = False
         self._status = StatusView(EngineState.NONE)
@@ -84,6 +84,7 @@ class CacheTab(InspectorTab):
 
     def show_status(self, status: StatusView) -> None:
         self._status = status
+        self.lacking.setText(status.lacking("cache"))
         last: Mapping[str, str] = {}
         if status.reused is not None and status.computed is not None:
             last = {
@@ -189,13 +190,15 @@ class CacheTab(InspectorTab):
         facts.show_facts(shown)
 
     def _refresh(self) -> None:
-        runs = self._view is not None
+        runs, lacks = self._view is not None, bool(self.lacking.text())
         nothing = all(facts.isHidden() for _, facts in self._sections)
-        self.empty.setVisible(nothing)
+        self.empty.setVisible(nothing and not lacks)
+        self.lacking.setVisible(lacks)
         self.choose_button.setVisible(nothing and self._status.engine is EngineState.NONE)
         self.ended.setVisible(bool(self.ended.text()))
         for part in (self.keep_button, self.clear_button, self.check_button):
-            part.setVisible(runs)
+            part.setVisible(runs or lacks)
+            part.setEnabled(not lacks)
 
     def _explain(self) -> None:
         self.keep_button.setAccessibleDescription(self.tr("Keeps it in memory; other text does not evict it"))
@@ -219,6 +222,7 @@ class CacheTab(InspectorTab):
             column.addSpacing(10)
         column.addLayout(row(self.keep_button, self.clear_button, 1))
         column.addLayout(row(self.check_button, 1))
+        column.addWidget(self.lacking)
         column.addWidget(self.said)
         column.addStretch(1)
 

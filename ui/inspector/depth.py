@@ -44,6 +44,7 @@ class DepthTab(InspectorTab):
         super().__init__(parent)
         self._spot: Spot | None = None
         self._engine: EngineState | None = None  # as last told
+        self._lacking = ""  # why the model that runs shows no layers
         self._asked = False
         self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
         self.large = ElidedLabel("", "", mono_font(17, QFont.Weight.DemiBold))
@@ -82,8 +83,9 @@ class DepthTab(InspectorTab):
 
     def show_status(self, status: StatusView) -> None:
         """Another model may be in use: the layers are asked for again."""
-        if status.engine is not self._engine:
-            self._engine, self._asked = status.engine, False
+        lacking = status.lacking("depth")
+        if (status.engine, lacking) != (self._engine, self._lacking):
+            self._engine, self._lacking, self._asked = status.engine, lacking, False
             self._ask()
 
     def show_spot(
@@ -133,6 +135,9 @@ class DepthTab(InspectorTab):
         if self._spot is None or self._asked or not self.isVisible():
             return
         self._asked = True
+        if self._lacking:
+            self.say(self._lacking)
+            return
         self.verdict.setText("")
         self.note.setText(self.tr("Reading the layers…"))
         self._show()

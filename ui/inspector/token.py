@@ -16,7 +16,7 @@ from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.tab import BytesOf, InspectorTab
-from ui.port import QT_TRANSLATE_NOOP, StatusView, translate
+from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView, translate
 from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import mono_font
 from ui.widgets.controls import button, row
@@ -94,7 +94,7 @@ class TokenTab(InspectorTab):
         self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
         self.facts = Facts()
-        self.unscored = Label(self.tr("Not scored: nothing precedes it, or the model has not read it yet."), "soft")
+        self.unscored = Label("", "soft")
         self.unscored.setWordWrap(True)
         self.score_button = button(self.tr("Score the session"), "link")
         self.score_button.clicked.connect(self.score_wanted)
@@ -136,6 +136,7 @@ class TokenTab(InspectorTab):
         column.addSpacing(6)
         column.addWidget(self.why)
         column.addStretch(1)
+        self.show_status(StatusView(EngineState.NONE))
         self.show_spot(None, lambda _ids: [], can_choose=False)
 
     @property
@@ -164,14 +165,13 @@ class TokenTab(InspectorTab):
         self.why.show_spot(spot)
 
     def show_status(self, status: StatusView) -> None:
-        self.beam_rows.setEnabled("beams" not in status.lacks)
-        words = ""
-        if "token_ids" in status.lacks:
-            words = self.tr("{0} returns no token ids: no branch can leave at a token.").format(status.model)
-        elif "beams" in status.lacks:
-            words = self.tr("{0} has no beam search that could be followed from here.").format(status.model)
-        self.lacking.setText(words)
+        self.beam_rows.setEnabled(not status.lacking("beams"))
+        self.lacking.setText(status.lacking("branch") or status.lacking("beams"))
         self._show_lacking()
+        no_scores = status.lacking("score")
+        self.score_button.setEnabled(not no_scores)
+        unscored = self.tr("Not scored: nothing precedes it, or the model has not read it yet.")
+        self.unscored.setText(" ".join(filter(None, (unscored, no_scores))))
 
     def _show_lacking(self) -> None:
         self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))

@@ -18,6 +18,7 @@ from ui.port.engine import (
     ModelChoice,
     StatusView,
     WeightsForm,
+    lacking,
 )
 from ui.port.events import (
     ColumnsChanged,
@@ -172,6 +173,7 @@ __all__ = [
     "WindowWanted",
     "Workbench",
     "in_window",
+    "lacking",
     "translate",
     "translate_with",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ui.port.models import FitView
+from ui.port.refusals import QT_TRANSLATE_NOOP, translate
 from ui.port.turns import Tier
 
 
@@ -19,6 +20,38 @@ class EngineState(StrEnum):
     READY = "ready"
     BUSY = "busy"
     DIED = "died"
+
+
+class Need(NamedTuple):
+    """What a control needs of the model that runs, and what is said beside it where the model does not have that."""
+
+    capability: str  # as `runtime.LanguageModel.lacks` names it
+    words: str  # {0}: the model
+
+
+NEEDS: Final = {  # by control
+    "branch": Need("token_ids", QT_TRANSLATE_NOOP("Needs", "{0} returns no token ids: no branch can leave at a token.")),
+    "beams": Need("beam_generate", QT_TRANSLATE_NOOP("Needs", "{0} has no beam search that could be followed from here.")),
+    "score": Need("scores", QT_TRANSLATE_NOOP("Needs", "{0} does not score given texts.")),
+    "depth": Need("lens", QT_TRANSLATE_NOOP("Needs", "{0} is on a server, which does not show its layers.")),
+    "cache": Need(
+        "kv", QT_TRANSLATE_NOOP("Needs", "The KV of {0} is on its server: it cannot be pinned, cleared or checked from here.")
+    ),
+    "adapters": Need(
+        "adapters",
+        QT_TRANSLATE_NOOP(
+            "Needs", "{0} is on a server, which takes no adapters from here. Connect to one that it has by its own name."
+        ),
+    ),
+    "speculation": Need("speculative", QT_TRANSLATE_NOOP("Needs", "The server of {0} decides about speculation itself.")),
+    "server": Need("kv", QT_TRANSLATE_NOOP("Needs", "{0} is on a server: give other programs that server’s address.")),
+}
+
+
+def lacking(control: str, model: str, lacks: Collection[str]) -> str:
+    """Why a control does nothing with this model; "" where it has what is needed."""
+    need = NEEDS[control]
+    return translate("Needs", need.words).format(model) if need.capability in lacks else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +71,17 @@ class StatusView:
     model: str = ""  # the name of the one that runs
     load_share: float = 0.0  # of the weights that a start under way has read, 0 to 1
     serving: str = ""  # where other programs can ask it; "" while the server is off
-    lacks: frozenset[str] = frozenset()  # of what is offered at a token: "beams"; "token_ids", without which no branch leaves
+    lacks: frozenset[str] = frozenset()  # what models on this machine have and that one does not: see `NEEDS`
     written_by: str = ""  # that of the one that made the last answer of the path, where it is another one
 
     @property
     def lacks_model(self) -> bool:
         """Whether one was to be loaded and could not be: what needs one waits until another is chosen."""
         return self.engine is EngineState.NONE and bool(self.reason)
+
+    def lacking(self, control: str) -> str:
+        """Why a control does nothing with the model that runs; "" where it has what is needed."""
+        return lacking(control, self.model, self.lacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class ServerPage(Page):
 
     def __init__(self, workbench: Workbench, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         super().__init__()
-        self._server = workbench.server
+        self._workbench, self._server = workbench, workbench.server
         self.port = QSpinBox()
         self.port.setRange(1024, 65535)
         self.port.setValue(PORT)
@@ -59,14 +59,15 @@ class ServerPage(Page):
         address = self._server.address
         self.switch.setText(self.tr("Stop server") if address else self.tr("Start server"))
         self.port.setEnabled(not address)
-        self.address.setText(self.tr("Address: {0}").format(address))
-        for shown in (self.address, self.copy_button):
-            shown.setVisible(bool(address))
+        lacking = "" if address else self._workbench.status.lacking("server")
+        self.switch.setEnabled(not lacking)
+        self.address.setText(lacking or self.tr("Address: {0}").format(address))
+        self.address.setVisible(bool(address or lacking))
+        self.copy_button.setVisible(bool(address))
 
     async def _switch(self) -> None:
         self.switch.setEnabled(False)
         try:
             await (self._server.stop() if self._server.address else self._server.start(self.port.value()))
         finally:
-            self.switch.setEnabled(True)
             self.show_state()

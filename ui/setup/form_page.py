@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QTimer, Signal
 
-from ui.port import AnswerFormat, FormatKind, SessionSetup
+from ui.port import AnswerFormat, FormatKind, SessionSetup, StatusView
 from ui.widgets.controls import Choice, Page, SourceField, button, row, words
 
 CHECK_DELAY_MS = 400
@@ -30,6 +30,9 @@ class FormPage(Page):
         self.kinds.show_choice(0)
         self.kinds.chosen.connect(self._choose)
         self.column.addLayout(row(self.kinds, 1))
+        self.lacking = words("", "soft")
+        self.column.addWidget(self.lacking)
+        self.lacking.hide()
         self.source = SourceField(self.tr("Schema, pattern or grammar"), "", height=190)
         self.source.textChanged.connect(self._typed)
         self.column.addWidget(self.source)
@@ -58,6 +61,15 @@ class FormPage(Page):
         if untouched:
             self._show(setup.answer_format)
         self._refresh()
+
+    def show_status(self, status: StatusView) -> None:
+        """Kinds that the model that runs does not enforce cannot be chosen."""
+        missing = []
+        for kind, part in zip(KINDS, self.kinds.buttons, strict=True):
+            part.setEnabled(kind.value not in status.lacks)
+            missing += [] if part.isEnabled() else [part.text()]
+        self.lacking.setText(self.tr("{0} enforces no {1}.").format(status.model, ", ".join(missing)))
+        self.lacking.setVisible(bool(missing))
 
     def forget_draft(self) -> None:
         """Another session: what was written here belongs to the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
-from ui.port import Guess, ModelFacts, SessionSetup
+from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
@@ -53,6 +53,8 @@ class ModelPage(Page):
         self.head(self.tr("Adapters"))
         self.no_adapters = words(self.tr("none"))
         self.column.addWidget(self.no_adapters)
+        self.no_adapters_there = words("", "soft")
+        self.column.addWidget(self.no_adapters_there)
         self.adapters = AdapterRows()
         self.adapters.wanted.connect(self.stack_wanted)
         self.column.addWidget(self.adapters)
@@ -67,11 +69,12 @@ class ModelPage(Page):
         self.guess.chosen.connect(lambda place: self.guess_wanted.emit(GUESSES[place]))
         self.column.addLayout(row(self.guess, 1))
         self.guess_words = words()
+        self._status, self._setup = StatusView(EngineState.NONE), SessionSetup(0)
         self.column.addWidget(self.guess_words)
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:
-        model = setup.model
+        model, self._setup = setup.model, setup
         self.name.setText(model.name if model is not None else self.tr("No model is loaded"))
         self.state.setText(
             "" if model is not None else self.tr("It loads with the next message. Choose another one at any time.")
@@ -85,13 +88,30 @@ class ModelPage(Page):
         self.adapters.show_stack(setup.adapters)
         self.no_adapters.setVisible(not setup.adapters)
         self.guess.show_choice(GUESSES.index(setup.guess))
+        self._show_possible()
+
+    def show_status(self, status: StatusView) -> None:
+        self._status = status
+        self._show_possible()
+
+    def _show_possible(self) -> None:
+        """What can be chosen with the model that runs, and why the rest cannot."""
+        model, guess = self._setup.model, self._setup.guess
+        no_adapters, no_guesses = self._status.lacking("adapters"), self._status.lacking("speculation")
+        self.no_adapters_there.setText(no_adapters)
+        self.no_adapters_there.setVisible(bool(no_adapters))
+        for part in (self.adapter_field, self.add_button):
+            part.setEnabled(not no_adapters)
         has_draft = model is not None and bool(model.draft)
-        self.guess.buttons[2].setEnabled(has_draft or setup.guess is Guess.DRAFT)
-        self.guess_words.setText(
-            self.tr("{0} drafts tokens; the answer stays the same").format(model.draft)
-            if model is not None and model.draft
-            else self.tr("May be faster; the answer stays the same. Choose a draft model in the settings.")
-        )
+        for part, each, can in zip(self.guess.buttons, GUESSES, (True, True, has_draft), strict=True):
+            part.setEnabled(each is Guess.OFF or each is guess or (can and not no_guesses))
+        if no_guesses:
+            said = no_guesses
+        elif model is not None and model.draft:
+            said = self.tr("{0} drafts tokens; the answer stays the same").format(model.draft)
+        else:
+            said = self.tr("May be faster; the answer stays the same. Choose a draft model in the settings.")
+        self.guess_words.setText(said)
 
     def _show_facts(self, model: ModelFacts) -> None:
         shown = {

@@ -8,11 +8,11 @@ from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
-from ui.port import OptionView, translate
+from ui.port import EngineState, OptionView, StatusView, translate
 from ui.setup.option_names import LABELS, MORE, Bytes, is_no_number, text_of, unknown, value_of
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, button, row
+from ui.widgets.controls import LINE_PX, button, row, words
 from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.labels import IconButton, Label, plain_tooltip
 
@@ -47,6 +47,8 @@ class OptionRows(QWidget):
         self._moved: dict[str, object] = {}  # by sliders that do not rest yet
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(self.flush)
+        self._status = StatusView(EngineState.NONE)
+        self.lacking = words("", "soft")  # which settings the model that runs does not have
         self.bytes_of: Bytes = unknown  # of tokens, to show what an id says
         self.more = button("", "link")
         self.more.setCheckable(True)
@@ -56,6 +58,7 @@ class OptionRows(QWidget):
         column.setSpacing(6)
         column.addLayout(self._grid)
         column.addLayout(row(self.more, 1))
+        column.addWidget(self.lacking)
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:
@@ -78,6 +81,12 @@ class OptionRows(QWidget):
             source.setProperty("kind", "accent" if option.own is not None else "faint")
             source.style().polish(source)
         self._fold()
+        self._show_lacking()
+
+    def show_status(self, status: StatusView) -> None:
+        """Settings that the model does not have cannot be set; what the session says of them can be taken back."""
+        self._status = status
+        self._show_lacking()
 
     def flush(self) -> None:
         """Asks now for what was moved."""
@@ -157,6 +166,19 @@ class OptionRows(QWidget):
             policy.setRetainSizeWhenHidden(shown)  # a line that is folded away takes no height
             clear.setSizePolicy(policy)
             clear.setVisible(shown and self._own[name] is not None)
+
+    def _show_lacking(self) -> None:
+        missing = [name for name in self.fields if name in self._status.lacks]
+        for name, field in self.fields.items():
+            for part in (self._captions[name], self.sliders.get(name), field):
+                if part is not None:
+                    part.setEnabled(name not in missing)
+        shown = [self._captions[name].text() for name in missing if name not in MORE or self._own[name] is not None]
+        said = [self.tr("{0} has no {1}.").format(self._status.model, ", ".join(shown))] if shown else []
+        if any(self._own[name] is not None for name in missing):
+            said.append(self.tr("It refuses to answer while they are set here: take them back (×)."))
+        self.lacking.setText(" ".join(said))
+        self.lacking.setVisible(bool(said))
 
     def _move(self, name: str, value: object) -> None:
         self.fields[name].setText(self._text(name, value))

@@ -7,7 +7,7 @@ from PySide6.QtGui import QHideEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
 
 from ui.controller.setup import MODEL, Change, SetupController
-from ui.port import SessionSetup
+from ui.port import SessionSetup, StatusView
 from ui.port.settings import SetupCommands
 from ui.setup.form_page import FormPage
 from ui.setup.model_page import ModelPage
@@ -99,6 +99,11 @@ class SetupPopover(QFrame):
             shown.show_setup(setup)
         if setup.notes and not self.notice.words:
             self.notice.say("\n".join(setup.notes))
+
+    def show_status(self, status: StatusView) -> None:
+        """What the model that runs does not have is said beside what needs it."""
+        for page in (self.model, self.sampling.options, self.form):
+            page.show_status(status)
 
     # ---- events -------------------------------------------------------------------------------------------------------
 

@@ -46,8 +46,7 @@ class Presenter(QObject):
         self._link_of: int | None = None  # the session whose link is asked about
         self._runs = False  # as last told: a model is loaded
         self._writers: tuple[int, str, str] | None = None  # of which session it was told who wrote it, and who goes on
-        self._lacks_model = False  # as last told: what needs one is left until one is chosen
-        self._lacks = frozenset[str]()  # as last told: what the model cannot do
+        self._status = StatusView(EngineState.NONE)  # as last told: what needs a model, or more than it has, is left
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
@@ -153,9 +152,9 @@ class Presenter(QObject):
         shown = self._controller.shown
         spot = shown.spot(*place) if shown is not None and place is not None else None
         turn = shown.turn(spot.node_id) if shown is not None and spot is not None else None
-        can_choose = turn is not None and turn.role != "system" and "token_ids" not in self._lacks
+        can_choose = turn is not None and turn.role != "system" and not self._status.lacking("branch")
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
-        can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._lacks_model
+        can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._status.lacks_model
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
@@ -173,7 +172,7 @@ class Presenter(QObject):
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
         steps, row = self._controller.undo_stack, self._controller.sessions.row_shown
-        self._acts.refresh(Possible(shown, running, self._lacks_model, row, steps.label, steps.redo_label))
+        self._acts.refresh(Possible(shown, running, self._status, row, steps.label, steps.redo_label))
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
@@ -299,15 +298,15 @@ class Presenter(QObject):
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
         runs = status.engine in (EngineState.READY, EngineState.BUSY)
-        self._acts.clear_cache.setEnabled(runs)
+        self._acts.clear_cache.setEnabled(runs and not status.lacking("cache"))
         if runs != self._runs:  # it was unloaded, or another one is loaded
             self._runs = runs
             self._parts.pinned.forget_row()
         self._tell_writer(status)
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
-        if (status.lacks_model, status.lacks) != (self._lacks_model, self._lacks):
-            self._lacks_model, self._lacks = status.lacks_model, status.lacks
+        before, self._status = self._status, status
+        if (status.lacks_model, status.lacks) != (before.lacks_model, before.lacks):
             self.refresh()
             self._show_pin_again()
         self._count_again()

@@ -201,6 +201,8 @@ class MainWindow(QMainWindow):
         made.model.more_wanted.connect(self._open_models)
         self.controller.shelf.downloads_changed.connect(made.model.adapter_field.show_downloads)
         made.model.adapter_field.show_downloads(self.controller.shelf.downloads)
+        self.controller.status_changed.connect(made.show_status)
+        made.show_status(self.controller.workbench.status)
         made.sampling.options.bytes_of = lambda token: b"".join(self.controller.token_bytes([token]))
         return made
 

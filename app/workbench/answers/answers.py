@@ -19,7 +19,7 @@ from app.workbench.answers.titles import title_from_model, title_of
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, refusing
+from app.workbench.refusals import GONE, check_has, refusing
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
@@ -175,12 +175,8 @@ class Answers:
 
     def _check_branches(self) -> None:
         """Refuses a branch at a token where the running model names no tokens by their ids."""
-        model = self._supervisor.running
-        if model is not None and not model.has("token_ids"):
-            words = translate(
-                "Workbench", "{0} returns no token ids: no branch can leave at a token. Regenerate, or choose another model"
-            )
-            raise Refusal(words.format(model.info.name))
+        if self._supervisor.running is not None:
+            check_has(self._supervisor.running, "branch")
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
@@ -273,8 +269,7 @@ class Answers:
         assert session.tip is not None
         session.check_sound(session.tree.path(session.tip))
         model = await self._streaming.model()
-        if not model.has("scores"):
-            raise Refusal(translate("Workbench", "{0} does not score texts; choose another model").format(model.info.name))
+        check_has(model, "score")
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(session.tip))
             speaker = await self._adapters.speaker(session, model)

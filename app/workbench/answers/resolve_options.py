@@ -11,7 +11,7 @@ from app.workbench.answers.provenance import MADE, beams_of, made_with, options_
 from app.workbench.answers.provenance_text import refusal, stack_words, words
 from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.setups import Asked
-from app.workbench.setup.values import guessed_by
+from app.workbench.setup.values import guessed_by, without_lacking
 from app.workbench.tree.tree import Tree
 from runtime import GenerationOptions, InvalidRequestError, ResolvedOptions, SamplingOptions, fresh_seed
 from storage import NodeRow
@@ -36,10 +36,11 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
             raise InvalidRequestError(why)
         answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
         return answer.options
-    guessed = guessed_by(asked.session, speaker.model.info)
+    guessed = guessed_by(asked.session, speaker.model)
     layer = guessed if speaker.adapters is None else {**guessed, "adapters": speaker.adapters}
     said = call if answer.seed is None else {**call, "seed": answer.seed}
-    resolved = speaker.model.resolve_options(said, session=layer, preset=answer.options)
+    preset = without_lacking(answer.options, speaker.model)
+    resolved = speaker.model.resolve_options(said, session=layer, preset=preset)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
     if answer.continues is not None:
         resolved, answer.changed, chosen = answer.continues.under(resolved, asked, seed_was_chosen=chosen)

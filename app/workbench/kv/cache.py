@@ -62,9 +62,9 @@ class Cache:
         self._kept: dict[int, _Kept] = {}  # by session
 
     def view(self, session_id: int) -> CacheView | None:
-        """As the engine last told."""
+        """As the engine last told; None where no model runs here."""
         model = self._supervisor.running
-        if model is None:
+        if model is None or not model.has("kv"):
             return None
         report, kept = model.cache_report(), self._kept.get(session_id)
         held = kept is not None and kept.model is model and report.pins > 0

@@ -11,7 +11,7 @@ from functools import partial
 from app.supervisor import Supervisor
 from app.workbench.windows import Windows
 from runtime import LanguageModel, SessionClosedError, UnsupportedFeatureError
-from ui import Refusal, translate
+from ui import Refusal, lacking, translate
 
 
 class Server:
@@ -68,9 +68,8 @@ class Server:
 
     async def _model(self) -> LanguageModel:
         model = await self._supervisor.model()
-        if not model.has("kv"):
-            words = translate("Workbench", "{0} runs on a server: give other programs that server's address")
-            raise UnsupportedFeatureError(words.format(model.info.name))
+        if words := lacking("server", model.info.name, model.lacks):
+            raise UnsupportedFeatureError(words)
         return model
 
 

@@ -182,7 +182,7 @@ class SetupChanges:
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
         """Where guesses come from."""
         session, model = self._sessions.opened(session_id), self._supervisor.running
-        problem = "" if model is None else guess_problem(guess, model.info)
+        problem = "" if model is None else guess_problem(guess, model)
         if problem:
             raise Refusal(problem)
         return await self._save(session, replace(values_of(session), guess=guess))

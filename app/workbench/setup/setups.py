@@ -11,7 +11,15 @@ from app.supervisor import Supervisor
 from app.workbench.refusals import stored
 from app.workbench.setup.adapters import Adapters, lines, stack_of, values_of
 from app.workbench.setup.presets import Presets
-from app.workbench.setup.values import OPTIONS, Branch, SessionValues, guess_problem, read_values, source_words
+from app.workbench.setup.values import (
+    OPTIONS,
+    Branch,
+    SessionValues,
+    guess_problem,
+    read_values,
+    source_words,
+    without_lacking,
+)
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, ModelInfo, ResolvedOptions, RuntimeFault, resolve_options
 from storage import SessionStore, StoreError
@@ -129,7 +137,7 @@ class Setups:
         if values.preset and values.preset not in self._presets.names:
             words = translate("Workbench", "its preset {0!r:.80} no longer exists; the default is used")
             notes.append(words.format(values.preset))
-        problem = "" if model is None else guess_problem(values.guess, model.info)
+        problem = "" if model is None else guess_problem(values.guess, model)
         if problem:
             notes.append(translate("Workbench", "{0}; speculation is off").format(problem))
         return SessionSetup(
@@ -155,6 +163,7 @@ class Setups:
     def _resolved(self, values: SessionValues) -> ResolvedOptions:
         model, preset = self._supervisor.running, self._presets.options(values.preset)
         own = None if model is None else model.own_options
+        preset = preset if model is None else without_lacking(preset, model)
         stack = stack_of(values.adapters or None)
         layer = values.layer() if stack is None else {**values.layer(), "adapters": stack}
         return resolve_options(self._call, session=layer, preset=preset, model=own)

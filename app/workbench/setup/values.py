@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from runtime import SAMPLER_STAGES, GenerationOptions, Grammar, InvalidRequestError, ModelInfo, RuntimeFault
-from ui import QT_TRANSLATE_NOOP, AdapterChoice, AnswerFormat, FormatKind, Guess, translate
+from runtime import SAMPLER_STAGES, GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
+from ui import QT_TRANSLATE_NOOP, AdapterChoice, AnswerFormat, FormatKind, Guess, lacking, translate
 
 if TYPE_CHECKING:
-    from runtime import ModelInfo
+    from runtime import LanguageModel, ModelInfo
 
 _PARAMETERS = [each for spec in sorted(SAMPLER_STAGES, key=lambda spec: spec.kind) for each in spec.parameters]
 OPTIONS = (  # what a person sets, in the order in which it is shown
@@ -185,10 +185,19 @@ def _names(stored: object, notes: list[str]) -> dict[Branch, str]:
     return kept
 
 
-def guess_problem(guess: Guess, info: ModelInfo) -> str:
+def without_lacking(preset: GenerationOptions, model: LanguageModel) -> GenerationOptions:
+    """A preset without the sampler's settings that this model lacks; where a session says one itself, it is refused."""
+    unset = {name: None for name in preset.sampling.given() if name in model.lacks}
+    return replace(preset, sampling=replace(preset.sampling, **unset)) if unset else preset
+
+
+def guess_problem(guess: Guess, model: LanguageModel) -> str:
     """Why this model cannot be guessed ahead like that; "" where it can."""
+    info = model.info
     if guess is Guess.OFF:
         return ""
+    if words := lacking("speculation", info.name, model.lacks):
+        return words.rstrip(".")
     if "recurrent" in info.attention_kinds:
         return translate("Workbench", "{0} has recurrent state, which cannot be shortened: speculation is not possible").format(
             info.name
@@ -198,10 +207,10 @@ def guess_problem(guess: Guess, info: ModelInfo) -> str:
     return ""
 
 
-def guessed_by(layer: Mapping[str, Any], info: ModelInfo) -> Mapping[str, Any]:
+def guessed_by(layer: Mapping[str, Any], model: LanguageModel) -> Mapping[str, Any]:
     """A session's layer for this model: without guesses where they are not possible (the answer is the same)."""
     said = layer.get("speculative")
-    if said is None or not guess_problem(Guess(said["method"]), info):
+    if said is None or not guess_problem(Guess(said["method"]), model):
         return layer
     return {name: value for name, value in layer.items() if name != "speculative"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -40,7 +39,7 @@ class Server:
         cap: As of --max-logprobs; -1 for all.
         key: That requests must have; empty for none.
         raw: By path, what is written in place of an answer.
-        keeps: Whether a second request on one connection is answered; else it is closed without a word.
+        keeps: Whether a connection stays open after an answer; else it is closed without a word.
         pace: Seconds between two tokens.
         embeddings: Whether it has vectors.
         cached: Tokens of each prompt that it says it had; None says nothing.
@@ -71,10 +70,8 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            for number in itertools.count():
+            while True:
                 method, path, headers, body = await _request(reader)
-                if number and not self.keeps:
-                    break
                 self.seen.append((path, headers, body))
                 if path in self.raw:
                     await self.raw[path](writer)
@@ -93,6 +90,8 @@ class Server:
                         task.cancel()
                     await asyncio.gather(handler, gone, return_exceptions=True)
                     self.running -= 1
+                if not self.keeps:
+                    break
         writer.close()
 
     async def _handle(self, method: str, path: str, headers: dict[str, str], body: Any, writer: asyncio.StreamWriter) -> None:

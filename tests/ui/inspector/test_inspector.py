@@ -79,13 +79,13 @@ def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspec
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True, can_continue=True)
     inspector.show_status(ready)
     assert (token.beam_rows.isEnabled(), token.lacking.isHidden()) == (True, True)
-    inspector.show_status(replace(ready, lacks=frozenset({"beams"})))
+    inspector.show_status(replace(ready, lacks=frozenset({"beam_generate"})))
     assert (token.beam_rows.isEnabled(), token.draws.isEnabled()) == (False, True)
     assert (token.lacking.text(), token.lacking.isHidden()) == (
         "big at host has no beam search that could be followed from here.",
         False,
     )
-    inspector.show_status(replace(ready, lacks=frozenset({"beams", "token_ids"})))
+    inspector.show_status(replace(ready, lacks=frozenset({"beam_generate", "token_ids"})))
     assert token.lacking.text() == "big at host returns no token ids: no branch can leave at a token."
     inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
     assert token.lacking.isHidden()
