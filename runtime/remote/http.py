@@ -317,6 +317,13 @@ class HttpClient:
         host = self.address.host
         if isinstance(fault, httpx2.ConnectTimeout):
             return RemoteError(f"{host} does not answer within {CONNECT_SECONDS:.0f} s; is the server running?", "network")
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            why = said.partition("verify failed: ")[2].partition(" (")[0] or said
+            return RemoteError(
+                f"the certificate of {host} is not trusted here ({why}), so nothing was sent; add its authority to those of "
+                "this system, or name a file with it in SSL_CERT_FILE",
+                "network",
+            )
         if isinstance(fault, httpx2.ConnectError):
             return RemoteError(f"no connection to {host}: {said}", "network")
         if isinstance(fault, httpx2.RemoteProtocolError) and "llegal" in said:

@@ -35,7 +35,7 @@ class Connection:
         name: What ``--model`` takes.
         base_url: The server.
         model: Its id there; None: the only one.
-        plain_http: Unencrypted HTTP to that host was confirmed.
+        plain_http: Unencrypted HTTP to that host was confirmed; so it holds for other connections to it.
         tokenizer: Of this machine, or "server"; None chooses.
     """
 
@@ -56,7 +56,7 @@ class Connection:
             "base_url": self.base_url,
             "model": self.model,
             "api_key": self.key or None,
-            "plain_http": self.plain_http,
+            "plain_http": self.plain_http or _is_confirmed(self.base_url),
             "tokenizer": self.tokenizer,
         }
 
@@ -84,9 +84,19 @@ def server_address(base_url: str) -> str:
     """The address that a user wrote, in full.
 
     Raises:
-        InvalidRequestError: It is none, or unencrypted to another machine.
+        InvalidRequestError: It is none, or unencrypted to another machine for which that was not confirmed.
     """
-    return Address.parse(base_url).url
+    return Address.parse(base_url, plain_http=_is_confirmed(base_url)).url
+
+
+def _is_confirmed(base_url: str) -> bool:
+    """Whether a connection that is kept allows unencrypted HTTP to that host."""
+    host = Address.parse(base_url, plain_http=True).host
+    try:
+        plain = [each.base_url for each in connections() if each.plain_http]
+    except ModelLoadError:  # as `find_connection` takes it
+        return False
+    return any(Address.parse(url, plain_http=True).host == host for url in plain)
 
 
 def connections() -> list[Connection]:
@@ -136,7 +146,7 @@ def keep_connection(connection: Connection, key: str = "") -> str:
         ModelLoadError: The list cannot be read or written.
     """
     check_connection_name(connection.name)
-    address = Address.parse(connection.base_url, plain_http=connection.plain_http)
+    address = Address.parse(connection.base_url, plain_http=connection.plain_http or _is_confirmed(connection.base_url))
     kept_in = keep_key(address.url, key) if key else ""
     with _list_held() as path:
         _write(path, [each for each in connections() if each.name != connection.name] + [connection])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import keyring
 import pytest
 
-from runtime import load
+import app.window
+from runtime import Connection, load
+from runtime.remote.saved import keep_connection
 from tests.app.cli.conftest import Elsewise
+from tests.runtime.hub.conftest import Keychain
 from tests.runtime.remote.servers import Server, serving, tokenizer_folder
 from tests.tiny_models import tiny_path
 
@@ -65,7 +70,7 @@ def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path)
 
 
 def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
-    elsewise: Elsewise, server: Server, tmp_path: Path
+    elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = ("--connect", server.base_url, "--tokenizer", str(tokenizer_folder(tmp_path / "tokenizer")))
     few = ("--session", "Far", "--temperature", "0", "--max-tokens", "4")
@@ -77,7 +82,17 @@ def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
     # the option of the window does not slip into a command
     misplaced = elsewise("--connect", server.base_url, "ask", "Hi")
     assert (misplaced.code, "goes behind the command" in misplaced.err) == (2, True), misplaced.err
+    opened: list[str] = []
+    monkeypatch.setattr(app.window, "open_window", lambda _data, model, *_args, **_named: opened.append(model) or 0)
+    assert elsewise("--connect", server.base_url, "--model", "tiny").code == 0
+    assert elsewise("--connect", server.base_url).code == 0
+    assert opened == [f"{server.base_url}#tiny", server.base_url]
     assert "unencrypted" in elsewise("--connect", "http://example.com").err
+    # confirmed once for a host, by a connection that is kept, it is asked no more for that host
+    keep_connection(Connection("plain", "http://example.com", plain_http=True))
+    assert elsewise("--connect", "http://example.com/v1").code == 0
+    assert opened[2:] == ["http://example.com"]
+    assert "unencrypted" in elsewise("--connect", "http://example.org").err
 
 
 def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
@@ -92,6 +107,36 @@ def test_a_connection_by_name(elsewise: Elsewise, server: Server, tmp_path: Path
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "removed, with its key" in elsewise("models", "remove", "far").out
     assert elsewise("models", "list").out == ""
+
+
+def test_a_key_is_asked_for_and_kept_in_the_keychain_alone(
+    elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.delenv("ELSEWISE_API_KEY")
+    folder = str(tokenizer_folder(tmp_path / "tokenizer"))
+    connecting = ("--verbose", "models", "connect", "far", server.base_url, "--tokenizer", folder, "--key")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{KEY}\n"))
+    nowhere = elsewise(*connecting)  # no keychain: nothing is kept, and another way is named
+    assert (nowhere.code, "ELSEWISE_API_KEY" in nowhere.err) == (1, True), nowhere.err
+    assert elsewise("models", "list").out == ""
+    before, keychain = keyring.get_keyring(), Keychain()
+    keyring.set_keyring(keychain)
+    try:
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{KEY}\n"))
+        made = elsewise(*connecting)
+        assert made.code == 0, made.err
+        assert "the key is stored in" in made.out
+        assert list(keychain.kept.values()) == [KEY]
+        asked = elsewise("--verbose", "ask", "Hi", "--model", "far", "--max-tokens", "2")
+        assert asked.code == 0, asked.err
+        assert server.seen[-1][1]["authorization"] == f"Bearer {KEY}"
+        assert elsewise("models", "remove", "far").code == 0
+        assert not keychain.kept
+    finally:
+        keyring.set_keyring(before)
+    assert KEY not in "".join(each for done in (nowhere, made, asked) for each in (done.out, done.err)) + caplog.text
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
 
 
 def test_the_key_of_one_host_is_not_sent_to_another(

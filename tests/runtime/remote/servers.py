@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -284,15 +285,20 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, st
 
 
 @contextmanager
-def serving(model: LanguageModel, kind: type[Server] = Server, **settings: Any) -> Iterator[Server]:
-    """A server around a model on a free port of this machine."""
+def serving(model: LanguageModel, kind: type[Server] = Server, *, tls: Path | None = None, **settings: Any) -> Iterator[Server]:
+    """A server around a model on a free port of this machine; `tls`: its key and its certificate."""
     server = kind(model, **settings)
     server.models = server.models or [
         {"id": "tiny", "object": "model", "owned_by": server.owner, "root": "tiny", "parent": None, "max_model_len": 2048}
     ]
     thread = LoopThread("test-server")
-    listening = thread.submit(asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 24)).result()  # bytes of a line
-    server.base_url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    context = None
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls)
+    starting = asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 24, ssl=context)  # bytes of a line
+    listening = thread.submit(starting).result()
+    server.base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:

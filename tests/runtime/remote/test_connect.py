@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import shutil
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from runtime import (
     connect_async,
     key_for,
 )
+from runtime.remote import http, operations
 from tests.runtime.remote.servers import Server, send, serving
 
 KEY = "sk-very-secret-0123456789"
@@ -132,6 +137,69 @@ def test_nothing_listens() -> None:
         connect("http://127.0.0.1:9")
     assert fault.value.reason == "network"
     assert time.monotonic() - began < 10
+
+
+def test_a_host_that_takes_no_connection_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert http.CONNECT_SECONDS == 3.0
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.1)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):  # as many as wait to be taken; the next is not answered at all
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with pytest.raises(RemoteError, match="does not answer within") as fault:
+            connect(f"http://127.0.0.1:{full.getsockname()[1]}")
+    assert fault.value.reason == "network"
+
+
+def test_an_answer_is_waited_for_by_the_prompt_s_length(
+    model: LanguageModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (http.FIRST_SECONDS, http.FIRST_SECONDS_PER_TOKEN) == (60.0, 0.02)
+    with serving(model) as server, connect(server.base_url, tokenizer=folder) as remote:
+
+        async def late(writer: Any) -> None:
+            await asyncio.sleep(0.5)
+            send(writer, 500, {"error": "after all"})
+
+        monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
+        monkeypatch.setattr(operations, "FIRST_SECONDS", 0.05)
+        monkeypatch.setattr(operations, "FIRST_SECONDS_PER_TOKEN", 0.1)
+        server.raw["/v1/completions"] = late
+        for ask in (lambda ids: remote.top_logprobs_sync(ids, 3), lambda ids: list(remote.generate_sync(ids, max_tokens=3))):
+            with pytest.raises(RemoteError, match="has not begun to answer") as fault:
+                ask([1, 2])
+            assert fault.value.reason == "timeout"
+            with pytest.raises(RemoteError, match="after all"):
+                ask([1, 2] * 100)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Signed by itself, for this machine, with its key."""
+    made = tmp_path / "server.pem"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(made), *subject]
+    out = tmp_path / "certificate.pem"
+    subprocess.run([*command, "-out", str(out)], check=True, capture_output=True)
+    made.write_text(made.read_text() + out.read_text())
+    return made
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_the_certificate_of_a_server_is_verified(
+    model: LanguageModel, folder: Path, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(model, tls=certificate) as server:
+        assert server.base_url.startswith("https://")
+        with pytest.raises(RemoteError, match=r"is not trusted here \(self-signed certificate\)") as fault:
+            connect(server.base_url, api_key=KEY, tokenizer=folder)
+        assert fault.value.reason == "network"
+        assert not server.seen
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+        with connect(server.base_url, api_key=KEY, tokenizer=folder) as remote:
+            assert len(remote.top_logprobs_sync([1, 2], 3).ids) == 3
 
 
 def test_models_by_name(server: Server, folder: Path) -> None:
