@@ -83,7 +83,12 @@ def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
     misplaced = elsewise("--connect", server.base_url, "ask", "Hi")
     assert (misplaced.code, "goes behind the command" in misplaced.err) == (2, True), misplaced.err
     opened: list[str] = []
-    monkeypatch.setattr(app.window, "open_window", lambda _data, model, *_args, **_named: opened.append(model) or 0)
+
+    def open_window(_data: object, model: str, *_arguments: object, **_named: object) -> int:
+        opened.append(model)
+        return 0
+
+    monkeypatch.setattr(app.window, "open_window", open_window)
     assert elsewise("--connect", server.base_url, "--model", "tiny").code == 0
     assert elsewise("--connect", server.base_url).code == 0
     assert opened == [f"{server.base_url}#tiny", server.base_url]

@@ -16,10 +16,16 @@ import pytest
 from app.serve import Access, Engine, bind, serve
 from runtime import LanguageModel, load
 from tests.app.cli.conftest import data, elsewise, environment_as_it_was  # noqa: F401  # the command line as a fixture
-from tests.tiny_models import tiny_path
+from tests.tiny_models import TEMPLATE, tiny_path
 
 PATIENCE_SECONDS = 60
 Post = Callable[..., dict[str, Any]]
+PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "double", "parameters": PARAMETERS}}]
+CALL = '<tool_call>{"name": "double", "arguments": {"x": 21}}</tool_call>'
+TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + TEMPLATE.replace(
+    "message['content'] + ", "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] else '') + "
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,13 @@ def tiny(name: str = "llama", **options: Any) -> Callable[[], Awaitable[Language
 def served() -> Iterator[Served]:
     """A server for tests that leave it as they found it."""
     with serving(tiny()) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def tooled() -> Iterator[Served]:
+    """A server whose template takes tools."""
+    with serving(tiny(chat_template=TOOL_TEMPLATE)) as one:
         yield one
 
 

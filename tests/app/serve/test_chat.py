@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,16 @@ import pytest
 
 from app.serve.answer_text import AnswerReader, Delta
 from runtime import GenerationOptions
-from tests.app.serve.conftest import Served, serving, tiny
-from tests.tiny_models import TEMPLATE
+from tests.app.serve.conftest import CALL, TOOLS, Served
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 EXACT = 1e-5  # nats
-PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "double", "parameters": PARAMETERS}}]
-CALL = '<tool_call>{"name": "double", "arguments": {"x": 21}}</tool_call>'
 
 
 def exactly(text: str) -> dict[str, Any]:
     """The answer is this text, whatever the model would have said."""
     return {"structured_outputs": {"choice": [text]}, "max_tokens": 200}
-
-
-@pytest.fixture(scope="module")
-def tooled() -> Iterator[Served]:
-    """A server whose template takes tools."""
-    template = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + TEMPLATE.replace(
-        "message['content'] + ", "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] else '') + "
-    )
-    with serving(tiny(chat_template=template)) as one:
-        yield one
 
 
 def test_a_conversation_is_answered_as_the_library_answers_it(served: Served) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.serve.conftest import Served
+from tests.app.serve.conftest import CALL, TOOLS, Served
 from tests.pages import PAGES, blocks
 from tests.tiny_models import tiny_path
 
@@ -116,6 +116,50 @@ def test_the_openai_client(served: Served, python: Path, tmp_path: Path) -> None
     assert "tools" in said["tools"]  # the tiny model's template has no place for them
     np.testing.assert_allclose(said["vectors"], served.model.embed_sync(["one", "two"]), atol=1e-6)
     assert said["faults"] == [404, 400, 415]
+
+
+TOOL_CALLS = """
+import json, sys
+import openai
+
+url, model, tools, call = sys.argv[1:5]
+client = openai.OpenAI(base_url=f"{url}/v1", max_retries=0)
+messages = [{"role": "user", "content": "Double 21."}]
+asked = {"model": model, "tools": json.loads(tools), "max_tokens": 200,
+         "extra_body": {"structured_outputs": {"choice": [call]}}}
+made = client.chat.completions.create(messages=messages, **asked).choices[0]
+(whole,) = made.message.tool_calls
+streamed = {"name": "", "arguments": "", "content": ""}
+for chunk in client.chat.completions.create(messages=messages, stream=True, **asked):
+    (choice,) = chunk.choices
+    streamed["content"] += choice.delta.content or ""
+    for piece in choice.delta.tool_calls or ():
+        assert piece.index == 0
+        streamed["name"] += piece.function.name or ""
+        streamed["arguments"] += piece.function.arguments or ""
+messages += [made.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": whole.id, "content": "42"}]
+del asked["extra_body"], asked["max_tokens"]
+answer = client.chat.completions.create(messages=messages, max_tokens=3, **asked)
+demanded = client.chat.completions.create(
+    messages=messages, max_tokens=300, tool_choice={"type": "function", "function": {"name": "double"}},
+    logit_bias=json.loads(sys.argv[5]), **asked
+).choices[0].message.tool_calls[0].function
+print(json.dumps({"whole": [whole.function.name, whole.function.arguments, made.message.content, made.finish_reason],
+                  "streamed": [*streamed.values(), choice.finish_reason], "completion": answer.usage.completion_tokens,
+                  "demanded": [demanded.name, list(json.loads(demanded.arguments))]}))
+"""
+
+
+def test_the_openai_client_s_tool_calls(tooled: Served, python: Path, tmp_path: Path) -> None:
+    model = tooled.model
+    bias = json.dumps({str(token): 50.0 for text in "}7" for token in model.tokenize(text)})
+    given = (tooled.url, model.info.name, json.dumps(TOOLS), f"So: {CALL}", bias)
+    said = json.loads(run([str(python), "-c", TOOL_CALLS, *given], tmp_path))
+    name, arguments, content, finish = said["whole"]
+    assert (name, json.loads(arguments), content, finish) == ("double", {"x": 21}, "So: ", "tool_calls")
+    assert said["streamed"] == said["whole"]
+    assert said["completion"] == 3
+    assert said["demanded"] == ["double", ["x"]]
 
 
 def test_the_documentation_s_example(served: Served, python: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, Grammar, LanguageModel, Priority, SamplingOptions, connect
-from tests.app.serve.conftest import Served
+from runtime import GenerationOptions, Grammar, LanguageModel, Priority, SamplingOptions, connect, parse_tool_calls
+from tests.app.serve.conftest import CALL, TOOL_TEMPLATE, TOOLS, Served
 from tests.tiny_models import tiny_path
 
 TEXT = "def read(self, size=-1):"
@@ -90,6 +91,27 @@ def test_grammars(served: Served, remote: LanguageModel) -> None:
     assert remote.complete_sync(MESSAGES, options) == served.model.complete_sync(MESSAGES, options)
     lark = GenerationOptions(max_tokens=20, grammar=Grammar.lark('start: "maybe"'))
     assert remote.complete_sync(MESSAGES, lark) == "maybe"
+
+
+@pytest.mark.parametrize("tokenizer", ["local", "server"])
+def test_tool_calls(tooled: Served, tokenizer: str) -> None:
+    ways: dict[str, Any] = {
+        "local": {"tokenizer": tiny_path("llama"), "chat_template": TOOL_TEMPLATE},
+        "server": {"tokenizer": "server"},
+    }
+    options = GenerationOptions(max_tokens=200, grammar=Grammar.lark(f"start: {json.dumps(f'So: {CALL}')}"))
+    with connect(tooled.url, **ways[tokenizer]) as remote:
+        asked = remote.render_chat(MESSAGES, tools=TOOLS)
+        assert asked == tooled.model.render_chat(MESSAGES, tools=TOOLS)
+        assert asked != remote.render_chat(MESSAGES)
+        answer = "".join(record.text for record in remote.generate_sync(asked, options) if record.finish_reason != "eos")
+        said = parse_tool_calls(answer, tools=TOOLS)
+        ((name, arguments),) = [(call.name, call.arguments) for call in said.calls]
+        assert (said.text, name, arguments) == ("So: ", "double", {"x": 21})
+        answered = [*MESSAGES, said.message(), {"role": "tool", "tool_call_id": said.calls[0].id, "content": "42"}]
+        ids = remote.render_chat(answered, tools=TOOLS)
+        assert ids == tooled.model.render_chat(answered, tools=TOOLS)
+        assert len(list(remote.generate_sync(ids, max_tokens=3, ignore_eos=True))) == 3
 
 
 def test_embeddings(served: Served, remote: LanguageModel) -> None:

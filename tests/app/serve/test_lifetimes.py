@@ -104,10 +104,17 @@ def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
         info = served.model.info
         half = (1 << 20) // info.kv_bytes_per_token  # tokens of one budget
         with served.engine.admitted(served.model, 2 * half - 100):
-            response = served.client.post(PATH, json={"prompt": [5] * 200, "max_tokens": 1})
-            assert response.status_code == 429
-            assert int(response.headers["retry-after"]) >= 1
-            assert response.json()["error"]["code"] == "kv_budget_busy"
+            long = "word " * 200
+            for path, body in (
+                (PATH, {"prompt": [5] * 200, "max_tokens": 1}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}], "max_tokens": 1}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}], "max_tokens": 1, "stream": True}),
+                ("/v1/embeddings", {"input": long}),
+            ):
+                response = served.client.post(path, json=body)
+                assert response.status_code == 429, response.text
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] == "kv_budget_busy"
             served.post(PATH, prompt=[5] * 20, max_tokens=1)  # what fits is let in
         served.post(PATH, prompt=[5] * 200, max_tokens=1)
         too_large = served.client.post(PATH, json={"prompt": [5] * (half + 10), "max_tokens": 1})
