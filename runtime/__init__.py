@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from runtime.options.priority import Priority
     from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
-    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRun, TopLogprobs
+    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
     from runtime.remote.connect import add_connection, connect, connect_async
     from runtime.remote.saved import (
         Connection,
@@ -245,6 +245,7 @@ __all__ = [
     "StageTable",
     "SuffixStatus",
     "TokenRecord",
+    "TokenRecords",
     "TokenRun",
     "ToolCall",
     "ToolCallError",
@@ -442,6 +443,7 @@ _NAMES = {
         "Origin",
         "Scores",
         "TokenRecord",
+        "TokenRecords",
         "TokenRun",
         "TopLogprobs",
     ),

@@ -149,7 +149,7 @@ class Hypothesis(Tabular):
     @property
     def text(self) -> str:
         """Its text, without that of an end-of-text token and without a stop string."""
-        return "".join(t for t, end in zip(self.run.texts, self.run.by_eos.tolist(), strict=True) if not end)
+        return self.run.answer
 
     @property
     def incomplete(self) -> bool:

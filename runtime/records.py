@@ -164,6 +164,11 @@ class TokenRun(Tabular):
         return "".join(self.texts)
 
     @property
+    def answer(self) -> str:
+        """The text of an answer: that of its tokens without the name of an end-of-text token."""
+        return "".join(text for text, end in zip(self.texts, self.by_eos.tolist(), strict=True) if not end)
+
+    @property
     def surprisal_bits(self) -> npt.NDArray[np.float64]:
         """``(n,)`` -log2 of each token's probability; NaN where it is not known."""
         return -self.logprob.astype(np.float64) / LN2
@@ -171,27 +176,12 @@ class TokenRun(Tabular):
     @property
     def summary(self) -> str:
         """Tokens, bits of all that are scored, and their perplexity."""
-        scored = self.surprisal_bits[~np.isnan(self.logprob)]
-        tokens = f"{len(self):,} token{'s' * (len(self) != 1)}"
-        if not len(scored):
-            return tokens
-        return f"{tokens}, {scored.sum():,.1f} bits, perplexity {np.exp2(min(scored.mean(), 1000.0)):,.2f}"
+        return _summary(self.surprisal_bits)
 
     def html(self) -> str:
         """The coloured tokens alone, for `runtime.html.page`."""
-        return html.tokens(self.texts, self.surprisal_bits.tolist(), (self._hover(record) for record in self))
-
-    def _hover(self, record: TokenRecord) -> str:
-        """A token's numbers and the likeliest ones at its place, a line each."""
-        lines = [html.spelled(record.token_id, record.token_bytes)]
-        if record.logprob is None or record.surprisal_bits is None:
-            return f"{lines[0]}\nnot scored"
-        lines.append(f"{html.chance(record.logprob)}, {record.surprisal_bits:.2f} bits")
-        if record.rank is not None:
-            lines.append(f"rank {record.rank:,}")
-        if record.entropy is not None:
-            lines.append(f"entropy {record.entropy / LN2:.2f} bits")
-        return "\n".join(lines + html.likeliest(record.top_ids, record.top_logprobs, self.vocabulary))
+        hovers = (_hover(html.spelled(each.token_id, each.token_bytes), each, self.vocabulary) for each in self)
+        return html.tokens(self.texts, self.surprisal_bits.tolist(), hovers)
 
     def table_columns(self) -> Columns:
         """Position in the run, token, numbers, and the alternatives as lists."""
@@ -336,6 +326,31 @@ class TokenRun(Tabular):
         return TokenRun(**joined)  # type: ignore[arg-type]  # columns by name
 
 
+class TokenRecords(list[TokenRecord], Tabular):
+    """What `score` returns: a list of records, and a table. What is made of it (slices, sums) is a plain list again.
+
+    Attributes:
+        run: The same in columns.
+    """
+
+    __slots__ = ("run",)
+    run: TokenRun
+
+    def __init__(self, run: TokenRun) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __repr__(self) -> str:
+        return f"TokenRecords({self.run.summary}: {shortened(self.run.text)!r})"
+
+    def _repr_html_(self) -> str:
+        return self.run._repr_html_()
+
+    def table_columns(self) -> Columns:
+        """Those of its run."""
+        return self.run.table_columns()
+
+
 @dataclass(frozen=True, slots=True)
 class TopLogprobs(Tabular):
     """The likeliest next tokens, and exactly how much probability all others share. As a table, ids asked for by name follow.
@@ -384,22 +399,37 @@ class TopLogprobs(Tabular):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Scores(Tabular):
-    """What the model thought of n tokens, without the tokens: kept beside the KV in the trie."""
+    """What the model thought of n tokens, without the tokens: kept beside the KV in the trie. In a notebook, their places."""
 
     logprob: Float32  # (n,)
     rank: Int32  # (n,)
     entropy: Float32  # (n,)
     top_ids: Int32  # (n, k)
     top_logprobs: Float32  # (n, k)
-    covered_mass: Float32 = field(repr=False)  # (n,)
+    covered_mass: Float32  # (n,)
 
     def __len__(self) -> int:
         return len(self.logprob)
 
     def __getitem__(self, index: slice) -> Scores:
         return Scores(*(getattr(self, name)[index].copy() for name in _SCORE_COLUMNS))
+
+    def __repr__(self) -> str:
+        return f"Scores({_summary(self.surprisal_bits)})"
+
+    def _repr_html_(self) -> str:
+        places = [f"{place:,} " for place in range(len(self))]
+        run = TokenRun.unscored(range(len(self)), [b""] * len(self), places, Origin.IMPORTED)
+        run = replace(run, **{name: getattr(self, name) for name in _SCORE_COLUMNS})
+        hovers = (_hover(f"token {place}", each) for place, each in enumerate(run))
+        return html.page(html.tokens(places, self.surprisal_bits.tolist(), hovers), caption=_summary(self.surprisal_bits))
+
+    @property
+    def surprisal_bits(self) -> npt.NDArray[np.float64]:
+        """``(n,)`` -log2 of each token's probability; NaN where it is not known."""
+        return -self.logprob.astype(np.float64) / LN2
 
     @property
     def nbytes(self) -> int:
@@ -443,6 +473,27 @@ def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], 
 def text_of(token: int, vocabulary: Sequence[bytes]) -> str | None:
     """The text of an id alone; None where its bytes are not known."""
     return vocabulary[token].decode(errors="replace") if 0 <= token < len(vocabulary) else None
+
+
+def _hover(name: str, record: TokenRecord, vocabulary: Sequence[bytes] = ()) -> str:
+    """A token's numbers and the likeliest ones at its place, a line each."""
+    if record.logprob is None or record.surprisal_bits is None:
+        return f"{name}\nnot scored"
+    lines = [name, f"{html.chance(record.logprob)}, {record.surprisal_bits:.2f} bits"]
+    if record.rank is not None:
+        lines.append(f"rank {record.rank:,}")
+    if record.entropy is not None:
+        lines.append(f"entropy {record.entropy / LN2:.2f} bits")
+    return "\n".join(lines + html.likeliest(record.top_ids, record.top_logprobs, vocabulary))
+
+
+def _summary(bits: npt.NDArray[np.float64]) -> str:
+    """Of how many tokens these are, the bits of all that are scored, and their perplexity."""
+    scored = bits[~np.isnan(bits)]
+    tokens = f"{len(bits):,} token{'s' * (len(bits) != 1)}"
+    if not len(scored):
+        return tokens
+    return f"{tokens}, {scored.sum():,.1f} bits, perplexity {np.exp2(min(scored.mean(), 1000.0)):,.2f}"
 
 
 def shortened(text: str, most: int = 60) -> str:

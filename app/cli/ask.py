@@ -532,7 +532,7 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
     try:
         async with aclosing(model.generate_runs(ids, options)) as runs:
             async for run in runs:
-                pieces.extend(text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
+                pieces.append(run.answer)
                 tokens += len(run)
                 tally.count(len(run))
                 finish = Finish(int(run.finish[-1]))

@@ -352,7 +352,7 @@ class Chat:
         elif isinstance(event, TokensArrived) and self._wrapper is not None:
             self._status.stop()
             self._finish = Finish(int(event.run.finish[-1]))
-            self._wrapper.write(_text(event.run))
+            self._wrapper.write(event.run.answer)
         elif isinstance(event, TurnChanged) and self._wrapper is not None:
             self._show_progress(event.turn)
 
@@ -373,10 +373,6 @@ def _utf8(text: str) -> str:
         return utf8(text)
     except UnicodeError as error:
         raise Refusal("that message was not sent: it is not UTF-8") from error
-
-
-def _text(run: TokenRun) -> str:
-    return "".join(text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
 
 
 def _quoted(title: str) -> str:

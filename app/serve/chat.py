@@ -214,7 +214,7 @@ class _Work:
 
     async def _grown(self, index: int, run: TokenRun, drawn: list[int]) -> tuple[ChatChoice, Delta]:
         finish = finish_reason(Finish(int(run.finish[-1])))
-        text = "".join("" if end else piece for piece, end in zip(run.texts, run.by_eos.tolist(), strict=True))
+        text = run.answer
         choice = ChatChoice(index=index, finish_reason=finish, logprobs=None)
         ids = run.ids.tolist()
         if self._wanted is not None:

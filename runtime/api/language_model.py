@@ -47,7 +47,7 @@ from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.options.priority import Priority, check_priority
 from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRun, TopLogprobs
+from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
@@ -319,7 +319,7 @@ class LanguageModel:
         cache_salt: str = "",
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
-    ) -> list[TokenRecord]:
+    ) -> TokenRecords:
         """What the model thinks of each given token.
 
         Args:
@@ -341,22 +341,21 @@ class LanguageModel:
                 `generate`, for its prompt. Of windows it counts the tokens of all.
 
         Returns:
-            ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it (in its window).
-            Where nothing precedes a token, its numbers are None.
+            A list, and a table, of ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it
+            (in its window). Where nothing precedes a token, its numbers are None.
         """
-        return list(
-            await self.score_run(
-                ids,
-                top_k,
-                start,
-                stride=stride,
-                adapters=adapters,
-                priority=priority,
-                cache_salt=cache_salt,
-                progress=progress,
-                on_progress=on_progress,
-            )
+        run = await self.score_run(
+            ids,
+            top_k,
+            start,
+            stride=stride,
+            adapters=adapters,
+            priority=priority,
+            cache_salt=cache_salt,
+            progress=progress,
+            on_progress=on_progress,
         )
+        return TokenRecords(run)
 
     async def score_run(
         self,
@@ -390,7 +389,7 @@ class LanguageModel:
                 runs.append(await self.transport.call("score", on_progress=hears, ids=path[begin:end], start=first, **under))
         return self._spelled(joined(runs))
 
-    score_sync = blocking(score)
+    score_sync, score_run_sync = blocking(score), blocking(score_run)
     score_many, top_many = bulk.score_many, bulk.top_many
     score_many_sync, top_many_sync = bulk.on_a_loop(bulk.score_many), bulk.on_a_loop(bulk.top_many)
 
@@ -438,7 +437,7 @@ class LanguageModel:
                     done += len(run)
                     say(done, chosen.max_tokens)
 
-    generate_sync = blocking_iterator(generate)
+    generate_sync, generate_runs_sync = blocking_iterator(generate), blocking_iterator(generate_runs)
 
     async def sample(
         self,
@@ -513,8 +512,7 @@ class LanguageModel:
             run = TokenRun.concat([part async for part in self.generate_runs(ids, chosen, progress=progress)])
         else:
             run = await self.transport.call("generate_whole", ids=self._checks.ids(ids), options=chosen)
-        pieces = [text for text, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end]
-        return Completion("".join(pieces), Finish(int(run.finish[-1])) if len(run) else Finish.NONE)
+        return Completion(self._spelled(run))
 
     complete_sync = blocking(complete)
 

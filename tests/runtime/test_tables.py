@@ -14,10 +14,20 @@ import numpy as np
 import pytest
 
 from resources import ramp
-from runtime import BeamOptions, GenerationOptions, LensRun, UnsupportedFeatureError, compare_models, html, load, run_sync
+from runtime import (
+    BeamOptions,
+    Completion,
+    GenerationOptions,
+    LensRun,
+    UnsupportedFeatureError,
+    compare_models,
+    html,
+    load,
+    run_sync,
+)
 from runtime.beams import Hypothesis
 from runtime.html import DARK_COLOURS, LIGHT_COLOURS, MOST_TOKENS, ON_STRONGEST, visible
-from runtime.records import NO_TOKEN, Origin, Scores, TokenRun, TopLogprobs
+from runtime.records import NO_TOKEN, Origin, Scores, TokenRecords, TokenRun, TopLogprobs
 from runtime.tables import Tabular, arrow_table
 from tests.pages import PAGES
 from tests.runtime.test_records import scored
@@ -110,6 +120,8 @@ def test_the_first_columns_are_those_of_the_view_of_the_sessions_file() -> None:
             *(getattr(scored(), name) for name in ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass"))
         ),
         Hypothesis(scored(), -1.0, -0.5),
+        TokenRecords(scored()),
+        Completion(scored()),
         TopLogprobs.of(np.array([4, 2], np.int32), np.array([-0.5, -1.5], np.float32), 9, {2: -1.5, 7: -np.inf}),
     ],
     ids=lambda result: type(result).__name__,
@@ -118,6 +130,7 @@ def test_relatives_are_tables_too(result: Tabular) -> None:
     table = result.to_arrow()
     assert table.to_pylist() == list(result.rows())
     assert len(result.to_pandas()) == len(result.to_polars()) == table.num_rows
+    assert Tags(result._repr_html_()).tags[0] == "div"  # type: ignore[attr-defined]  # of each
 
 
 def test_chosen_ids_follow_the_likeliest() -> None:
@@ -202,8 +215,10 @@ def test_what_a_model_answers_knows_the_texts_of_its_alternatives() -> None:
     with load("x", backend="fake") as model:
         ids = model.tokenize("abc")
         runs = [
-            run_sync(model.score_run(ids)),
-            run_sync(model.score_run(ids, stride=2)),
+            model.score_run_sync(ids),
+            model.score_sync(ids, stride=2).run,
+            model.complete_sync("abc", options).run,
+            TokenRun.concat(list(model.generate_runs_sync(ids, options))),
             next(iter(model.score_many_sync([ids])))[1],
             *run_sync(collected(model.generate_runs(ids, options))),
             *(run for _, run in run_sync(collected(model.continue_many_runs(ids, 2, options)))),
@@ -218,6 +233,29 @@ def test_what_a_model_answers_knows_the_texts_of_its_alternatives() -> None:
         assert [row["text"] for row in top.rows()] == [model.detokenize([row["token_id"]]) for row in top.rows()]
         shown = "".join(Tags(top._repr_html_()).data)
         assert [f"{rank}. " in shown for rank in range(1, 9)] == [True] * 7 + [False]
+
+
+def test_a_list_of_records_and_the_text_of_an_answer_are_tables_beside_what_they_were() -> None:
+    with load("x", backend="fake") as model:
+        ids = model.tokenize("abc")
+        records, answer = model.score_sync(ids), model.complete_sync("abc", max_tokens=3, ignore_eos=True, seed=1)
+    assert isinstance(records, list)
+    assert records == list(records.run)
+    assert type(records[1:]) is list
+    assert repr(records) == f"TokenRecords({records.run.summary}: 'abc')"
+    assert records.to_arrow() == records.run.to_arrow()
+    assert isinstance(answer, str)
+    assert (answer, answer.finish_reason) == (answer.run.text, "length")
+    assert answer.to_arrow() == answer.run.to_arrow()
+    assert Tags(answer._repr_html_()).tags.count("span") == len(answer.run) == 3
+
+
+def test_scores_show_their_places() -> None:
+    scores = Scores(*(getattr(scored(), name) for name in COLUMNS))
+    found = Tags(scores._repr_html_())
+    assert found.classes == [f"s{LIGHT.step(bits)}" for bits in scores.surprisal_bits]
+    assert found.titles[1].splitlines()[:2] == ["token 1", *Tags(scored()._repr_html_()).titles[1].splitlines()[1:2]]
+    assert repr(scores) == f"Scores({scored().summary})"
 
 
 def test_a_long_run_shows_its_beginning() -> None:

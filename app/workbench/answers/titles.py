@@ -51,7 +51,7 @@ async def title_from_model(supervisor: Supervisor, session: WholeSession) -> str
         text, title = "", None
         async with aclosing(model.generate_runs(ids, _OPTIONS)) as runs:
             async for run in runs:
-                text += "".join(piece for piece, end in zip(run.texts, run.by_eos.tolist(), strict=True) if not end)
+                text += run.answer
                 if (title := _first_line(text)) is not None:
                     break
     found = title_of(_first_line(f"{text}\n") or "") if title is None else title_of(title)
