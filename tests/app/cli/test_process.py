@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa  # what the command writes with
+import pyarrow.ipc as ipc  # as above
+import pyarrow.parquet as pq  # as above
 import pytest
 
 from runtime import __version__
@@ -195,6 +199,38 @@ def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path
     assert sorted(json.loads(line)["line"] for line in out.read_text().splitlines()) == list(range(2, 302))
     told = f"300 of 301 answers were written to {out}; the same command with --resume goes on where this one stopped"
     assert err.decode().split("\n") == [told, "", "stopped", ""]
+
+
+def has_a_batch(path: Path) -> bool:
+    """Whether a whole one can be read of a stream."""
+    try:
+        return bool(ipc.open_stream(path.read_bytes()).read_next_batch().num_rows)
+    except (OSError, pa.ArrowInvalid):  # not there, or cut off
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_table_of_scores_goes_on(tmp_path: Path) -> None:
+    texts, out, part = tmp_path / "texts.jsonl", tmp_path / "out.parquet", tmp_path / ".out.parquet.part"
+    texts.write_text("\n".join(json.dumps(f"{i} {'x' * 90}") for i in range(600)))
+    command = ["score", str(texts), "--backend", "fake", "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "app", *command], cwd=ROOT, stderr=subprocess.PIPE)
+    # when it is interrupted once something is written
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and not has_a_batch(part):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    # then it says how to go on, and nothing stands under the name of the file
+    assert (process.returncode, out.exists()) == (130, False)
+    assert err.decode().split("\n") == [f"stopped; the results so far are in {part}: go on with --resume", "", "stopped", ""]
+    done = run(*command, "--resume")
+    assert done.returncode == 0
+    before, scored = map(int, re.findall(r"([\d,]+) texts", done.stderr.replace(",", "")))
+    assert (0 < before < 600, before + scored) == (True, 600)
+    assert not part.exists()
+    assert pq.ParquetFile(out).metadata.num_rows == sum(len(f"{i} {'x' * 90}") for i in range(600))
 
 
 def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ import io
 import json
 import math
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from tests.runtime.remote.servers import Refused, serving, tokenizer_folder
 
 TEXTS = ["one <b>", 'two, "quoted"\nlines', "naïve 🌧", "שלום"]
 FAKE = ("--backend", "fake")
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -308,21 +313,66 @@ def test_a_stream_that_fails_to_close_loses_no_result(
     assert "4 texts are done already" in elsewise(*words, "--resume").err
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_no_half_file(
-    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """The system's own limit: a write that goes beyond it is cut off there, and fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    out = tmp_path / "out.parquet"
-    with monkeypatch.context() as faulty:
-        faulty.setattr(score_files, "_written", full)
-        done = elsewise("score", str(texts), *FAKE, "--out", str(out))
-    assert "No space left on device; the results so far are in" in done.err
-    assert left_in(tmp_path) == [".out.parquet.part"]
-    assert not out.exists()
-    assert elsewise("score", str(texts), *FAKE, "--out", str(out), "--resume").code == 0
-    assert out.exists()
+
+@pytest.mark.parametrize(
+    ("kind", "at_the_end"),
+    [("parquet", False), ("jsonl", True), ("csv", True)],  # a Parquet file is the smaller one
+)
+def test_a_disk_that_is_full_leaves_no_half_file(
+    elsewise: Elsewise, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, at_the_end: bool
+) -> None:
+    texts.write_text(texts.read_text("utf-8") * 5, "utf-8")
+    whole, out = tmp_path / f"whole.{kind}", tmp_path / f"out.{kind}"
+    elsewise("score", str(texts), *FAKE, "--out", str(whole))
+    monkeypatch.setattr(score_files, "FLUSHED_TOKENS", 60)
+    words = ("score", str(texts), *FAKE, "--out", str(out))
+    with no_file_beyond(whole.stat().st_size - 1 if at_the_end else 20_000):
+        done = elsewise(*words)
+    assert (done.code, out.exists()) == (1, False)
+    assert "File too large; the results so far are in" in done.err
+    assert left_in(tmp_path) == [f".out.{kind}.part"]
+    # then what was written is taken over, and the file is that of a run without a fault
+    done = elsewise(*words, "--resume")
+    assert done.code == 0
+    found = int(done.err.split(" texts are done already")[0].split()[-1])
+    assert found == 20 if at_the_end else 0 < found < 20
+    assert out.read_bytes() == whole.read_bytes()
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no file system can be mounted here",
+)
+def test_a_small_file_system_that_is_full(texts: Path, tmp_path: Path) -> None:
+    texts.write_text(texts.read_text("utf-8") * 100, "utf-8")
+    (tmp_path / "small").mkdir()
+    score = f"{sys.executable} -m app score {texts} {' '.join(FAKE)} --out {tmp_path}/small/out.parquet"
+    lines = (
+        f"mount -t tmpfs -o size=64k none {tmp_path}/small",
+        f"{score}; echo $?; ls -A {tmp_path}/small",
+        f"mount -o remount,size=16m {tmp_path}/small",
+        f"{score} --resume; echo $?; ls -A {tmp_path}/small",
+        f"cp {tmp_path}/small/out.parquet {tmp_path}",
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["1", ".out.parquet.part", "0", "out.parquet"], done.stderr
+    assert "No space left on device; the results so far are in" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(set(pq.read_table(tmp_path / "out.parquet")["text_id"].to_pylist())) == list(range(400))
 
 
 def test_a_partial_file_of_something_else_is_not_gone_on_with(
