@@ -224,8 +224,8 @@ class FakeDrawings(_Group):
         self._bench.calls.append(("drawing", session_id, node_id, index))
         return self._bench.drawn
 
-    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
-        self._bench.note("depth", session_id, node_id, index)
+    async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
+        self._bench.note("depth", session_id, node_id, index, *also)
         assert self._bench.layers is not None
         return self._bench.layers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QObject, Signal
@@ -116,10 +117,11 @@ class DrawsController(QObject):
         found, ask = partial(self.row_found.emit, node_id, index), self._workbench.drawings.whole_row
         self._showing.ask_latest("quiet-row", lambda session: tell(found, ask, session, node_id, index, here=True), in_silence)
 
-    def ask_depth(self, node_id: int, index: int) -> None:
-        """Asks the model at which layer it had the token of a place."""
+    def ask_depth(self, node_id: int, index: int, also: Sequence[int] = ()) -> None:
+        """Asks the model at which layer it had the token of a place, and the tokens of `also`."""
         found, ask = partial(self.depth_found.emit, node_id, index), self._workbench.drawings.depth
-        self._showing.ask_latest("depth", lambda session: tell(found, ask, session, node_id, index), self.depth_refused.emit)
+        place = node_id, index, also
+        self._showing.ask_latest("depth", lambda session: tell(found, ask, session, *place), self.depth_refused.emit)
 
     def ask_turn_depth_cost(self, node_id: int) -> None:
         """Asks what it would take to find the layers at which a whole turn was decided; a refusal is not shown."""

@@ -6,9 +6,20 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFocusEvent,
+    QFont,
+    QFontMetrics,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -30,6 +41,14 @@ ROW_HEIGHT, HEAD_HEIGHT = 21, 20
 LAYER_PX, RANK_PX, CURVE_PX = 22, 50, 52
 CELLS = 3  # tokens of a layer
 _CENTRE = int(Qt.AlignmentFlag.AlignCenter)
+_STEPS = {  # layers and places that a key goes
+    Qt.Key.Key_Up: (-1, 0),
+    Qt.Key.Key_Down: (1, 0),
+    Qt.Key.Key_Left: (0, -1),
+    Qt.Key.Key_Right: (0, 1),
+    Qt.Key.Key_Home: (-1000, 0),
+    Qt.Key.Key_End: (1000, 0),
+}
 _RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
 
 
@@ -37,7 +56,7 @@ class DepthTab(InspectorTab):
     """Shows the layers' answers for a `Spot`; asks for them when it can be seen: one token's way through the model."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Depth")
-    depth_wanted = Signal(int, int)  # node id, index
+    depth_wanted = Signal(int, int, object)  # node id, index, ids to be followed beside the stored alternatives
     cost_wanted = Signal(int)  # node id: of its whole turn
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -52,7 +71,8 @@ class DepthTab(InspectorTab):
         self.note = Label("", "soft", interface_font(11.5))
         self.layers = Layers()
         self.turn = TurnRow()
-        self.layers.pointed.connect(self._say_pointed)
+        self.layers.pointed.connect(self._follow)
+        self.layers.stepped.connect(self._bring_into_sight)
         for label in (self.verdict, self.note):
             label.setWordWrap(True)
         column = QVBoxLayout(self)
@@ -115,7 +135,7 @@ class DepthTab(InspectorTab):
         else:
             rank = count(int(run.ranks[0, -1, 0]))
             self.verdict.setText(self.tr("does not lead: rank {0} after layer {1}").format(rank, run.layers))
-        self._say_pointed(-1)
+        self._say_pointed(self.layers.token)
         self._show()
         self.cost_wanted.emit(node_id)
 
@@ -141,21 +161,37 @@ class DepthTab(InspectorTab):
         self.verdict.setText("")
         self.note.setText(self.tr("Reading the layers…"))
         self._show()
-        self.depth_wanted.emit(self._spot.node_id, self._spot.index)
+        self.depth_wanted.emit(self._spot.node_id, self._spot.index, ())
+
+    def _follow(self, token: int) -> None:
+        """A token under the pointer or the keyboard: one that the answer has no ranks of is asked for, with all it has."""
+        run, spot = self.layers.run, self._spot
+        self._say_pointed(token)
+        if run is not None and spot is not None and token >= 0 and self.layers.column_of(token) is None:
+            self.depth_wanted.emit(spot.node_id, spot.index, (token, *run.token_ids[0, 1:].tolist()))
+
+    def _bring_into_sight(self, row: QRect) -> None:
+        viewport = self.parentWidget()
+        area = None if viewport is None else viewport.parentWidget()
+        if isinstance(area, QScrollArea):
+            middle = self.layers.mapTo(self, row.center())
+            area.ensureVisible(middle.x(), middle.y(), 0, row.height())
 
     def _say_pointed(self, token: int) -> None:
-        """What the thin line of the token under the pointer comes to; without one, how to read the table."""
+        """What the thin line of a token comes to; without one, how to read the table."""
         run = self.layers.run
         if run is None:
             return
-        column = self.layers.column_of(token)
-        if column is None or token < 0:
+        if token < 0:
             self.note.setText(
                 self.tr("A layer’s likeliest tokens in each row; the line: this token’s rank, likeliest at the right.")
             )
             return
+        column, name = self.layers.column_of(token), self.layers.name_of(token)
+        if column is None:
+            self.note.setText(self.tr("{0}: reading its ranks…").format(name))
+            return
         lead = int(run.leads_from(column)[0])
-        name = self.layers.name_of(token)
         if lead >= 0:
             self.note.setText(self.tr("{0}: leads from layer {1}").format(name, lead))
         else:
@@ -263,10 +299,15 @@ class TurnRow(QWidget):
 class Layers(QWidget):
     """A painted table: a row for each layer with its likeliest tokens in the surprise ramp, and a line of ranks.
 
-    `pointed` carries the token under the pointer, -1 for none.
+    The arrow keys, Home and End go from cell to cell.
+
+    Attributes:
+        run: What is shown.
+        token: Of the cell under the pointer, or else of the one that the keyboard is on; -1 for none.
     """
 
-    pointed = Signal(int)
+    pointed = Signal(int)  # another `token`
+    stepped = Signal(QRect)  # to a cell that should be in sight
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -274,7 +315,8 @@ class Layers(QWidget):
         self._theme.scaled.connect(self._take_fonts)
         self.vocabulary: BytesOf = lambda _ids: []
         self.run: LensRun | None = None
-        self._pointed = -1
+        self.token = -1
+        self._cell = 0, 0  # layer and place that the keyboard is on, while it is here
         self._take_fonts()
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -290,12 +332,20 @@ class Layers(QWidget):
         self.update()
 
     def show_run(self, run: LensRun | None) -> None:
-        """Shows the first position of a run; None empties the table."""
-        self.run, self._pointed = run, -1
-        self.setAccessibleName(self.tr("Layers"))
+        """Shows the first position of a run; None empties the table, before a run of another place."""
+        if run is None:
+            self.token = -1
+        elif self.run is None:
+            lead = int(run.leads_from()[0])
+            self._cell = lead if lead >= 0 else run.layers, 0
+        self.run = run
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus if run is None else Qt.FocusPolicy.StrongFocus)
+        self._say_cell()
         self.setAccessibleDescription("" if run is None else "; ".join(self._spoken(layer) for layer in range(run.layers + 1)))
         self.updateGeometry()
         self.update()
+        if self.token < 0:
+            self._point(self._resting)
 
     def column_of(self, token: int) -> int | None:
         """The column of the run that follows a token."""
@@ -308,25 +358,71 @@ class Layers(QWidget):
         """A token as it is written in a cell; its number where it has no bytes."""
         return words.token(b"".join(self.vocabulary([token])), 20) or f"#{token}"
 
-    def cell_at(self, x: float, y: float) -> int:
-        """The token of the cell there; -1 for none."""
-        if self.run is None:
-            return -1
+    def cell_at(self, x: float, y: float) -> tuple[int, int] | None:
+        """Layer and place of the cell there."""
         layer = int((y - scaled(HEAD_HEIGHT)) // scaled(ROW_HEIGHT))
         place = int((x - self._layer_px) // self._cell_px)
-        inside = 0 <= layer <= self.run.layers and 0 <= place < self._cells and y >= scaled(HEAD_HEIGHT)
-        return int(self.run.top_ids[0, layer, place]) if inside else -1
+        return (layer, place) if self.token_at(layer, place) >= 0 else None
+
+    def token_at(self, layer: int, place: int) -> int:
+        """The token of a cell; -1 where there is none."""
+        if self.run is None or not (0 <= layer <= self.run.layers and 0 <= place < self._cells):
+            return -1
+        return int(self.run.top_ids[0, layer, place])
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self._point(self.cell_at(event.position().x(), event.position().y()))
+        cell = self.cell_at(event.position().x(), event.position().y())
+        self._point(self._resting if cell is None else self.token_at(*cell))
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        cell = self.cell_at(event.position().x(), event.position().y())
+        if cell is not None:
+            self._step_to(cell)
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
+        self._point(self._resting)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        if event.reason() is not Qt.FocusReason.MouseFocusReason:  # the press goes to a cell of its own
+            self._step_to(self._cell)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self._say_cell()
         self._point(-1)
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        step = _STEPS.get(Qt.Key(event.key()))
+        if self.run is None or step is None:
+            super().keyPressEvent(event)
+            return
+        layer, place = (was + by for was, by in zip(self._cell, step, strict=True))
+        self._step_to((min(max(layer, 0), self.run.layers), min(max(place, 0), self._cells - 1)))
+
+    @property
+    def _resting(self) -> int:
+        """The token of the keyboard's cell; -1 while the keyboard is elsewhere."""
+        return self.token_at(*self._cell) if self.hasFocus() else -1
+
+    def _step_to(self, cell: tuple[int, int]) -> None:
+        self._cell = cell
+        self._say_cell()
+        self._point(self.token_at(*cell))
+        self.stepped.emit(QRect(0, scaled(HEAD_HEIGHT) + cell[0] * scaled(ROW_HEIGHT), self.width(), scaled(ROW_HEIGHT)))
+        self.update()
+
+    def _say_cell(self) -> None:
+        """A screen reader says the name when it changes."""
+        token = self._resting
+        self.setAccessibleName(
+            self.tr("Layers") if token < 0 else self.tr("layer {0}: {1}").format(self._cell[0], self.name_of(token))
+        )
+
     def _point(self, token: int) -> None:
-        if token != self._pointed:
-            self._pointed = token
+        if token != self.token:
+            self.token = token
             self.pointed.emit(token)
             self.update()
 
@@ -361,11 +457,20 @@ class Layers(QWidget):
             y = scaled(HEAD_HEIGHT) + lead * scaled(ROW_HEIGHT)
             painter.setPen(QPen(QColor(palette.accent), 1.5))
             painter.drawLine(QPointF(0, y), QPointF(self.width(), y))
-        column = self.column_of(self._pointed)
+        column = self.column_of(self.token)
         if column:
             self._paint_ranks(painter, column, palette.soft, 1.0)
         self._paint_ranks(painter, 0, palette.accent, 1.6)
+        if self.hasFocus():
+            painter.setPen(QPen(QColor(palette.text), 1.6))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.drawRoundedRect(self._box(*self._cell), 3, 3)
         painter.end()
+
+    def _box(self, layer: int, place: int) -> QRectF:
+        """Where a cell is painted."""
+        top, height = scaled(HEAD_HEIGHT) + layer * scaled(ROW_HEIGHT), scaled(ROW_HEIGHT)
+        return QRectF(self._layer_px + place * self._cell_px + 1, top + 1, self._cell_px - 2, height - 2)
 
     def _paint_row(self, painter: QPainter, layer: int, *, leading: bool) -> None:
         run, palette, height = self.run, self._theme.palette, scaled(ROW_HEIGHT)
@@ -382,14 +487,14 @@ class Layers(QWidget):
             token = int(run.top_ids[0, layer, place])
             if token < 0:
                 continue
-            box = QRectF(self._layer_px + place * self._cell_px + 1, y + 1, self._cell_px - 2, height - 2)
+            box = self._box(layer, place)
             step = palette.step(to_bits(-float(run.top_logprobs[0, layer, place])))
             ground = palette.surprise[step]
             painter.setPen(Qt.PenStyle.NoPen)
             if ground is not None:
                 painter.setBrush(QColor(ground))
                 painter.drawRoundedRect(box, 3, 3)
-            if token == int(run.token_ids[0, 0]) or token == self._pointed:
+            if token == int(run.token_ids[0, 0]) or token == self.token:
                 painter.setBrush(Qt.BrushStyle.NoBrush)
                 painter.setPen(QPen(QColor(palette.accent if token == int(run.token_ids[0, 0]) else palette.soft), 1.2))
                 painter.drawRoundedRect(box, 3, 3)

@@ -152,10 +152,11 @@ class DrawingCommands(Protocol):
         `here`: only from a model of this machine; one on a server is refused, and nothing is sent to it.
         """
 
-    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
-        """What each layer of the model that runs would answer before token `index`; its alternatives are followed beside it.
+    async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
+        """What each layer of the model that runs would answer before token `index`.
 
-        One position; the token itself is column 0.
+        One position; the token itself is column 0. The ids of `also`, then its stored alternatives, are followed beside it,
+        64 of them together.
         """
 
     async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:

@@ -28,7 +28,7 @@ from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, TurnDepth, TurnDepthCost, translate
 
 NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
-MOST_FOLLOWED = 64  # alternatives that `LanguageModel.lens` ranks in each layer; a run of the command line may have more
+MOST_FOLLOWED = 64  # tokens that `LanguageModel.lens` ranks in each layer; a run of the command line may have more
 UNKNOWN_LAYER = -2  # of a token that nothing stands before
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
@@ -115,8 +115,14 @@ class Drawings:
         async with self._speaking(model, session, place[0]) as speaker:
             return await model.next_token_logprobs(ids, adapters=speaker.adapters)
 
-    async def depth(self, session_id: int, node_id: int, index: int) -> LensRun:
+    async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
         """What each layer of the model that runs would answer before a token.
+
+        Args:
+            session_id: Which session.
+            node_id: The turn.
+            index: The token.
+            also: Ids whose ranks are wanted, before those of its stored alternatives.
 
         Raises:
             Refusal: None runs, another one wrote the token, or its layers cannot be read.
@@ -134,7 +140,8 @@ class Drawings:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
             speaker = await self._adapters.speaker(session, model)
-            tokens = [token for token in record.top_ids if token != record.token_id][:MOST_FOLLOWED]
+            followed = dict.fromkeys([*also, *record.top_ids])
+            tokens = [token for token in followed if token != record.token_id][:MOST_FOLLOWED]
             path = [*ids, record.token_id]
             return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
 

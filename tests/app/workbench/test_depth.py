@@ -27,6 +27,11 @@ def test_the_last_layer_is_what_is_stored(play: Play) -> None:
             np.testing.assert_allclose(run.logprobs[0, -1, 0], turn.run.logprob[at], atol=1e-5)
             # the stored alternatives are followed beside it
             assert run.token_ids[0, 1:].tolist() == [token for token in record.top_ids if token != record.token_id]
+            # and what is asked for by name, before them
+            other = next(token for token in range(100) if token not in record.top_ids)
+            more = await s.workbench.drawings.depth(session_id, turn.node_id, at, (other, record.token_id))
+            assert more.token_ids[0].tolist() == [record.token_id, other, *run.token_ids[0, 1:].tolist()]
+            np.testing.assert_array_equal(more.ranks[0, :, 2:], run.ranks[0, :, 1:])
         with pytest.raises(Refusal, match="not part of this session"):
             await s.workbench.drawings.depth(session_id, turn.node_id, 10_000)
         path = (await s.workbench.sessions.open(session_id)).turns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_the_pointer_tells_of_the_token_under_it(inspector: Inspector, vocabular
     resting = tab.note.text()
     # given the likeliest of the first row, an alternative: when the pointer comes to it
     table = tab.layers
-    at = next(QPoint(x, y) for y in range(table.height()) for x in range(0, 200, 4) if table.cell_at(x, y) > 0)
+    at = next(QPoint(x, y) for y in range(table.height()) for x in range(0, 200, 4) if table.cell_at(x, y) is not None)
     QTest.mouseMove(table, at)
     # then its rank is told, and a cell without a column, or none, tells how to read the table
     assert tab.note.text() == "␣Rome: rank 2 after the last layer"
@@ -102,6 +103,62 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
         await until(lambda: depth.note.text() == "these tokens are those of A, and B is in use")
         assert depth.layers.run is None
         assert not depth.verdict.isVisible()
+
+    in_window(scene)
+
+
+def test_the_keyboard_goes_from_cell_to_cell_and_what_has_no_ranks_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
+    answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
+    bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())
+    first = bench.layers = layers_of(bench.vocabulary)
+    lisbon, rome, kyoto = (bench.vocabulary.id_of(word) for word in (" Lisbon", " Rome", " Kyoto"))
+
+    async def scene(window: MainWindow) -> None:
+        depth, tokens = window.parts.inspector.layers, window.parts.transcript.tokens.viewport()
+        QTest.mouseClick(tokens, Qt.MouseButton.LeftButton, pos=centre(window.parts.transcript, answer.node_id, 0))
+        tab = window.parts.inspector.tabs[4]
+        QTest.mouseClick(tab, Qt.MouseButton.LeftButton)
+        await until(lambda: depth.layers.run is not None)
+        resting, table = depth.note.text(), depth.layers
+        # given the keyboard on the tab, when it goes on, then it comes to the layer that takes the lead
+        tab.setFocus()
+        for _ in range(20):
+            QTest.keyClick(window.focusWidget(), Qt.Key.Key_Tab)
+            if table.hasFocus():
+                break
+        assert depth.note.text() == "␣Lisbon: leads from layer 3"
+        assert table.accessibleName() == "layer 3: ␣Lisbon"
+        # when it goes to a stored alternative, then its ranks are told and its line is drawn
+        without = table.grab().toImage()
+        QTest.keyClick(table, Qt.Key.Key_Right)
+        assert depth.note.text() == "␣Rome: rank 2 after the last layer"
+        assert table.token == rome
+        assert table.grab().toImage() != without
+        assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
+        # and when it goes to a token that was not stored, then it is asked for with the others, once, and the cell stays
+        more = np.array([[8], [7], [4], [3], [3]], np.int32)[None]
+        bench.layers = replace(
+            first,
+            token_ids=np.array([[lisbon, kyoto, rome]], np.int32),
+            ranks=np.concatenate([first.ranks[:, :, :1], more, first.ranks[:, :, 1:]], axis=2),
+        )
+        QTest.keyClick(table, Qt.Key.Key_Right)
+        assert depth.note.text() == "␣Kyoto: reading its ranks…"
+        await until(lambda: depth.note.text() == "␣Kyoto: rank 3 after the last layer")
+        assert bench.asked("depth")[1:] == [(TRIP, answer.node_id, 0, kyoto, rome)]
+        for key, name in ((Qt.Key.Key_Home, "layer 0: ␣Lisbon"), (Qt.Key.Key_Left, "layer 0: ␣Kyoto")):
+            QTest.keyClick(table, key)
+            assert table.accessibleName() == name
+        QTest.keyClick(table, Qt.Key.Key_End)
+        QTest.keyClick(table, Qt.Key.Key_Down)  # there is nothing below
+        assert table.accessibleName() == "layer 4: ␣Rome"
+        # and a click goes to a cell too; without the keyboard the table is as before
+        QTest.mouseClick(table, Qt.MouseButton.LeftButton, pos=QPoint(40, table.height() - 5))
+        assert table.accessibleName() == "layer 4: ␣Lisbon"
+        tab.setFocus()
+        assert depth.note.text() == resting
+        assert table.accessibleName() == "Layers"
+        assert len(bench.asked("depth")) == 2
 
     in_window(scene)
 
