@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -59,18 +58,25 @@ class Readings:
 
 
 class LayerReader:
-    """As that of `runtime.backends.hf.readings`; where torch has hooks, modules are given a subclass for the time of a forward.
+    """As that of `runtime.backends.hf.readings`; where torch has hooks, modules stand in `Watched` for the time of a forward.
 
     Args:
         model: An mlx-lm model.
-        body: Its part below the head; None: it is not made so.
+        body: The module below its head; None: it is not made so.
     """
 
-    def __init__(self, model: Any, body: Module | None) -> None:
+    def __init__(self, model: Any, body: Any) -> None:
         self._name = str(getattr(model, "model_type", None) or type(model).__name__)
         self._body = body
-        self._layers: list[Module] = list(model.layers)
-        self.rows = len(self._layers) + 1
+        layers = {id(layer) for layer in model.layers}
+        self._count = len(model.layers)
+        self.rows = self._count + 1
+        if body is None:
+            return
+        lists = [held for owner in body.modules() for held in owner.values() if isinstance(held, list)]
+        # where they stand: a list or a module, which is a dict; the place in it; the module that stands there
+        self._layers = [(held, at, one) for held in lists for at, one in enumerate(held) if id(one) in layers]
+        self._others = [(body, at, one) for at, one in body.items() if isinstance(one, Module)]
 
     @contextmanager
     def reading(self, want: mx.array) -> Iterator[None]:
@@ -100,7 +106,7 @@ class LayerReader:
             states.append(hidden)
 
         def norm(own: Callable[..., Any], given: Any, *args: Any, **named: Any) -> Any:
-            if read or len(states) <= len(self._layers) or not isinstance(given, mx.array):
+            if read or len(states) <= self._count or not isinstance(given, mx.array):
                 return own(given, *args, **named)
             if given.shape != states[-1].shape or not mx.array_equal(given, states[-1]).item():
                 raise self._refusal("its final norm reads something else than what its last layer gave")
@@ -108,18 +114,14 @@ class LayerReader:
             together = mx.stack([state[0, want].astype(given.dtype) for state in states], axis=1)
             return own(together.flatten(0, 1)[None], *args, **named)
 
-        children: dict[str, Any] = self._body.children()  # type: ignore[no-untyped-call]  # its stub leaves the answer out
-        others = [child for child in children.values() if isinstance(child, Module)]
-        classes = [(module, type(module)) for module in (*self._layers, *others)]
         try:
-            for module in self._layers:
-                _around(module, layer)
-            for module in others:
-                _around(module, norm)
+            for act, places in ((layer, self._layers), (norm, self._others)):
+                for owner, place, module in places:
+                    owner[place] = Watched(module, act)
             yield
         finally:
-            for module, own in classes:
-                module.__class__ = own
+            for owner, place, module in (*self._layers, *self._others):
+                owner[place] = module
         if not read:
             raise self._refusal("nothing like a final norm follows its last layer")
 
@@ -128,11 +130,16 @@ class LayerReader:
         return UnsupportedFeatureError(f"{words}: {why}")
 
 
-def _around(module: Module, act: Callable[..., Any]) -> None:
-    """Gives one module object a subclass whose call is `act`, with its own call as the first argument."""
-    base: Any = type(module)
+class Watched(Module):
+    """A module in another's place: a call of it is `act`'s, whose first argument is the other; all else is the other's."""
 
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        return act(partial(base.__call__, self), *args, **named)
+    def __init__(self, module: Module, act: Callable[..., Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # its stub leaves the answer out
+        self["module"] = module
+        self._act = act
 
-    module.__class__ = type(base.__name__, (base,), {"__call__": call})
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._act(self["module"], *args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self["module"], name)
