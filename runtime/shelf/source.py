@@ -95,7 +95,7 @@ def _forms(backend: str) -> tuple[bool, ...]:
 
 def _not_here(source: str | Path, path: Path) -> str:
     if source == EMBEDDED:
-        return f"smollm2 is not in {models_dir()}; run make setup, or elsewise models get smollm2"
+        return f"smollm2 is not in {models_dir()}; fetch it with: elsewise models get smollm2"
     if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
         return f"{source}: no such file or folder; {WAYS_IN}"
     if "/" in source:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.faults import STOPPED, not_loaded, too_long
-from runtime import ContextOverflowError, EngineDiedError, ModelLoadError, ModelMissingError
+from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelLoadError, ModelMissingError
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,14 @@ def test_an_engine_that_ended_while_loading_has_one_reason_at_most(told: str, re
 
 def test_other_faults_say_it_themselves() -> None:
     assert not_loaded(ModelLoadError("no model here; fetch it")) == "no model here; fetch it"
+
+
+def test_an_installed_app_does_not_say_how_to_install_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    words = not_loaded(
+        BackendUnavailableError("backend 'hf' cannot run here: torch not installed: make setup, or: pip install it")
+    )
+    assert words.startswith("backend 'hf' cannot run here; choose another engine in the model menu")
 
 
 @pytest.mark.parametrize(("source", "name"), [("smollm2", "smollm2"), ("/models/of/mine.gguf", "mine.gguf")])

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from resources.processes import is_bundle
+
 _translators: list[Callable[[str, str], str]] = []
 
 
@@ -30,16 +32,23 @@ def translate_with(translator: Callable[[str, str], str]) -> None:
 
 
 PLACES: Final = {
+    "ask": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),
     "models": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),
     "sessions": QT_TRANSLATE_NOOP("Refusals", "Settings > Data"),
-}  # of the groups of commands
+}  # of commands
 _COMMAND: Final = re.compile(
-    r"(['`]?)elsewise\s(models|sessions)\s\w+(?:\s(?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
+    r"(['`]?)elsewise\s(ask|models|sessions)\s(?:--)?\w+(?:\s(?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
 )
+
+_INSTALL: Final = re.compile(r"(?s):\s(?:make|pip)\s\w+.*")
 
 
 def in_window(words: str) -> str:
-    """A message of the library or the store: in place of the commands that it names, where the window does the same."""
+    """A message of the library or the store: in place of the commands that it names, where the window does the same.
+
+    An installed app has no command line that could add a library: there, how to add one is left out.
+    """
+    words = _INSTALL.sub("", words) if is_bundle() else words
     return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[2]]), words)
 
 

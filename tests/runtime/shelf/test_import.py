@@ -124,6 +124,7 @@ def test_importing_twice_converts_once(shelf: Path, gguf: Path) -> None:
     # then
     assert second == first
     assert stages == []
+    assert [entry.title for entry in list_models()] == ["mine"]  # the file is called otherwise
 
 
 def test_another_model_under_the_same_file_name_stands_beside_the_first(shelf: Path, gguf: Path) -> None:

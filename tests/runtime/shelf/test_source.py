@@ -44,7 +44,7 @@ def test_a_folder_is_found_by_its_path(shelf: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "remedy"),
     [
-        ("smollm2", "run make setup, or elsewise models get smollm2"),
+        ("smollm2", "fetch it with: elsewise models get smollm2"),
         ("org/name@main", "org/name@main is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
         ("org/name@main", "fetch it with: elsewise models fetch org/name@main; "),
         ("org/name", "org/name is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
