@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_templates import WarmChild
+
 PATIENCE_SECONDS = 10.0
 
 
@@ -39,3 +41,9 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read from or written into the folders of whoever runs the tests."""
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+
+
+@pytest.fixture(autouse=True)
+def warm_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of one template after another have one process for it: tests/runtime/text has those of the product."""
+    monkeypatch.setattr("runtime.text.template.RenderChild", WarmChild)

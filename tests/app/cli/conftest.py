@@ -22,6 +22,19 @@ class Done:
 
 
 Elsewise = Callable[..., Done]
+EACH = """  # of a process that runs several commands; a line of JSON for each: exit code, stdout, stderr, engine libraries
+import contextlib, io, json, sys
+from app.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, out, err, code = ["elsewise", *arguments], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, out.getvalue(), err.getvalue(), sorted({"torch", "mlx"} & set(sys.modules))]))
+"""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import GenerationOptions, SamplingOptions, load
-from tests.app.cli.conftest import Elsewise
+from tests.app.cli.conftest import EACH, Elsewise
 from tests.app.workbench.scene import rows
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
@@ -194,19 +194,15 @@ def test_an_adapter_that_does_not_fit_is_refused_by_every_command(
     assert says in said
 
 
-@pytest.mark.parametrize("more", [(), ("--session", "S")], ids=["alone", "in a session"])
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("./nowhere", "no such folder"),
-        ("a-model", "this folder holds a whole model"),
-        ("another", "made for org/another, and this is "),
-        ("damaged", "adapter_model.safetensors is missing"),
-    ],
-)
-def test_a_wrong_adapter_is_said_before_the_model_is_loaded(
-    tmp_path: Path, folder: str, wrong: str, says: str, more: tuple[str, ...]
-) -> None:
+WRONG = {
+    "./nowhere": "no such folder",
+    "a-model": "this folder holds a whole model",
+    "another": "made for org/another, and this is ",
+    "damaged": "adapter_model.safetensors is missing",
+}
+
+
+def test_a_wrong_adapter_is_said_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
     # given a folder that is no adapter, one for another base, one without weights
     (tmp_path / "a-model").symlink_to(tiny_path("llama"))
     for name, base in (("another", "org/another"), ("damaged", "")):
@@ -215,14 +211,11 @@ def test_a_wrong_adapter_is_said_before_the_model_is_loaded(
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
     (tmp_path / "damaged" / "adapter_model.safetensors").unlink()
     # when
-    script = (
-        "import atexit, sys; from app.cli import main\n"
-        "atexit.register(lambda: print('libraries:', *(set(sys.modules) & {'torch', 'mlx'})))\n"
-        "main()"
-    )
-    options = ("--model", str(tiny_path("llama")), "--backend", "hf", "--adapter", str(tmp_path / wrong), *more)
+    ask = ["--data-dir", str(tmp_path / "data"), "ask", "hi", "--model", str(tiny_path("llama")), "--backend", "hf"]
+    asked = [(wrong, more) for wrong in WRONG for more in ((), ("--session", "S"))]
+    lines = [[*ask, "--adapter", str(tmp_path / wrong), *more] for wrong, more in asked]
     done = subprocess.run(
-        [sys.executable, "-c", script, "--data-dir", str(tmp_path / "data"), "ask", "hi", *options],
+        [sys.executable, "-c", EACH, json.dumps(lines)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
@@ -230,6 +223,9 @@ def test_a_wrong_adapter_is_said_before_the_model_is_loaded(
         check=False,
     )
     # then nothing of the engine was even imported
-    assert (done.returncode, done.stdout) == (1, "libraries:\n")
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    for (wrong, _), line in zip(asked, done.stdout.splitlines(), strict=True):
+        code, out, err, libraries = json.loads(line)
+        assert (code, out, libraries) == (1, "", [])
+        assert WRONG[wrong] in err
+        assert "Traceback" not in err

@@ -347,7 +347,8 @@ def test_a_conversation_in_a_terminal(tmp_path: Path, elsewise: Elsewise) -> Non
 
 def test_ctrl_c_stops_an_answer_which_is_kept(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
-    with in_a_terminal("--data-dir", data, "chat", "--backend", "fake", "--max-tokens", "100000", "--seed", "1") as terminal:
+    endless = ("--max-tokens", "100000", "--seed", "1", "--option", "ignore_eos=true")
+    with in_a_terminal("--data-dir", data, "chat", "--backend", "fake", *endless) as terminal:
         terminal.until("> ")
         terminal.keys("go\r")
         terminal.until("go.*?\n.{40}")

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq  # as above
 import pytest
 
 from runtime import __version__
+from tests.app.cli.conftest import Elsewise
 from tests.tiny_models import tiny_path
 
 ROOT = Path(__file__).parents[3]
@@ -56,12 +57,12 @@ def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
-def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Path, elsewise: Elsewise) -> None:
     arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
     done = run("--data-dir", str(tmp_path), *arguments)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "it is not UTF-8" in done.stderr
-    assert "no sessions yet" in run("--data-dir", str(tmp_path), "sessions", "list").stderr
+    assert "no sessions yet" in elsewise("--data-dir", str(tmp_path), "sessions", "list").err
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
+def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path, elsewise: Elsewise) -> None:
     command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path), "ask", "hi", "--session", "Trip", "--backend", "fake"]
     process = subprocess.Popen(
         [*command, "--max-tokens", "100000", "--option", "ignore_eos=true", "--temperature", "0", "--json"],
@@ -91,14 +92,13 @@ def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert b"Traceback" not in err
-    listed = run("--data-dir", str(tmp_path), "sessions", "list").stdout
-    assert "Trip" in listed
-    shown = run("--data-dir", str(tmp_path), "sessions", "show", "1").stdout
+    assert "Trip" in elsewise("--data-dir", str(tmp_path), "sessions", "list").out
+    shown = elsewise("--data-dir", str(tmp_path), "sessions", "show", "1").out
     assert "user: hi" in shown
     assert len(shown.split("assistant: ")[1]) >= 3
-    again = run("--data-dir", str(tmp_path), "ask", "go on", "--session", "Trip", "--backend", "fake", "--max-tokens", "2")
-    assert again.returncode == 0
-    assert len(run("--data-dir", str(tmp_path), "sessions", "list").stdout.splitlines()) == 2
+    go_on = ("ask", "go on", "--session", "Trip", "--backend", "fake", "--max-tokens", "2")
+    assert elsewise("--data-dir", str(tmp_path), *go_on).code == 0
+    assert len(elsewise("--data-dir", str(tmp_path), "sessions", "list").out.splitlines()) == 2
 
 
 SLOW = """
@@ -114,7 +114,7 @@ main()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("command", ["ask hi", "ask hi --session Trip", "ask --batch FILE", "score FILE", "embed FILE"])
+@pytest.mark.parametrize("command", ["ask hi --session Trip", "ask --batch FILE", "score FILE"])
 def test_ctrl_c_during_a_load_ends_the_command(command: str, tmp_path: Path) -> None:
     # given a model that takes an hour to load
     (tmp_path / "lines").write_text('{"prompt": "hi"}')

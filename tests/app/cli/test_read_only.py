@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage import NewNode, SessionStore
+from tests.app.cli.conftest import EACH
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120
@@ -52,20 +54,20 @@ def filled(folder: Path, *, journal: bool) -> Path:
     return data
 
 
-def mounted(data: Path, mount: str, *commands: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    """The commands, each in a namespace where the data folder is mounted so."""
-    return [
-        subprocess.run(
-            [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} && {shlex.join(command)}"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-            env=os.environ | {"D": str(data)},
-        )
-        for command in commands
-    ]
+def mounted(data: Path, mount: str, temporary: Path, *commands: list[str]) -> list[list[Any]]:
+    """Exit code, stdout and stderr of the commands, in a namespace where the data folder is mounted so."""
+    arguments = json.dumps([["--data-dir", str(data), *command] for command in commands])
+    done = subprocess.run(
+        [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} && {shlex.join([sys.executable, '-c', EACH, arguments])}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        env=os.environ | {"D": str(data), "TMPDIR": str(temporary)},
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)[:3] for line in done.stdout.splitlines()]
 
 
 @needs_mounts
@@ -76,21 +78,14 @@ def test_sessions_are_listed_shown_exported_and_verified(tmp_path: Path, mount: 
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     before = {file.name: file.read_bytes() for file in data.iterdir()}
-    elsewise = [sys.executable, "-m", "app", "--data-dir", str(data), "sessions"]
-    listed, shown, exported, verified = mounted(
-        data,
-        mount,
-        ["env", f"TMPDIR={temporary}", *elsewise, "list"],
-        [*elsewise, "show", "1"],
-        [*elsewise, "export", "Trip", str(out)],
-        [*elsewise, "verify"],
-    )
-    for done in (listed, shown, exported, verified):
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert "Trip" in listed.stdout
-    assert "user: so it goes" in shown.stdout
+    commands = (["list"], ["show", "1"], ["export", "Trip", str(out)], ["verify"])
+    listed, shown, exported, verified = mounted(data, mount, temporary, *(["sessions", *each] for each in commands))
+    for code, _, err in (listed, shown, exported, verified):
+        assert (code, "Traceback" in err) == (0, False), err
+    assert "Trip" in listed[1]
+    assert "user: so it goes" in shown[1]
     assert "so it goes" in json.dumps(json.loads(out.read_text()))
-    assert verified.stderr.strip().endswith("sound")
+    assert verified[2].strip().endswith("sound")
     assert {file.name: file.read_bytes() for file in data.iterdir()} == before
     assert list(temporary.iterdir()) == []
 
@@ -100,10 +95,10 @@ def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
     data = filled(tmp_path, journal=False)
     raw = (data / "sessions.db").read_bytes()
     (data / "sessions.db").write_bytes(raw.replace(b"so it goes", b"so it goed"))
-    (done,) = mounted(data, "read-only", [sys.executable, "-m", "app", "--data-dir", str(data), "sessions", "verify"])
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "damaged" in done.stderr
-    assert "nothing was changed: " in done.stderr.splitlines()[-1]
+    ((code, _, err),) = mounted(data, "read-only", tmp_path, ["sessions", "verify"])
+    assert (code, "Traceback" in err) == (1, False)
+    assert "damaged" in err
+    assert "nothing was changed: " in err.splitlines()[-1]
 
 
 SMALL = 'mount -t tmpfs -o size=640k none "$D"'  # takes the store, and the beginning of a long answer
@@ -120,7 +115,7 @@ def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path
     lines = [
         SMALL,
         f"export TMPDIR={shlex.quote(str(temporary))}",
-        f"{shlex.join([*elsewise, *ASK, '6000'])}; code=$?",
+        f"{shlex.join([*elsewise, *ASK, '3000'])}; code=$?",
         f"{shlex.join([*elsewise, 'sessions', 'show', '1'])} > {shlex.quote(str(kept))}; exit $code",
     ]
     # when

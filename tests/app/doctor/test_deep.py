@@ -97,6 +97,7 @@ def test_all_parts_together_end_after_ten_minutes(monkeypatch: pytest.MonkeyPatc
     assert (never.verdict, never.figure, never.advice.endswith("--only disk")) == ("failed", "not started", True)
 
 
+@pytest.mark.slow
 def test_killed_writers_and_a_full_disk_lose_nothing() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--deep", "--only", "disk", "--json", "--patience", "5"])
     report = msgspec.json.decode(done.stdout, type=Report)

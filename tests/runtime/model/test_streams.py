@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ ROUNDED: list[tuple[Case, str]] = [  # and what keeps a stream the same
     (("mlx", "llama", {"kv_dtype": "f16"}), "kv_dtype='auto'"),
     (("mlx", "llama", {"dtype": "bfloat16", "kv_dtype": "q4"}), "kv_dtype='auto'"),
 ]
+FAST = ("hf-llama", "mlx-gemma3", "hf-lfm2", "mlx-llama-dtype=bfloat16", "hf-llama-kv_dtype=q8", "hf-llama-weights=int8")
 PROMPTS = [[int(i) for i in random_ids(seed, 10 + 7 * seed % 40)] for seed in range(8)]
 TOKENS, KEPT = 12, 5  # of each, and in front of its branch
 TIES = 2  # streams that may meet two tokens between which float32 cannot choose
@@ -54,6 +55,11 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def named(case: Case) -> str:
     backend, name, options = case
     return "-".join((backend, name, *(f"{option}={value}" for option, value in options.items())))
+
+
+def each(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All of them, those of `FAST` among the fast tests."""
+    return [pytest.param(*case, marks=() if named(case[0]) in FAST else pytest.mark.slow, id=named(case[0])) for case in cases]
 
 
 def opened(case: Case) -> LanguageModel:
@@ -125,7 +131,7 @@ def said(info: ModelInfo) -> list[str]:
     return [warning for warning in info.warnings if "with the same seed" in warning]
 
 
-@pytest.mark.parametrize("case", EVEN, ids=named)
+@pytest.mark.parametrize("case", each([(case,) for case in EVEN]))
 def test_it_is_the_same_in_any_company(case: Case) -> None:
     with opened(case) as model:
         if model.info.dtype != "float32" and model.info.device != "cpu":
@@ -143,7 +149,7 @@ def test_it_is_the_same_in_any_company(case: Case) -> None:
         assert alone(model) == streams
 
 
-@pytest.mark.parametrize(("case", "way_out"), ROUNDED, ids=lambda value: named(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(("case", "way_out"), each(ROUNDED))
 def test_where_it_may_not_be_the_model_says_so(case: Case, way_out: str, tell: Callable[[str], None]) -> None:
     with opened(case) as model:
         [warning] = said(model.info)

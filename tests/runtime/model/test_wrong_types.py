@@ -56,6 +56,12 @@ def members() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
 @pytest.fixture(scope="module", params=["here", "spawned"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageModel]:
     with chdir(tmp_path_factory.mktemp("here")):  # a text may be taken for a path
@@ -86,7 +92,7 @@ async def call(member: Callable[..., Any], arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "parameter"), members())
 def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
-    model: LanguageModel, name: str, parameter: str, tmp_path: Path
+    model: LanguageModel, runner: asyncio.Runner, name: str, parameter: str, tmp_path: Path
 ) -> None:
     member = getattr(model, name, None)
     if member is None:  # the members that a model of this process alone has
@@ -97,7 +103,7 @@ def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
     for value in WRONG:
         arguments = {each: SOUND.get(each, str(tmp_path / "x")) for each in needed} | {parameter: value}
         with suppress(RuntimeFault, FileNotFoundError):
-            asyncio.run(call(member, arguments))
+            runner.run(call(member, arguments))
     model.set_kv_budget(1 << 24)
     assert len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
 
