@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from app.supervisor import open_model
-from runtime import Origin, connections, find_connection
+from runtime import LanguageModel, Origin, connections, find_connection, load
 from tests.app.serve.conftest import Served, serving, tiny
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, until
 from tests.app.workbench.test_scoring import imported
+from tests.tiny_models import tiny_path
 from ui import EngineState, Refusal, Server, Tier, TurnStatus, TurnView
 
 
@@ -79,6 +81,65 @@ def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) 
         assert np.abs(there - served.model.next_token_logprobs_sync(prompt)).max() < 1e-4
 
     play(scene, engine=open_model)
+
+
+async def open_either(source: str, backend: str, **options: Any) -> LanguageModel:
+    """A model on a server, or one of the shelf in this process."""
+    if find_connection(source) is not None:
+        return await open_model(source, backend, **options)
+    return await asyncio.to_thread(load, source, "hf")
+
+
+def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_compared(
+    play: Play, served: Served, tmp_path: Path
+) -> None:
+    here, there = "tiny-llama", f"tiny-llama at {served.url.partition('://')[2]}"
+    link = tmp_path / "models" / here
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tiny_path("llama"))
+    sessions: list[int] = []
+
+    async def locally(s: Scene) -> None:
+        await s.workbench.models.choose(here)
+        sessions.append(await s.asked("hello"))
+        assert s.workbench.status.written_by == ""
+
+    async def remotely(s: Scene) -> None:
+        await connected(s, served)
+        session_id = sessions[0]
+        await s.workbench.sessions.open(session_id)
+        await s.workbench.services.supervisor.model()
+        s.workbench.services.windows.refresh_status()
+        # who wrote it and who would go on, as the notice says
+        assert (s.workbench.status.written_by, s.workbench.status.model) == (here, there)
+        await s.workbench.answers.send(session_id, "and then?")
+        assert s.workbench.status.written_by == ""
+        turns = (await s.view(session_id)).turns
+        made = [s.workbench.answers.how_made(session_id, turn.node_id) for turn in turns if turn.role == "assistant"]
+        assert [each.facts["model"] for each in made if each is not None] == [here, there]
+        # every number of both is the model's own
+        stored = np.concatenate([turn.run.logprob for turn in turns])
+        scored = served.model.score_sync(await s.path_ids(session_id))
+        np.testing.assert_allclose(stored[1:], [record.logprob for record in scored[1:]], atol=1e-4)
+        # the model on the server beside the one of this machine
+        (choice,) = await s.workbench.comparison.choices(session_id)
+        assert choice.source == here
+        found = await s.workbench.comparison.compare(session_id, choice, lambda *_: None, anyway=True)
+        assert (found.left, found.right) == (there, choice.label)
+        np.testing.assert_allclose(found.found.left.logprob[1:], found.found.right.logprob[1:], atol=1e-4)
+        assert np.nanmax(found.found.kl) < 1e-6
+
+    async def locally_again(s: Scene) -> None:
+        await s.workbench.models.choose(here)
+        await s.workbench.sessions.open(sessions[0])
+        await s.workbench.services.supervisor.model()
+        s.workbench.services.windows.refresh_status()
+        assert (s.workbench.status.written_by, s.workbench.status.model) == (there, here)
+        await s.workbench.answers.send(sessions[0], "and at last?")
+        assert len(own(await s.last(sessions[0]))) == 12
+
+    for scene in (locally, remotely, locally_again):
+        play(scene, engine=open_either)
 
 
 def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_it(play: Play, served: Served) -> None:
