@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from runtime.adapters.uses import Adapters, Uses, check_adapters, digest_of_stack
 from runtime.errors import AdapterError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
+
+
+UNKNOWN_CONTEXT: Final = 1 << 20  # tokens, where a server does not say; it refuses what is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class ModelInfo:
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
     stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
     whole_context: int = 0  # tokens that the model was made for, also where it was loaded with fewer; 0: not known
+
+    @property
+    def told_context(self) -> int | None:
+        """The context in tokens; None where a server does not say it and none was chosen."""
+        return None if self.context_length == UNKNOWN_CONTEXT and not self.whole_context else self.context_length
 
     @property
     def precision(self) -> str:

@@ -15,10 +15,10 @@ from runtime.aio import LoopThread
 from runtime.api.language_model import LanguageModel
 from runtime.backends.facts import digest
 from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault
-from runtime.info import AdapterInfo, ModelInfo
+from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import UNKNOWN_CONTEXT, Abilities, Dialect, Facts, Probe
+from runtime.remote.dialect import Abilities, Dialect, Facts, Probe
 from runtime.remote.dialects import BY_NAME, DIALECTS
 from runtime.remote.http import IDLE_SECONDS, Address, HttpClient
 from runtime.remote.operations import RemoteOperations

@@ -14,7 +14,6 @@ from runtime.options.priority import Priority
 from runtime.remote.http import HttpClient
 
 FULL: Final = -1  # alternatives: the whole vocabulary
-UNKNOWN_CONTEXT: Final = 1 << 20  # tokens; the server refuses what is too long
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,10 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         await until(lambda: window.controller.running)
         await at_rest(window)
         assert workbench.status.model == name
+        stats = last(window).stats
+        assert stats is not None
+        assert stats.logprob is None  # nothing that the server does not say is shown as a number
+        assert window.parts.composer.meter.context.text() == ""
         assert "min_p" not in next(body for path, _, body in reversed(server.seen) if path == "/v1/completions")
 
         # at a token: no branch, no beams, and one that has no numbers cannot be scored
@@ -85,6 +89,8 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         popover = window.popover
         await until(lambda: popover.model.name.text() == name)
         page = popover.model
+        said = [name for name, fact in page.facts.items() if fact.isVisible()]
+        assert said == ["fingerprint", "runs on"]
         assert popover.tabs[MODEL].isChecked()
         assert "takes no adapters from here" in refused(page.no_adapters_there, page.add_button, page.adapter_field.get_button)
         sentence = refused(page.guess_words, *page.guess.buttons[1:])

@@ -20,6 +20,7 @@ from runtime.loading.paths import models_dir
 from tests.tools.more_scenes import keep, said, settled, until
 from tests.tools.screenshots import answers, pin, surprising, take
 from ui import MainWindow, Scheme
+from ui.controller.setup import FORM, MODEL, SAMPLING
 from ui.theme import current_theme
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
@@ -83,6 +84,17 @@ async def chat(window: MainWindow, workbench: AppWorkbench, folder: Path, name: 
             keep(window, folder / f"{name}-tab{place}.png")
 
 
+async def lacking(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+    """What a session is set to: what the server does not have stands beside it."""
+    await until(lambda: bool(workbench.status.model))
+    window.acts.setup.trigger()
+    await until(lambda: window.popover.model.name.text() == workbench.status.model)
+    for page in (MODEL, SAMPLING, FORM):
+        window.popover.show_page(page)
+        await settled(window)
+        keep(window, folder / f"{name}-lacks{page}.png")
+
+
 def main() -> None:
     """Writes the pictures into the folder that is named."""
     folder, server, url = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -93,7 +105,7 @@ def main() -> None:
         name = f"{server}-{scheme.value}"
         with shelf_of_links():
             take(application, folder, name, scheme, partial(connecting, server, url), demo=False)
-            take(application, folder, name, scheme, chat, model=server, demo=False)
+            take(application, folder, name, scheme, chat, lacking, model=server, demo=False)
 
 
 if __name__ == "__main__":

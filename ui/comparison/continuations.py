@@ -81,7 +81,7 @@ class ColumnCard(QFrame):
         self.keep.setVisible(column.node_id >= 0 and not column.running)
 
     def _say(self, logprob: float | None) -> None:
-        words = UNKNOWN if logprob is None else f"{nats(logprob)} · p {joint(logprob)}"
+        words = UNKNOWN if logprob is None or math.isnan(logprob) else f"{nats(logprob)} · p {joint(logprob)}"
         self.likely.setText(words)
         self.likely.setAccessibleName(self.tr("joint probability of continuation {0}: {1}").format(self.number.text(), words))
 

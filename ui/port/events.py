@@ -56,7 +56,7 @@ class ColumnsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ColumnTokens:
-    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats."""
+    """Tokens to append to one column; `logprob` is the sum over all its tokens, nats; NaN: one has none."""
 
     session_id: int
     node_id: int

@@ -157,7 +157,7 @@ class OptionView:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The model that is loaded."""
+    """The model that is loaded; what a server does not say of its own is "", 0 or None."""
 
     name: str
     fingerprint: str  # hexadecimal
@@ -166,7 +166,7 @@ class ModelFacts:
     backend: str
     device: str
     dtype: str
-    context_length: int  # tokens
+    context_length: int | None  # tokens
     kv_bytes_per_token: int
     draft: str = ""  # the model that guesses ahead, if one was loaded beside it
     takes_roles: bool = True

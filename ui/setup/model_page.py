@@ -47,6 +47,7 @@ class ModelPage(Page):
         self._grid.setVerticalSpacing(3)
         self._grid.setColumnStretch(1, 1)
         self.facts: dict[str, Label] = {}
+        self._captions: dict[str, Label] = {}
         self.column.addWidget(self._facts)
         self.warnings = words("", "soft")
         self.column.addWidget(self.warnings)
@@ -117,17 +118,20 @@ class ModelPage(Page):
         shown = {
             self.tr("fingerprint"): model.fingerprint[:FINGERPRINT_SHOWN],
             self.tr("architecture"): model.architecture,
-            self.tr("parameters"): self.tr("{0} M").format(count(round(model.parameters / 1e6))),
-            self.tr("runs on"): f"{model.backend}, {model.device}, {model.dtype}",
-            self.tr("context"): self.tr("{0} tokens").format(count(model.context_length)),
-            self.tr("KV per token"): size(model.kv_bytes_per_token),
+            self.tr("parameters"): self.tr("{0} M").format(count(round(model.parameters / 1e6))) if model.parameters else "",
+            self.tr("runs on"): ", ".join(filter(None, (model.backend, model.device, model.dtype))),
+            self.tr("context"): self.tr("{0} tokens").format(count(model.context_length)) if model.context_length else "",
+            self.tr("KV per token"): size(model.kv_bytes_per_token) if model.kv_bytes_per_token else "",
         }
         for line, (name, value) in enumerate(shown.items()):
             if name not in self.facts:
-                self._grid.addWidget(Label(name, "soft", interface_font(LINE_PX)), line, 0)
+                caption = self._captions[name] = Label(name, "soft", interface_font(LINE_PX))
+                self._grid.addWidget(caption, line, 0)
                 mono = name == self.tr("fingerprint")
                 self.facts[name] = ElidedLabel("", "", mono_font(12) if mono else interface_font(LINE_PX))
                 self._grid.addWidget(self.facts[name], line, 1)
+            for part in (self._captions[name], self.facts[name]):
+                part.setVisible(bool(value))  # a server says little of its model
             self.facts[name].setText(value)
             self.facts[name].setAccessibleName(f"{name}: {value}")
 

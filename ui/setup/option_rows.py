@@ -56,9 +56,9 @@ class OptionRows(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)
+        column.addWidget(self.lacking)
         column.addLayout(self._grid)
         column.addLayout(row(self.more, 1))
-        column.addWidget(self.lacking)
         self._fold()
 
     def show_options(self, options: Sequence[OptionView]) -> None:

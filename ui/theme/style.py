@@ -25,7 +25,7 @@ QFrame[kind="hairline"] { background: $hairline; border: none; max-height: 1px; 
 
 QLabel { color: $text; background: transparent; }
 QLabel[kind="soft"], QLabel#status_text { color: $soft; }
-QLabel[kind="faint"] { color: $faint; }
+QLabel[kind="faint"], QLabel[kind="soft"]:disabled { color: $faint; }
 QLabel[kind="accent"] { color: $accent; }
 
 QToolTip { color: $text; background: $card; border: 1px solid $hairline; padding: 4px 6px; }
@@ -56,6 +56,7 @@ QToolButton[kind="step"]:focus { padding: 0 1px; }
 
 QWidget#segments { background: $window; border: 1px solid $hairline; border-radius: 7px; }
 QWidget#segments QPushButton { background: transparent; border: 1px solid transparent; padding: 3px 11px; color: $text; }
+QWidget#segments QPushButton:disabled { color: $faint; }
 QWidget#segments QPushButton:checked { background: $accent; color: $on_accent; }
 QWidget#segments QPushButton:focus { border-color: $accent; }
 QWidget#segments QPushButton:checked:focus { border-color: $text; }
@@ -141,6 +142,8 @@ QSlider::sub-page:horizontal { background: $accent; height: 3px; border-radius: 
 QSlider::handle:horizontal { background: $card; border: 1px solid $accent; width: 9px; height: 9px; margin: -4px 0;
   border-radius: 5px; }
 QSlider::handle:horizontal:hover { background: $selection; }
+QSlider::sub-page:horizontal:disabled { background: $hairline; }
+QSlider::handle:horizontal:disabled { border-color: $faint; }
 QSlider::handle:horizontal:focus { background: $accent; }
 QSplitter::handle { background: transparent; }
 """)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,7 @@ class Answer:
     first_token: float | None = None
     last_token: float = 0.0
     made: int = 0  # tokens
-    logprob: float = 0.0  # nats, of the tokens made
+    logprob: float = 0.0  # nats, of the tokens made; NaN where one of them has none
     told: float = 0.0  # when the status bar last heard
     task: asyncio.Task[None] | None = None
 
@@ -92,7 +93,7 @@ def live_stats(answer: Answer) -> TurnStats:
         computed=answer.computed,
         first_token_seconds=first - answer.began,
         tokens_per_second=(answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
-        logprob=answer.logprob,
+        logprob=None if math.isnan(answer.logprob) else answer.logprob,
     )
 
 

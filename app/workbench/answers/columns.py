@@ -108,7 +108,7 @@ class Fan:
         strand.first_token = strand.first_token or now
         strand.last_token = now
         strand.made += len(run)
-        strand.logprob += float(np.nansum(run.logprob))
+        strand.logprob += float(np.sum(run.logprob))
         self.session.runs.extend(strand.node_id, run)
         finish = Finish(int(run.finish[-1]))
         if finish is Finish.NONE:

@@ -106,7 +106,7 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         "generated": answer.made,
         "first_token_seconds": None if answer.first_token is None else answer.first_token - answer.began,
         "tokens_per_second": (answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
-        "logprob": finite(float(np.nansum(own))) if answer.made else None,
+        "logprob": finite(float(np.sum(own))) if answer.made else None,
         "seed": options.seed,
         "sampling": {n: getattr(options.sampling, n) for n in SAMPLING if getattr(options.sampling, n) is not None},
     }

@@ -213,7 +213,7 @@ class Streaming:
         finish = Finish(int(run.finish[-1]))
         if finish is not Finish.NONE:
             answer.finish, answer.incomplete = finish.label or "", finish.incomplete
-        answer.logprob += float(np.nansum(run.logprob))
+        answer.logprob += float(np.sum(run.logprob))
         self._windows.tell(TokensArrived(session.id, node_id, run))
         if now - answer.told > STATUS_SECONDS:
             answer.told = now

@@ -72,7 +72,7 @@ class Drafts:
             return Composition(None, None, used, None)
         if model.info.options.get("tokenizer") == "server":  # what is typed leaves this machine when it is sent, not before
             uncounted = session is not None and session.has_unread_text(session.place(replaces)[0])
-            length = None if uncounted else model.info.context_length
+            length = None if uncounted else model.info.told_context
             return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
             tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
@@ -82,7 +82,7 @@ class Drafts:
                     tokens,
                     None,
                     used + tokens,
-                    model.info.context_length,
+                    model.info.told_context,
                     files=of_files,
                     takes_roles=model.info.has_template,
                 ),

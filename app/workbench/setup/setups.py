@@ -190,7 +190,7 @@ def facts_of(info: ModelInfo) -> ModelFacts:
         backend=info.backend,
         device=info.device,
         dtype=info.precision,
-        context_length=info.context_length,
+        context_length=info.told_context,
         kv_bytes_per_token=info.kv_bytes_per_token,
         draft=str(info.options.get("draft_model") or ""),
         takes_roles=info.has_template,

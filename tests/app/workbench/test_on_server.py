@@ -119,14 +119,15 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
         assert [each.facts["model"] for each in made if each is not None] == [here, there]
         # every number of both is the model's own
         stored = np.concatenate([turn.run.logprob for turn in turns])
-        scored = served.model.score_sync(await s.path_ids(session_id))
-        np.testing.assert_allclose(stored[1:], [record.logprob for record in scored[1:]], atol=1e-4)
+        scored = await served.model.score_run(await s.path_ids(session_id))
+        np.testing.assert_allclose(stored[1:], scored.logprob[1:], atol=1e-4)
         # the model on the server beside the one of this machine
         (choice,) = await s.workbench.comparison.choices(session_id)
         assert choice.source == here
         found = await s.workbench.comparison.compare(session_id, choice, lambda *_: None, anyway=True)
         assert (found.left, found.right) == (there, choice.label)
         np.testing.assert_allclose(found.found.left.logprob[1:], found.found.right.logprob[1:], atol=1e-4)
+        assert found.found.kl is not None
         assert np.nanmax(found.found.kl) < 1e-6
 
     async def locally_again(s: Scene) -> None:
