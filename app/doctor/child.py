@@ -1,6 +1,7 @@
 """A part of the machine check in a process of its own, which a fault of a driver may end: a line of JSON for each finding.
 
-`python -m app.doctor.child PART BACKEND`, or `... write FILE TURNS` for the writer that is killed.
+`python -m app.doctor.child PART BACKEND`; `... write FILE TURNS` is the writer that is killed, `... leave FOLDER BACKEND` what
+ends with a model open.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ def main() -> None:
     part, *arguments = sys.argv[1:]
     if part == "write":
         import_module("app.doctor.disk").write(Path(arguments[0]), int(arguments[1]))
+        return
+    if part == "leave":
+        import_module("app.doctor.memory").leave(Path(arguments[0]), arguments[1])
         return
     out = os.dup(1)  # what libraries print is not part of the findings
     os.dup2(2, 1)

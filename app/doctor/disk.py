@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 
 from app.doctor.finding import Finding, held
 from resources.processes import child_command
@@ -144,15 +145,22 @@ def _small_disk(room: Path) -> Iterator[Path]:
                 image = room / "small.dmg"
                 _run("hdiutil", "create", "-size", SIZE, "-fs", "HFS+", "-volname", "elsewise-check", str(image))
                 _run("hdiutil", "attach", str(image), "-mountpoint", str(folder), "-nobrowse")
-                stack.callback(_run, "hdiutil", "detach", str(folder), "-force")
             else:
                 _run("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(folder))
-                stack.callback(_run, "umount", str(folder))
+            stack.callback(unmount_below, room)
         except subprocess.CalledProcessError as error:
             raise NoSmallDiskError(error.stderr.decode(errors="replace").strip() or f"{error.cmd[0]} fails") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise NoSmallDiskError(str(error)) from None
         yield folder
+
+
+def unmount_below(room: Path) -> None:
+    """Unmounts the disks in a folder, also those of a process that was killed."""
+    detach = ("hdiutil", "detach", "-force") if platform.system() == "Darwin" else ("umount", "--lazy")
+    for mounted in psutil.disk_partitions(all=True):
+        if Path(mounted.mountpoint).is_relative_to(room.resolve()):
+            _run(*detach, mounted.mountpoint)
 
 
 def _run(*command: str) -> None:

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,10 +22,12 @@ import psutil
 
 from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, Reference, references, write_model, write_vast_model
+from resources.processes import child_command
 from runtime import (
     GenerationOptions,
     LanguageModel,
     LoadOptions,
+    MemoryBudgetError,
     ModelLoadError,
     PromptProgress,
     estimate_fit,
@@ -43,6 +46,11 @@ COPIES_BAR: Final = 3.0  # copies of the branches' keys and values; one for each
 THREADS, THREADS_BAR = 4, 1e-4
 CYCLES, RETURNED_BAR = 3, 64e6  # bytes
 GUARD_BAR: Final = 10.0  # seconds
+FULL = 200_000  # bytes for KV, of a model whose answer needs more
+FREED, KEPT_BAR = 24, 300e6  # buffers of 20 MB and more; bytes
+EXITS, EXIT_SECONDS = 2, 60.0
+WIRED_BAR: Final = 0.6  # of the machine's memory; macOS gives two thirds or more
+_left: list[object] = []  # what is open as a process ends
 ESTIMATED_TOKENS, ESTIMATED_CHUNK, ESTIMATE_BAR = 256, 64, 0.15
 REPORT: Final = "report it with this table"
 Trial = Callable[[str, Reference, Path], Finding]
@@ -54,11 +62,14 @@ def memory(backend: str) -> Iterator[Finding]:
     trials: list[tuple[str, Trial]] = [
         ("estimated against measured memory", _estimated),  # first: a process says no more than what it held at most
         ("a model larger than memory", _guard),
+        ("an answer larger than its memory", _overflow),
         (f"buffers with {EDGES:,} cached edges", _buffers),
+        ("freed buffers that are kept", _freed),
         ("longest step of a long prompt", _longest_step),
         (f"answers to {THREADS} threads at once", _threads),
         ("memory of eight branches", _branches),
         ("memory after closing a model", _returned),
+        ("a process that ends with a model open", _at_exit),
     ]
     if backend == "mlx":
         yield from _metal()
@@ -94,12 +105,25 @@ def _metal() -> Iterator[Finding]:
     beside = list(package.rglob("mlx.metallib"))
     yield held("mlx.metallib", len(beside), 1, f"{len(beside)} found", "1", "install mlx again", at_least=True)
     facts = mx.device_info()
-    wired = int(facts.get("max_recommended_working_set_size", 0))
-    yield Finding("wired limit", f"{wired / 1e9:.1f} GB of {int(facts['memory_size']) / 1e9:.1f} GB may stay resident")
+    wired, whole = int(facts.get("max_recommended_working_set_size", 0)), int(facts["memory_size"])
+    shown = f"{wired / 1e9:.1f} GB of {whole / 1e9:.1f} GB may stay resident"
+    advice = "it was lowered, or macOS is older than 14: `sudo sysctl iogpu.wired_limit_mb=0` gives the system's own limit"
+    yield held("wired limit", wired / whole, WIRED_BAR, shown, f">= {100 * WIRED_BAR:.0f} %", advice, at_least=True)
 
 
-def _opened(backend: str, reference: Reference, folder: Path, **config: Any) -> LanguageModel:
-    return load(write_model(folder, reference.config | config, reference.shapes), backend)
+def leave(folder: Path, backend: str) -> None:
+    """A child's work: an answer that is under way, of a model that is not closed."""
+    stream = iter(load(folder, backend).generate_sync([3, 4, 5], GenerationOptions(max_tokens=CONTEXT // 2, ignore_eos=True)))
+    _left.append((next(stream), stream))
+
+
+def _opened(backend: str, reference: Reference, folder: Path, options: dict[str, Any] | None = None) -> LanguageModel:
+    return load(_wide(reference, folder), backend, **(options or {}))
+
+
+def _wide(reference: Reference, folder: Path) -> Path:
+    """The reference's model with a context that is long enough for each row."""
+    return write_model(folder, reference.config | {"max_position_embeddings": CONTEXT}, reference.shapes)
 
 
 def _estimated(backend: str, _: Reference, __: Path) -> Finding:
@@ -161,6 +185,22 @@ def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
     return held(name, seconds, GUARD_BAR, shown, f"refused in {GUARD_BAR:.0f} s", REPORT)
 
 
+def _overflow(backend: str, reference: Reference, folder: Path) -> Finding:
+    """An answer that needs more memory than there is for its KV is ended by our error, and the model goes on."""
+    name, bar = "an answer larger than its memory", "refused; the next is answered"
+    options = GenerationOptions(max_tokens=CONTEXT // 2, ignore_eos=True)
+    with _opened(backend, reference, folder, {"kv_cache_bytes": FULL}) as model:
+        tokens = 0
+        try:
+            for _ in model.generate_sync(reference.text, options):
+                tokens += 1
+        except MemoryBudgetError:
+            apart = np.abs(model.next_token_logprobs_sync(reference.text) - model.next_token_logprobs_uncached(reference.text))
+            shown = f"refused after {tokens:,} tokens, the next answer {apart.max():.1e} nats apart"
+            return held(name, float(apart.max()), THREADS_BAR, shown, bar, REPORT)
+    return Finding(name, f"{tokens:,} tokens in {FULL:,} bytes", bar, "missed", REPORT)
+
+
 def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
     """The arrays of a trie with very many edges."""
     name = f"buffers with {EDGES:,} cached edges"
@@ -178,9 +218,24 @@ def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
     return held(name, arrays, BUFFERS_BAR, shown, f"<= {BUFFERS_BAR:,}, a tenth of what Metal holds", REPORT)
 
 
+def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Buffers of many sizes, none of which fits the next: without a limit MLX keeps them all."""
+    if backend != "mlx":
+        raise Unavailable("only MLX says what it keeps")
+    import mlx.core as mx
+
+    with _opened(backend, reference, folder) as model:
+        model.next_token_logprobs_sync(reference.text)
+        for size in range(FREED):
+            mx.eval(mx.zeros(((20 + size) << 20,), mx.uint8))
+        kept = int(mx.get_cache_memory())
+    shown = f"{kept / 1e6:,.0f} MB of {sum((20 + size) << 20 for size in range(FREED)) / 1e6:,.0f} MB"
+    return held("freed buffers that are kept", kept, KEPT_BAR, shown, f"<= {KEPT_BAR / 1e6:.0f} MB", REPORT)
+
+
 def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
     """Seconds between two reports of a long prefill: a command of the GPU is not longer."""
-    with _opened(backend, reference, folder, max_position_embeddings=CONTEXT) as model:
+    with _opened(backend, reference, folder) as model:
         tokens = PROMPT if _on_gpu(model) else PROMPT_ON_A_PROCESSOR
         ids = np.random.default_rng(1).integers(3, 250, tokens).tolist()
         times = [time.perf_counter()]
@@ -258,9 +313,34 @@ def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
             model.next_token_logprobs_sync(reference.text)
         gc.collect()
         sizes.append(process.memory_info().rss)
-    grown = sizes[-1] - sizes[0]
-    shown = f"{grown / 1e6:+.0f} MB over {CYCLES - 1} more loads of {'a' if there else 'a small'} model"
-    return held("memory after closing a model", grown, RETURNED_BAR, shown, f"<= {RETURNED_BAR / 1e6:.0f} MB", REPORT)
+    grown, arrays = sizes[-1] - sizes[0], _arrays_left(backend)
+    loads = f"{CYCLES - 1} more loads of {'a' if there else 'a small'} model"
+    shown = f"{grown / 1e6:+.0f} MB over {loads}, {arrays / 1e6:.0f} MB of arrays"
+    bar = f"<= {RETURNED_BAR / 1e6:.0f} MB of each"
+    return held("memory after closing a model", max(grown, arrays), RETURNED_BAR, shown, bar, REPORT)
+
+
+def _arrays_left(backend: str) -> int:
+    """Bytes of arrays that are alive, or kept for reuse: on a GPU they are no part of the process's own memory."""
+    if backend == "mlx":
+        mx = import_module("mlx.core")
+        return int(mx.get_active_memory() + mx.get_cache_memory())
+    torch = import_module("torch")
+    return int(torch.cuda.memory_reserved()) if torch.cuda.is_available() else 0
+
+
+def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
+    """Processes that end while an answer is computed: a library's threads must not abort them."""
+    command = child_command("app.doctor.child", "leave", str(_wide(reference, folder)), backend)
+    ends = [
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_SECONDS, check=False).returncode
+        for _ in range(EXITS)
+    ]
+    failed = [end for end in ends if end]
+    shown = f"{len(failed)} of {EXITS} failed" + (f", exit status {failed[0]}" if failed else "")
+    return held(
+        "a process that ends with a model open", len(failed), 0, shown, "0 failed", f"close models before the end; {REPORT}"
+    )
 
 
 def _array_type(backend: str) -> Any:

@@ -7,16 +7,19 @@ import platform
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 import psutil
 
+from app.doctor.disk import unmount_below
 from app.doctor.finding import Finding, Report
 from resources.processes import child_command, engine_environment
 from runtime import __version__, available_backends
@@ -104,8 +107,15 @@ def _run(part: str, backend: str, seconds: float, rows: list[Finding], tell: Cal
     command = child_command("app.doctor.child", part, backend or "none")
     environment = engine_environment(os.environ, backend, None)  # the numbers are those of an engine process
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as child:
-        _listen(child, seconds, rows, tell)
+    with tempfile.TemporaryDirectory(prefix="elsewise-doctor-", ignore_cleanup_errors=True) as room:
+        environment |= {"TMPDIR": room}  # what a child that is killed leaves behind goes with the folder
+        try:
+            with subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, process_group=0
+            ) as child:
+                _listen(child, seconds, rows, tell)
+        finally:
+            unmount_below(Path(room))
 
 
 def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
@@ -129,7 +139,8 @@ def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding],
         late = time.monotonic() >= deadline
         status = child.wait(GRACE) if not late else 0
     finally:
-        child.kill()
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)  # with the children that it has
         child.wait()
         for reader in readers:
             reader.join(GRACE)

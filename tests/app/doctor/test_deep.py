@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,9 @@ def test_stored_answers_are_those_of_every_way(backend: str, names: list[str], m
     monkeypatch.setattr(parity, "references", lambda: [each for each in small() if each.name in names])
     rows = list(parity.parity(backend))
     assert [row.verdict for row in rows] == ["ok"] * len(names), rows
-    assert all(way in row.figure for row in rows for way in ("reference", "cached", "batched", "restored"))
+    ways = ("reference", "cached from uncached", "batched from alone", "restored from fresh")
+    assert all(way in row.figure for row in rows for way in ways)
+    assert {row.bar for row in rows} == {"<= 0.0001 nats"}
 
 
 def test_a_model_that_departs_is_missed_and_its_layer_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +127,15 @@ def test_every_risk_of_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rows["estimated against measured memory"].verdict == "ok", rows
         assert rows["a model larger than memory"].verdict == "ok", rows
         assert rows["buffers with 10,000 cached edges"].verdict == "ok", rows
-        assert rows["answers to 4 threads at once"].verdict == "ok", rows
+        for name in (
+            "answers to 4 threads at once",
+            "an answer larger than its memory",
+            "a process that ends with a model open",
+        ):
+            assert rows[name].verdict == "ok", rows
         assert not [row for row in rows.values() if row.verdict == "failed"]
+        assert all(row.bar for row in rows.values() if row.verdict != "skipped")
+    assert rows["freed buffers that are kept"].verdict == "ok", rows
 
 
 @pytest.mark.slow
@@ -137,7 +147,22 @@ def test_speeds_stand_beside_those_of_the_bare_library(tmp_path: Path, monkeypat
         assert {"decode, one stream", "decode, eight streams", "prefill"} <= set(rows), rows
         assert all("of the bare library's" in rows[name].figure for name in ("decode, one stream", "prefill"))
         assert rows["tokens computed"].figure == "220 of 220 needed"
+        assert all(row.bar for row in rows.values()), rows
         assert not [row for row in rows.values() if row.verdict == "failed"]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small disk needs root on Linux")
+def test_a_child_that_is_killed_leaves_no_disk_and_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def mount_and_stop(*_: object) -> bytes:
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(next(tmp_path.iterdir()))], check=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.doctor.run._next", mount_and_stop)
+    assert check_machine(["disk"], lambda _: None).interrupted
+    assert not list(tmp_path.iterdir())
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.slow
