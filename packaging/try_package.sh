@@ -14,7 +14,9 @@ test -f "$model" || { echo "a GGUF file of SmolLM2 is needed: MODEL=path" >&2; e
 if [ ! -e "$base/etc/debian_version" ]; then
   mkdir -p "$base"
   debootstrap --variant=minbase --include=ca-certificates bookworm "$base" >/dev/null
-  cp /etc/apt/sources.list.d/*.sources "$base/etc/apt/sources.list.d/" 2>/dev/null && rm -f "$base/etc/apt/sources.list"
+  if grep -q '^ID=debian$' /etc/os-release; then  # the packages come from where this system's do
+    cp /etc/apt/sources.list.d/*.sources "$base/etc/apt/sources.list.d/" 2>/dev/null && rm -f "$base/etc/apt/sources.list"
+  fi
   chroot "$base" apt-get update -qq
 fi
 mkdir -p "$out"

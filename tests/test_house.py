@@ -6,6 +6,7 @@ import ast
 import asyncio
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from app.sample import ensure_sample
 from runtime import __version__, available_backends, load, register_backend, unregister_backend
 from storage import SessionStore
 from tests.pages import PAGES, ROOT
+from tests.tiny_models import tiny_path
 
 PATIENCE_SECONDS = 120
 HEAVY = ("torch", "mlx", "mlx_lm", "transformers", "PySide6", "qasync", "sqlite3", "sqlite_utils")
@@ -183,16 +185,47 @@ def test_no_file_is_larger_than_a_checkout_should_carry() -> None:
     assert not large, large
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_exactly_our_packages(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     for path in tracked():
-        copy = tmp_path / "source" / path.relative_to(ROOT)
+        copy = folder / "source" / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    out = tmp_path / "out"
-    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(tmp_path / "source"))
+    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(folder / "source"))
     assert done.returncode == 0, done.stderr
-    (wheel,) = out.glob("*.whl")
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_a_wheel_that_uv_installs_as_a_tool_answers_and_has_the_facade(wheel: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
+
+    uv = Path(sys.executable).with_name("uv")
+    lock = ROOT / "requirements.lock"
+    done = run(
+        uv, "tool", "install", "--python", sys.executable, "--constraints", lock, wheel
+    )  # what make setup fetched is in uv's cache
+    if "error sending request" in done.stderr:
+        pytest.skip("its dependencies are neither in uv's cache nor to be fetched: no network")
+    assert done.returncode == 0, done.stderr
+    asked = run(tmp_path / "bin" / "elsewise", "--model", tiny_path("llama"), "ask", "Hi", "--raw", "--max-tokens", "3")
+    assert (asked.returncode, "3 tokens, length" in asked.stderr) == (0, True), asked.stderr
+    facade = "import elsewise, runtime, importlib.util as u; assert elsewise.load is runtime.load; assert not u.find_spec({!r})"
+    for absent in ("tests", "benchmarks", "torch"):
+        found = run(tmp_path / "tools" / "elsewise" / "bin" / "python", "-c", facade.format(absent))
+        assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_exactly_our_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names}

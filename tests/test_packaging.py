@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from app.cli.group import COMMANDS
 from app.doctor.run import PARTS
+from runtime import __version__
 from tests.pages import ROOT
 
 IDENTITY = "Developer ID Application: Example (TEAM123456)"
@@ -256,9 +258,24 @@ def test_actions_are_pinned_by_commit_and_workflows_may_only_read() -> None:
 
 def test_the_macos_runner_checks_every_part_of_the_machine_and_keeps_what_it_found() -> None:
     text = (ROOT / ".github" / "workflows" / "macos.yml").read_text("utf-8")
-    checks = re.findall(r"elsewise doctor --deep (.*) --json > (\S+)", text)
+    checks = re.findall(r" dist/Elsewise\.app/Contents/MacOS/elsewise doctor --deep (.*) --json > (\S+)", text)
     assert sorted(re.findall(r"--only (\w+)", " ".join(parts for parts, _ in checks))) == sorted(PARTS)
     assert all(f"            {file}\n" in text for _, file in checks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_package_that_was_built_works_without_any_python_in_reach() -> None:
+    built = next(iter(sorted((ROOT / "dist").glob(f"elsewise_{__version__}_*.deb"))), None)
+    if built is None:
+        pytest.skip("no package is built: make package")
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("it is tried in a system of its own: Linux, as root, with debootstrap")
+    done = subprocess.run(
+        ["sh", "packaging/try_package.sh", str(built)], cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "passed: without Python, compilers and network" in done.stdout
 
 
 def test_a_release_has_the_section_of_its_version_and_fails_without() -> None:
