@@ -65,7 +65,7 @@ desktop=/usr/share/applications/elsewise.desktop
 step desktop-file-validate $desktop
 step command -v "$(sed -n 's/^Exec=\([^ ]*\).*/\1/p' $desktop)"
 step ls /usr/share/icons/hicolor/48x48/apps/"$(sed -n 's/^Icon=//p' $desktop)".png
-touch some.elsewise
+cp /older.db some.elsewise
 for file in some.elsewise:application/vnd.elsewise.session /model.gguf:application/x-gguf; do
   step gio info --attributes standard::content-type "${file%%:*}"
   says "${file#*:}"
