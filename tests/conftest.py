@@ -38,6 +38,8 @@ LOOK_AFTER = (20_000, 20, 50)  # as of `gc.set_threshold`, counted at the end of
 SLOWEST = (  # of what is run in many ways: for each there is one among the fast tests that takes the same paths
     "falcon_h1",  # attention and state spaces in each layer
     *("-qwen2", "-phi3", "hf-gemma2"),  # as llama with biases, as mistral, and as gemma3 but for caps that transformers applies
+    *(f"{backend}-{name}" for backend in ("hf", "mlx") for name in ("llama_wide", "qwen3", "gemma3_80")),  # as llama and gemma3
+    *("hf-mistral", "mlx-gpt2"),  # each is among the fast ones on the other backend
     *("llama-float16", "llama-bfloat16", "llama-int4", "lfm2-int8"),  # weights in few bits; int8 is among the fast ones
 )
 
@@ -75,6 +77,12 @@ def _files() -> set[str]:
 def pytest_configure() -> None:
     """Disables Python's automatic cycle collection (see `pytest_runtest_protocol`)."""
     gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keeps modules and tests, which stay to the end, out of every later collection: a full one took most of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

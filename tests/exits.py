@@ -65,7 +65,7 @@ EXITS: Mapping[str, Exit] = {
     "idle, os._exit(5)": Exit(_LOAD + "os._exit(5)", 5),
     "closed twice, then the end": Exit(_STREAM + "model.close(); model.close()"),
     # a stream that is not read to its end
-    "next(stream)": Exit(_STREAM, fast="mlx"),
+    "next(stream)": Exit(_STREAM),
     "break": Exit(_LOAD + "for record in model.generate_sync(IDS, MANY):\n    break"),
     "exception beside a stream": Exit(_STREAM + "raise ValueError('mine')", 1, said="ValueError: mine"),
     "sys.exit(9) beside a stream": Exit(_STREAM + "sys.exit(9)", 9),
@@ -155,7 +155,6 @@ begun = threading.Event()
 threading.Thread(target=work, daemon=True).start()
 begun.wait()
 """,
-        fast="mlx",
     ),
     "a thread that streams to its end": Exit(
         _LOAD

@@ -224,6 +224,7 @@ def test_licences_of_qt_and_of_the_systems_libraries_are_shipped(package: types.
         package.system_licences(shipped, tmp_path / "licences")
 
 
+@pytest.mark.slow
 def test_what_is_shipped_leaves_tests_headers_and_traces_of_this_machine_out(package: types.ModuleType) -> None:
     shipped = package.collect.required(("hf",))
     assert {"torch", "transformers", "mlx", "numpy", "pip", "elsewise", "pyside6-essentials"} <= shipped.keys()

@@ -154,7 +154,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         ]
         environ = {**os.environ, **environment}
         process = subprocess.Popen(
-            [*line, "--backend", "hf", "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environ
+            [*line, "--backend", "mock", "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environ
         )
         started.append(process)
         said: list[str] = []
@@ -171,7 +171,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals) -> None:
     process, url, _ = command(
         "--name", "small", ELSEWISE_SERVE_KEY="a-key-of-enough-characters", ELSEWISE_API_KEY="another-key-for-a-server"

@@ -19,9 +19,9 @@ from tests.tiny_models import tiny_path
 
 TOLERANCE = 1e-4  # nats, the house's for tiny models
 SAME_KERNELS = 1e-5  # peft and we through transformers' own forward
-FAST = ("llama", "gemma3", "lfm2")  # full attention and a head, sliding windows, recurrent state
+FAST = ("hf-llama", "mlx-gemma3", "hf-lfm2")  # full attention and a head, sliding windows, recurrent state
 CASES = [
-    pytest.param((backend, name), id=f"{backend}-{name}", marks=() if name in FAST else pytest.mark.slow)
+    pytest.param((backend, name), id=f"{backend}-{name}", marks=() if f"{backend}-{name}" in FAST else pytest.mark.slow)
     for name in TARGETS
     for backend in ("hf", "mlx")
 ]

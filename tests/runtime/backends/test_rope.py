@@ -86,6 +86,7 @@ MORE: dict[str, dict[str, Any]] = {
 WAYS = [("hf", "llama", kind) for kind in rope.HF]
 WAYS += [("hf", "phi3", "longrope"), ("hf", "gemma3_text", "linear"), ("hf", "qwen3", "longrope")]
 WAYS += [("mlx", model, kind) for model, proven in rope.MLX.items() for kind in proven]
+FAST = ("llama", "gemma3_text")  # with mlx, where all architectures have their ropes from one place
 PER_LAYER = ("gemma3_text",)
 
 
@@ -125,7 +126,13 @@ def test_every_rope_type_of_transformers_has_a_verdict() -> None:
     assert all(set(proven) <= set(rope.HF) for proven in rope.MLX.values())
 
 
-@pytest.mark.parametrize(("backend", "model", "kind"), WAYS, ids=["-".join(way) for way in WAYS])
+@pytest.mark.parametrize(
+    ("backend", "model", "kind"),
+    [
+        pytest.param(*way, id="-".join(way), marks=pytest.mark.slow if way[0] == "mlx" and way[1] not in FAST else ())
+        for way in WAYS
+    ],
+)
 def test_a_rope_type_is_as_transformers_has_it(backend: str, model: str, kind: str, folders: Any) -> None:
     check_equal(backend, folders(model, kind), kind)
 

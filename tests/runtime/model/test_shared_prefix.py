@@ -15,7 +15,10 @@ from tests.tiny_models import tiny_path
 
 PREFIX = [int(i) for i in random_ids(31, 1500)]
 NEW = 5  # tokens of a branch
-KINDS = ("llama", "gemma3", "lfm2", "falcon_h1")  # the last two with recurrent layers, whose chains are rows of a forward
+KINDS = (  # the last four with recurrent layers, whose chains are rows of a forward
+    *(("hf", "llama"), ("mlx", "gemma3")),
+    *((backend, name) for backend in ("hf", "mlx") for name in ("lfm2", "falcon_h1")),
+)
 
 
 class Held:
@@ -59,7 +62,7 @@ class Held:
         self.most = max(self.most, sum(self._backend.pack_bytes(pack) for pack in self._packs))
 
 
-@pytest.fixture(params=[(backend, kind) for backend in ("hf", "mlx") for kind in KINDS], ids="-".join)
+@pytest.fixture(params=KINDS, ids="-".join)
 def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, kind = request.param
     with load(tiny_path(kind), backend=backend, threads=1) as made:

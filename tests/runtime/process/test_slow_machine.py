@@ -40,6 +40,7 @@ def test_a_step_that_takes_longer_than_its_limit_is_left_alone_while_its_layers_
     asyncio.run(main())
 
 
+@pytest.mark.slow  # test_death has it with a fake model
 @pytest.mark.usefixtures("slow")
 def test_a_step_whose_layers_do_not_come_is_ended() -> None:
     limits = EngineLimits(step_seconds=2 * LAYER_SECONDS, silence_seconds=60, beat_seconds=0.05)

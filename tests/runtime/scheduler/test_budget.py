@@ -134,7 +134,7 @@ def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: st
         } <= meter.done
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("backend", "name"), FAKES)
 def test_random_work_stays_within_the_budget(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(backend, name, seed, 25, monkeypatch)
@@ -152,7 +152,7 @@ def test_so_does_kv_that_rests_in_fewer_bits(backend: str, kv_dtype: str, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, *range(100, 110)])
+@pytest.mark.parametrize("seed", [1, 2, *range(100, 104)])
 @pytest.mark.parametrize(("backend", "name"), LIBRARIES)
 def test_so_do_they_in_many_ways(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(backend, name, seed, 12, monkeypatch)
