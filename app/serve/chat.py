@@ -219,7 +219,7 @@ class _Work:
         ids = run.ids.tolist()
         if self._wanted is not None:
             before = [*self._ids, *drawn] if self._wanted.wide else ()
-            positions = await self._wanted.positions(self._model, before, run, self._spent.cache_salt)
+            positions = await self._wanted.positions(self._model, before, run, self._spent)
             choice.logprobs = ChatLogprobs(self._logprobs(positions))
         if self._request.return_token_ids:
             choice.token_ids = ids

@@ -209,7 +209,7 @@ class _Work:
                         positions: list[Position] = []
                         if self._wanted is not None:
                             before = [*choice.prompt, *choice.ids] if self._wanted.wide else ()
-                            positions = await self._wanted.positions(model, before, run, self._spent.cache_salt)
+                            positions = await self._wanted.positions(model, before, run, self._spent)
                         yield index, self._grown(choice, run, positions)
             finally:
                 self._engine.count(self._spent.usage)

@@ -330,8 +330,9 @@ class Wanted:
                 param=param,
             )
 
-    async def positions(self, model: LanguageModel, before: Sequence[int], run: TokenRun, cache_salt: str) -> list[Position]:
+    async def positions(self, model: LanguageModel, before: Sequence[int], run: TokenRun, spent: Spent) -> list[Position]:
         """The numbers of a run that stands after `before`."""
+        under: dict[str, Any] = {"priority": spent.priority, "cache_salt": spent.cache_salt}
         ids = run.ids.tolist()
         if not self.wide:
             tops = zip(run.top_ids[:, : self.count].tolist(), run.top_logprobs[:, : self.count].tolist(), strict=True)
@@ -351,7 +352,7 @@ class Wanted:
             if not path:
                 found.append(Position(token, None, None, []))
                 continue
-            row = np.maximum(await model.next_token_logprobs(path, cache_salt=cache_salt), np.float32(FLOOR))
+            row = np.maximum(await model.next_token_logprobs(path, **under), np.float32(FLOOR))
             rank = int(np.count_nonzero(row > row[token])) + 1
             found.append(Position(token, float(row[token]), rank, self._top(row)))
             await asyncio.sleep(0)  # a large vocabulary takes tens of ms: other streams go on in between
@@ -375,7 +376,7 @@ async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, 
         cache_salt=spent.cache_salt,
         on_progress=lambda heard: spent.heard(place, heard),
     )
-    return await wanted.positions(model, (), run, spent.cache_salt)
+    return await wanted.positions(model, (), run, spent)
 
 
 def prompt_entries(model: LanguageModel, positions: Sequence[Position]) -> list[PositionLogprobs]:

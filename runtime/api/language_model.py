@@ -221,27 +221,41 @@ class LanguageModel:
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
 
-    async def next_token_logprobs(self, ids: Sequence[int], *, adapters: Adapters = None, cache_salt: str = "") -> Float32:
+    async def next_token_logprobs(
+        self,
+        ids: Sequence[int],
+        *,
+        adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
+        cache_salt: str = "",
+    ) -> Float32:
         """Log-probabilities of the token after `ids`, ``(vocab,) float32``.
 
         Args:
             ids: From the first token on.
             adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
                 samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
+            priority: Before which other requests it is computed.
             cache_salt: Requests of one salt find each other's cached tokens, and those of no other (or of none). So of all
                 members that have it.
         """
         under = _under(adapters, cache_salt)
-        rows: Float32 = await self.transport.call("logprobs", batch=[self._checks.ids(ids)], **under)
+        named = {"batch": [self._checks.ids(ids)], "priority": check_priority(priority), **under}
+        rows: Float32 = await self.transport.call("logprobs", **named)
         row: Float32 = rows[0]
         return row
 
     async def batch_next_token_logprobs(
-        self, batch: Sequence[Sequence[int]], *, adapters: Adapters = None, cache_salt: str = ""
+        self,
+        batch: Sequence[Sequence[int]],
+        *,
+        adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
+        cache_salt: str = "",
     ) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
-        under = _under(adapters, cache_salt)
-        rows: Float32 = await self.transport.call("logprobs", batch=self._checks.batch(batch), **under)
+        named = {"batch": self._checks.batch(batch), "priority": check_priority(priority), **_under(adapters, cache_salt)}
+        rows: Float32 = await self.transport.call("logprobs", **named)
         return rows
 
     async def top_logprobs(
@@ -280,7 +294,7 @@ class LanguageModel:
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
-        named = {"batch": paths, **_under(adapters, cache_salt)}
+        named = {"batch": paths, "priority": Priority.INSPECTOR, **_under(adapters, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
         return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 

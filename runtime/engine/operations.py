@@ -104,26 +104,26 @@ class Operations:
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """``(n, vocab)``."""
         call: Call[Float32] = Call(self.turns.inbox())
-        self._query(batch, adapters, cache_salt, Rows(call, len(batch)))
+        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
         return await self._answer(call)
 
     async def top_logprobs(
-        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, cache_salt: str
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
         call: Call[list[TopLogprobs]] = Call(self.turns.inbox())
-        self._query(batch, adapters, cache_salt, TopRows(call, len(batch), n, chosen))
+        self._query(batch, adapters, priority, cache_salt, TopRows(call, len(batch), n, chosen))
         return await self._answer(call)
 
-    def _query(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str, rows: Rows) -> None:
+    def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
         routing, jobs = self._adapters.routing(adapters, cache_salt), []
         for ids, waiter in zip(batch, rows.waiters, strict=True):
             namespace, before = routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, before=before, waiters=[waiter]))
+            jobs.append(QueryJob(ids, namespace, Priority(priority), before=before, waiters=[waiter]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:

@@ -135,7 +135,7 @@ class RemoteOperations:
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, cache_salt: str) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """``(n, vocab)``; equal contexts are asked for once."""
         if not self._abilities.full_vector:
             most = self._abilities.alternatives
@@ -145,21 +145,22 @@ class RemoteOperations:
                 f"{way if most else 'it has none of a position'} (vLLM gives all of them when started with --max-logprobs -1)"
             )
         model = self._model(adapters)
-        return np.stack(await asyncio.gather(*(self._row(ids, model, cache_salt) for ids in batch)))
+        return np.stack(await asyncio.gather(*(self._row(ids, model, cache_salt, priority) for ids in batch)))
 
-    async def _row(self, ids: Int32, model: str, salt: str) -> Float32:
+    async def _row(self, ids: Int32, model: str, salt: str, priority: Priority) -> Float32:
         async def ask() -> Float32:
             async with self._whole:
-                chunk = await self._asked(self._completion(ids, model, salt, alternatives=FULL), FULL_BYTES)
+                asked = self._completion(ids, model, salt, alternatives=FULL, priority=priority)
+                chunk = await self._asked(asked, FULL_BYTES)
             found = _only_piece(chunk).alternatives
             if found is None or not found.keys or not isinstance(found.keys[0], int):
                 raise malformed("no log-probabilities by id")
             return dense(found, self.text.vocab)
 
-        return await self._shared((ids.tobytes(), model, salt, FULL), ask)
+        return await self._shared((ids.tobytes(), model, salt, FULL, priority), ask)
 
     async def top_logprobs(
-        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, cache_salt: str
+        self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest after each context, and the values of `chosen`."""
         most = self._abilities.alternatives
@@ -175,15 +176,15 @@ class RemoteOperations:
                 f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
             )
         model = self._model(adapters)
-        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model, cache_salt) for ids in batch)))
+        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model, cache_salt, priority) for ids in batch)))
 
-    async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str) -> TopLogprobs:
+    async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str, priority: Priority) -> TopLogprobs:
         async def ask() -> TopLogprobs:
             if chosen and not self._abilities.chosen_ids:
-                return top_of_row(await self._row(ids, model, salt), n, chosen)
+                return top_of_row(await self._row(ids, model, salt, priority), n, chosen)
             width = max(1, self._abilities.chosen_ids)
             parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
-            asking = (self._alternatives(ids, n, part, model, salt) for part in [(), *parts])
+            asking = (self._alternatives(ids, n, part, model, salt, priority) for part in [(), *parts])
             found, *values = await asyncio.gather(*asking)
             of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}
             top = top_of(found, n, self.text.vocab, {token: of_chosen.get(token) for token in chosen})
@@ -192,10 +193,12 @@ class RemoteOperations:
             await self.text.learn(top.ids.tolist())
             return top
 
-        return await self._shared((ids.tobytes(), model, salt, n, chosen), ask)
+        return await self._shared((ids.tobytes(), model, salt, n, chosen, priority), ask)
 
-    async def _alternatives(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str) -> Alternatives:
-        asked = self._completion(ids, model, salt, alternatives=1 if chosen else n, chosen=chosen)
+    async def _alternatives(
+        self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str, priority: Priority
+    ) -> Alternatives:
+        asked = self._completion(ids, model, salt, alternatives=1 if chosen else n, chosen=chosen, priority=priority)
         async with self._some:
             chunk = await self._asked(asked, _bytes_of(1, n + len(chosen)))
         found = self._by_id(_only_piece(chunk)).alternatives

@@ -124,12 +124,12 @@ class Scheduler:
         return bool(self._waiting.new or self._prompts.running or self._background.workers or blocks)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes jobs in; a query equal to one in flight joins it."""
+        """Takes jobs in; a query equal to one in flight joins it, where that is as urgent."""
         for job in jobs:
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
                 running = self._queries.get(job.key)
-                if running is not None and not running.abandoned:
+                if running is not None and not running.abandoned and running.priority <= job.priority:
                     running.waiters.extend(job.waiters)
                     self.counters.queries_deduplicated += 1
                     continue

@@ -46,6 +46,7 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
 
     batch: list[Array]
     adapters: AdapterUses
+    priority: Priority
     cache_salt: str
 
 

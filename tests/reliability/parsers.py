@@ -411,7 +411,7 @@ def frame_samples(_: Path) -> list[bytes]:
     ids = np.arange(1, 4, dtype=np.int32)
     requests = [
         Load("x", "fake", {"context_length": 100}, "a:b", {"c": "d:e"}, 0.25),
-        call(1, "logprobs", batch=[ids, ids[:2]], adapters=[["a", 1.0]], cache_salt="s"),
+        call(1, "logprobs", batch=[ids, ids[:2]], adapters=[["a", 1.0]], priority=1, cache_salt="s"),
         call(2, "generate", ids=ids, options=options),
         call(3, "embed", paths=[ids], pooling="mean", adapters=None),
         call(4, "tokenize", texts=["a", "b"]),

@@ -125,12 +125,12 @@ def test_a_smaller_priority_goes_first(served: Served, monkeypatch: pytest.Monke
 
         return call
 
-    for name in ("continue_many_runs", "score_run"):
+    for name in ("continue_many_runs", "score_run", "next_token_logprobs"):
         monkeypatch.setattr(LanguageModel, name, noting(getattr(LanguageModel, name)))
     for asked in ({}, {"priority": -7}, {"priority": 0}, {"priority": 3}):
-        served.post(PATH, prompt=[5, 6], max_tokens=1, prompt_logprobs=0, **asked)
+        served.post(PATH, prompt=[5, 6], max_tokens=1, prompt_logprobs=0, logprob_token_ids=[3], **asked)
     usual, first, last = Priority.INSPECTOR, Priority.CHAT, Priority.BACKGROUND
-    assert given == [usual] * 2 + [first] * 2 + [usual] * 2 + [last] * 2
+    assert given == [usual] * 3 + [first] * 3 + [usual] * 3 + [last] * 3
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class FakeTransport:
 
     # ---- queries ---------------------------------------------------------------------------------------------
 
-    async def logprobs(self, batch: Sequence[Int32], adapters: object, cache_salt: str) -> Float32:
+    async def logprobs(self, batch: Sequence[Int32], adapters: object, priority: object, cache_salt: str) -> Float32:
         if not self.turns or self.turns[-1] == 0:
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self.turns.append, 0)

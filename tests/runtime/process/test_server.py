@@ -45,7 +45,9 @@ def test_a_call_is_answered_with_its_number_and_the_counters_come_first() -> Non
         async with serving() as (_, peer):
             peer.send(LOAD)
             await peer.until(Loaded)
-            peer.send(call(5, "logprobs", batch=[ids(1)], adapters=None, cache_salt=""), call(6, "tokenize", texts=["b"]))
+            peer.send(
+                call(5, "logprobs", batch=[ids(1)], adapters=None, priority=1, cache_salt=""), call(6, "tokenize", texts=["b"])
+            )
             assert msgspec.msgpack.decode((await peer.until(Result, 6)).value) == [[1]]
             kinds = [type(reply) for reply in peer.replies if not isinstance(reply, Beat)]
             assert kinds == [Loaded, Push, Result, Result]
@@ -159,7 +161,7 @@ def test_a_call_that_is_cancelled_before_it_began_is_forgotten() -> None:
             # given calls that are called off in the same breath, of every kind
             for number, one in enumerate(
                 (
-                    call(1, "logprobs", batch=[ids(1)], adapters=None, cache_salt=""),
+                    call(1, "logprobs", batch=[ids(1)], adapters=None, priority=1, cache_salt=""),
                     call(2, "generate", ids=ids(3), options={}),
                     call(3, "continue_many", ids=ids(3), n=2, options={}),
                 ),

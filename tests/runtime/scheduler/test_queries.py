@@ -12,6 +12,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
 from runtime.options.sampling import SamplingOptions
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
@@ -62,6 +63,28 @@ def test_a_query_joins_its_like_in_flight() -> None:
         assert np.array_equal(one, two)
         assert model.metrics().tokens_computed == 3
         assert model.metrics().forward_calls == 1
+
+
+@pytest.mark.parametrize(("priority", "joins"), [(Priority.CHAT, 1), (Priority.INSPECTOR, 1), (Priority.BACKGROUND, 0)])
+def test_a_query_joins_its_like_where_that_is_as_urgent(priority: Priority, joins: int) -> None:
+    gate = Gate()
+    with fake_model(Behaviour(before_forward=gate)) as model:
+
+        async def main() -> None:
+            gate.shut()
+            before = asyncio.create_task(model.next_token_logprobs([7]))
+            await asyncio.to_thread(gate.reached.wait)
+            first = asyncio.create_task(model.next_token_logprobs([1, 2, 3], priority=priority))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            second = asyncio.create_task(model.next_token_logprobs([1, 2, 3]))
+            await asyncio.to_thread(wait_for_jobs, model, 2)
+            gate.open()
+            for row in (await first, await second):
+                assert_right(row, [1, 2, 3])
+            await before
+
+        asyncio.run(main())
+        assert (model.metrics().queries_deduplicated, model.metrics().tokens_computed) == (joins, 4)
 
 
 def test_every_answer_is_the_callers_own() -> None:
