@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
-from collections.abc import AsyncIterator, Iterator, Sequence
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, redirect_stderr
 from itertools import islice
 from typing import Any
@@ -55,7 +60,7 @@ def assert_alone(model: LanguageModel, ids: Sequence[int], run: TokenRun, top_k:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_each_is_scored_as_alone_and_a_fault_ends_alone(model: LanguageModel, ordered: bool) -> None:
+def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, ordered: bool) -> None:
     faults: dict[int, RuntimeFault] = {}
     counted: list[tuple[int, int | None]] = []
     found = dict(
@@ -70,6 +75,15 @@ def test_each_is_scored_as_alone_and_a_fault_ends_alone(model: LanguageModel, or
     assert counted == [(n, len(TEXTS)) for n in range(1, len(TEXTS) + 1)]
     for number, run in found.items():
         assert_alone(model, model.tokenize(TEXTS[number]), run, 3)
+    # and so are the likeliest tokens after each
+    faults.clear()
+    likeliest = dict(model.top_many_sync(TEXTS, 3, ordered=ordered, on_fault=faults.__setitem__))
+    assert (sorted(faults), sorted(likeliest)) == (BAD, [0, 1, 3, 5, 6])
+    if ordered:
+        assert list(likeliest) == sorted(likeliest)
+    for number, top in likeliest.items():
+        alone = model.top_logprobs_sync(model.tokenize(TEXTS[number]), 3)
+        np.testing.assert_allclose(top.logprobs, alone.logprobs, atol=1e-4)
 
 
 def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
@@ -82,9 +96,10 @@ def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
         assert found[number].tail_mass == pytest.approx(1 - np.exp(np.sort(row)[-4:].astype(float)).sum(), abs=1e-4)
 
 
-def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_before() -> None:
+@pytest.mark.parametrize("many", ["score_many_sync", "top_many_sync"])
+def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_before(many: str) -> None:
     with load("x", backend="fake") as model:
-        stream = model.score_many_sync(TEXTS)
+        stream = getattr(model, many)(TEXTS)
         assert [number for number, _ in islice(stream, 2)] == [0, 1]
         with pytest.raises(InvalidRequestError) as caught:
             next(stream)
@@ -110,32 +125,73 @@ def test_a_listener_hears_of_the_texts_own_faults_alone(fault: RuntimeFault, mon
     assert [(number, type(found)) for number, found in faults.items()] == [(1, NonFiniteLogitsError)]
 
 
+class Ids(list[int]):
+    """Token ids that can be referred to weakly."""
+
+
 @pytest.mark.parametrize("ordered", [True, False])
-def test_inputs_are_read_as_results_are_taken(ordered: bool) -> None:
+@pytest.mark.parametrize("many", ["score_many", "top_many"])
+def test_inputs_are_read_as_results_are_taken_and_neither_is_held(many: str, ordered: bool) -> None:
     # given a hundred thousand texts from a generator
     read = 0
+    texts: list[weakref.ref[Any]] = []
 
-    async def endless() -> AsyncIterator[str]:
+    async def endless() -> AsyncIterator[Ids]:
         nonlocal read
         for read in range(1, 100_001):  # counts
-            yield f"text {read}"
+            ids = Ids([read % 250, read // 250, 3])
+            texts.append(weakref.ref(ids))
+            yield ids
 
     async def main(model: LanguageModel) -> None:
-        # when 300 are taken
+        # when 600 are taken
         taken = 0
-        async with aclosing(model.score_many(endless(), 0, ordered=ordered)) as stream:
-            async for _ in stream:
+        columns: list[weakref.ref[Any]] = []
+        async with aclosing(getattr(model, many)(endless(), 1, ordered=ordered)) as stream:
+            async for _, found in stream:
                 taken += 1
-                if taken == 300:
+                columns.append(weakref.ref(found.logprob if many == "score_many" else found.logprobs))
+                del found
+                if taken == 600:
                     break
-        # then not many more were read, and nothing goes on
-        assert read <= 300 + 2 * AUTO_TEXTS
+            # then few more were read, and of texts and results those alone are there that are in flight
+            assert read <= 600 + 2 * AUTO_TEXTS
+            gc.collect()
+            assert sum(each() is not None for each in texts) <= 2 * AUTO_TEXTS
+            assert sum(each() is not None for each in columns) <= 2
+        # and nothing goes on
         assert len(asyncio.all_tasks()) == 1
 
     with load("x", backend="fake") as model:
         asyncio.run(main(model))
         model.next_token_logprobs_sync([1])
         assert model.metrics().requests_active == 0
+
+
+MANY_TEXTS = """
+import json
+from runtime import load
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+with load("x", backend="fake", kv_cache_bytes=1 << 20) as model:
+    sizes = [rss() for number, _ in model.score_many_sync((f"text {i}" for i in range(100_000)), 3) if number % 1000 == 999]
+print(json.dumps(sizes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
+def test_a_hundred_thousand_texts_take_no_more_memory_than_ten_thousand(record_property: Callable[[str, int], None]) -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_TEXTS], capture_output=True, text=True, check=True)
+    sizes = json.loads(done.stdout)
+    grown = max(sizes[10:]) - sizes[9]
+    record_property("bytes at 10,000 texts", sizes[9])
+    record_property("bytes more up to 100,000", grown)
+    assert grown < 16 << 20  # results alone, were they held, are above 100 MiB
 
 
 def test_shared_beginnings_are_computed_once() -> None:
@@ -166,6 +222,12 @@ def test_what_is_done_is_skipped() -> None:
         texts = [some_ids(seed, 10) for seed in range(6)]
         assert [number for number, _ in model.score_many_sync(texts, skip=range(4))] == [4, 5]
         assert model.metrics().tokens_computed == 20
+        # and what was taken before a stream was given up is left out the next time
+        stream = model.top_many_sync(texts, 2, ordered=False, batch=2)
+        taken = dict(islice(stream, 3))
+        stream.close()
+        rest = dict(model.top_many_sync(texts, 2, skip=taken.keys()))
+        assert sorted([*taken, *rest]) == list(range(6))
 
 
 def test_a_bar_is_drawn_and_leaves_no_thread() -> None:
