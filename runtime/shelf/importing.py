@@ -123,8 +123,9 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     if wanted is None:
         return plan_of(checked).keeps
     if wanted and not checked.keepable:
+        forms = ", ".join(KEPT)
         raise ModelLoadError(
-            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({', '.join(KEPT)}); import it with --float32"
+            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({forms}); import it as float32 (--float32)"
         )
     return wanted
 

@@ -40,6 +40,8 @@ _COMMAND: Final = re.compile(
     r"(['`]?)elsewise\s(ask|models|sessions)\s(?:--)?\w+(?:\s(?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
 )
 
+_OPTION: Final = re.compile(r"\s\([^()]*--(?:adapter|float32|name|plain-http)\b[^()]*\)")
+_TOKENIZER: Final = re.compile(r":\sname\s[a-z\s]+\sby\sconnect\([^()]*\),\s--tokenizer\sFOLDER")
 _INSTALL: Final = re.compile(r"(?s):\s(?:make|pip)\s\w+.*")
 
 
@@ -49,6 +51,7 @@ def in_window(words: str) -> str:
     An installed app has no command line that could add a library: there, how to add one is left out.
     """
     words = _INSTALL.sub("", words) if is_bundle() else words
+    words = _TOKENIZER.sub(translate("Refusals", "; get that model in Settings > Models"), _OPTION.sub("", words))
     return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[2]]), words)
 
 

@@ -204,7 +204,7 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
 def test_a_file_that_nothing_of_can_be_kept_of(
     shelf: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it with --float32"):
+    with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it as float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
     monkeypatch.setattr("runtime.shelf.importing.default_backend", lambda: "mlx")

@@ -13,7 +13,8 @@ import pytest
 from tests.pages import ROOT
 from ui import Refusal
 
-COMMAND = re.compile(r"elsewise [a-z]+ (--)?\w|\bmake (setup|run)\b|\bpip install\b")
+OPTIONS = "adapter|float32|name|plain-http|tokenizer|data-dir"
+COMMAND = re.compile(rf"elsewise [a-z]+ (--)?\w|\bmake (setup|run)\b|\bpip install\b|--({OPTIONS})\b")
 
 
 def sentences(path: Path) -> Iterator[str]:
@@ -47,6 +48,11 @@ def test_no_message_of_an_installed_app_names_a_command(monkeypatch: pytest.Monk
         ("on the shelf: a; elsewise models import FOLDER puts one there", "on the shelf: a; Settings > Models puts one there"),
         ("log in with 'elsewise models login', or set a token", "log in with Settings > Models, or set a token"),
         ("import a GGUF file first: elsewise models import /a b/c.gguf", "import a GGUF file first: Settings > Models"),
+        ("for this host (plain_http=True, --plain-http)", "for this host"),
+        (
+            "no tokenizer of m is here: name one by connect(..., tokenizer=FOLDER), --tokenizer FOLDER",
+            "no tokenizer of m is here; get that model in Settings > Models",
+        ),
         ("elsewise is what elsewise does", "elsewise is what elsewise does"),
     ],
 )
