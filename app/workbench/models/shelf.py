@@ -234,7 +234,12 @@ def _plan(wanted: str, progress: OnDownload) -> DownloadPlan:
 def _offers() -> list[Offer]:
     from runtime import catalogue, fitting, list_models
 
-    here = {name for entry in list_models() if entry.complete for name in (entry.name.partition("@")[0], entry.title)}
+    here = {
+        name
+        for entry in list_models()
+        if entry.complete
+        for name in (entry.name.partition("@")[0], entry.title, Path(entry.source).name.removesuffix(".gguf"))
+    }
     best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the smallest is here soonest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 
