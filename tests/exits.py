@@ -232,7 +232,6 @@ next(stream)
 sys.exit(6)
 """,
         6,
-        fast="mlx",
     ),
     "multiprocessing by fork": Exit(
         _STREAM

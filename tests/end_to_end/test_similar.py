@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -38,6 +39,7 @@ def by_transformers(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
     return np.stack(rows)
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_transformers_and_a_second_look_computes_nothing(open_app: OpenApp) -> None:
     async def scene(window: MainWindow, workbench: AppWorkbench) -> None:
         # given a real conversation, of which the last answer was made twice

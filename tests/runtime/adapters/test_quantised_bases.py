@@ -42,7 +42,7 @@ CASES = [
     ("hf", "llama", "int8", ROUNDED),
     ("hf", "llama", "int4", ROUNDED),
     ("hf", "gpt2", "int8", ROUNDED),  # whose matrices lie the other way round
-    ("mlx", "llama", "8 bits", EXACT),
+    pytest.param(("mlx", "llama", "8 bits", EXACT), marks=pytest.mark.slow, id="mlx-llama-8-bits"),
     ("mlx", "llama", "4 bits", EXACT),
     ("mlx", "gemma3", "8 bits", EXACT),  # the head is the embeddings
 ]

@@ -281,6 +281,7 @@ def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
         assert backend.payload_bytes(b) == 6 * backend.info.kv_bytes_per_token
 
 
+@only([("fake", "recurrent"), ("hf", "llama"), ("hf", "lfm2"), ("mlx", "gemma3"), ("mlx", "mamba"), ("mlx", "llama", "q8")])
 def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
     # given a prompt, when 200 tokens follow one by one, then the buffers move a few times only and the numbers hold
     backend, ids = loaded.backend, loaded.ids(26, 120)

@@ -27,7 +27,7 @@ TEXT = [int(i) for i in random_ids(5, 300)]
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0))
 
 
-@pytest.fixture(scope="module", params=["hf", "mlx", "spawned"])
+@pytest.fixture(scope="module", params=["hf", "mlx", pytest.param("spawned", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     if request.param == "spawned":
         loaded: LanguageModel = asyncio.run(spawn(tiny_path("llama"), "hf", context_length=CONTEXT, threads=1))

@@ -25,6 +25,7 @@ def slow() -> Iterator[None]:
     unregister_backend("hung")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_a_step_that_takes_longer_than_its_limit_is_left_alone_while_its_layers_come() -> None:
     # given a model of which one forward takes longer than a step may
