@@ -33,6 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.slow
 def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, server: Server) -> None:
     host = server.base_url.removeprefix("http://")
     name = f"tiny at {host}"

@@ -90,6 +90,7 @@ async def open_either(source: str, backend: str, **options: Any) -> LanguageMode
     return await asyncio.to_thread(load, source, "hf")
 
 
+@pytest.mark.slow
 def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_compared(
     play: Play, served: Served, tmp_path: Path
 ) -> None:

@@ -160,12 +160,12 @@ def test_an_answer_is_waited_for_by_the_prompt_s_length(
     with serving(model) as server, connect(server.base_url, tokenizer=folder) as remote:
 
         async def late(writer: Any) -> None:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.25)
             send(writer, 500, {"error": "after all"})
 
-        monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
-        monkeypatch.setattr(operations, "FIRST_SECONDS", 0.05)
-        monkeypatch.setattr(operations, "FIRST_SECONDS_PER_TOKEN", 0.1)
+        monkeypatch.setattr(http, "CONNECT_SECONDS", 0.02)
+        monkeypatch.setattr(operations, "FIRST_SECONDS", 0.0)
+        monkeypatch.setattr(operations, "FIRST_SECONDS_PER_TOKEN", 0.05)
         server.raw["/v1/completions"] = late
         for ask in (lambda ids: remote.top_logprobs_sync(ids, 3), lambda ids: list(remote.generate_sync(ids, max_tokens=3))):
             with pytest.raises(RemoteError, match="has not begun to answer") as fault:
@@ -180,7 +180,8 @@ def certificate(tmp_path: Path) -> Path:
     """Signed by itself, for this machine, with its key."""
     made = tmp_path / "server.pem"
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(made), *subject]
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    command = ["openssl", "req", "-x509", *kind, "-keyout", str(made), *subject]
     out = tmp_path / "certificate.pem"
     subprocess.run([*command, "-out", str(out)], check=True, capture_output=True)
     made.write_text(made.read_text() + out.read_text())
