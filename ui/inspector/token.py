@@ -168,10 +168,8 @@ class TokenTab(InspectorTab):
         self.beam_rows.setEnabled(not status.lacking("beams"))
         self.lacking.setText(status.lacking("branch") or status.lacking("beams"))
         self._show_lacking()
-        no_scores = status.lacking("score")
-        self.score_button.setEnabled(not no_scores)
         unscored = self.tr("Not scored: nothing precedes it, or the model has not read it yet.")
-        self.unscored.setText(" ".join(filter(None, (unscored, no_scores))))
+        self.unscored.setText(" ".join(filter(None, (unscored, status.lacking("score")))))
 
     def _show_lacking(self) -> None:
         self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))
