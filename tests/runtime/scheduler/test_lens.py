@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import LanguageModel, NonFiniteLogitsError, PromptProgress, RuntimeFault
+from runtime import LanguageModel, NonFiniteLogitsError, Priority, PromptProgress, RuntimeFault
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError, MemoryBudgetError
 from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, local, reference, settled, some_ids
@@ -101,6 +101,30 @@ def test_a_lens_and_a_text_to_embed_that_do_not_fit_together_both_end() -> None:
         run, vectors = asyncio.run(both())
         assert (len(run), len(vectors)) == (500, 1)
         assert settled(model)[1].leases == 0
+
+
+def test_what_comes_after_it_goes_before_it() -> None:
+    gate, ended = Gate(), list[str]()
+
+    def noting(name: str, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: ended.append(name))
+        return task
+
+    with fake_model(Behaviour(before_forward=gate), prefill_chunk_tokens=32) as model:
+
+        async def main() -> None:
+            gate.shut(after=14)  # the ordinary query, and a forward of the lens
+            tasks = [noting("lens", model.lens(some_ids(1, 400), range(400)))]
+            await asyncio.to_thread(gate.reached.wait, 10)
+            tasks.append(noting("score", model.score(some_ids(2, 100), priority=Priority.BACKGROUND)))
+            tasks.append(noting("query", model.next_token_logprobs(some_ids(3, 100))))
+            await asyncio.sleep(0.05)
+            gate.open()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+    assert ended[-1] == "lens"
 
 
 def test_few_tokens_are_ranked_beside_the_likeliest() -> None:
