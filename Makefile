@@ -41,7 +41,7 @@ lint: $(VENV)/.ready  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Under eight minutes on two cores.
+# Some ten minutes on two cores.
 test: setup lint test-fast  ## lint, and every test that is not marked slow
 
 test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest

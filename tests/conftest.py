@@ -39,7 +39,7 @@ SLOWEST = (  # of what is run in many ways: for each there is one among the fast
     "falcon_h1",  # attention and state spaces in each layer
     *("-qwen2", "-phi3", "hf-gemma2"),  # as llama with biases, as mistral, and as gemma3 but for caps that transformers applies
     *(f"{backend}-{name}" for backend in ("hf", "mlx") for name in ("llama_wide", "qwen3", "gemma3_80")),  # as llama and gemma3
-    *("hf-mistral", "mlx-gpt2"),  # each is among the fast ones on the other backend
+    "hf-mistral",  # as mlx-mistral
     *("llama-float16", "llama-bfloat16", "llama-int4", "lfm2-int8"),  # weights in few bits; int8 is among the fast ones
 )
 

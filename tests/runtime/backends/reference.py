@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.fake import Behaviour, FakeBackend
@@ -27,6 +28,15 @@ HF = (
     *("mamba", "lfm2", "falcon_h1"),
 )
 RECURRENT = ("mamba", "lfm2", "falcon_h1", "recurrent")
+
+
+def in_turn(names: Sequence[str]) -> list[Any]:
+    """Each model with both libraries, as parameters: by turns with one of them in the fast tests, with the other in the slow."""
+    return [
+        pytest.param((backend, name), id=f"{backend}-{name}", marks=() if (at + place) % 2 == 0 else pytest.mark.slow)
+        for place, backend in enumerate(("hf", "mlx"))
+        for at, name in enumerate(names)
+    ]
 
 
 @functools.cache

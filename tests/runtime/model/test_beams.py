@@ -12,16 +12,16 @@ import pytest
 
 from runtime import BeamOptions, BeamStep, GenerationOptions, Hypothesis, LanguageModel, SamplingOptions, load
 from tests.fakes import settled
-from tests.runtime.backends.reference import TOLERANCE, expected, random_ids
+from tests.runtime.backends.reference import TOLERANCE, expected, in_turn, random_ids
 from tests.runtime.model.beam_reference import by_transformers
 from tests.tiny_models import tiny_path
 
-CASES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", "gemma3", "lfm2")]
+CASES = in_turn(("llama", "gemma3", "lfm2"))
 EOS = tuple(range(2, 60))  # so many that hypotheses end
 PROMPTS = ([5, 6, 7], [int(i) for i in random_ids(3, 24)])
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as model:

@@ -11,15 +11,15 @@ import pytest
 
 from runtime import GenerationOptions, LanguageModel, PromptProgress, SamplingOptions, TokenRecord, load
 from tests.fakes import settled
-from tests.runtime.backends.reference import random_ids
+from tests.runtime.backends.reference import in_turn, random_ids
 from tests.tiny_models import tiny_path
 
-CASES = [(backend, name) for backend in ("hf", "mlx") for name in ("llama", "gemma3", "lfm2")]
+CASES = in_turn(("llama", "gemma3", "lfm2"))
 PREFIX = [int(i) for i in random_ids(11, 40)]
 WARM = GenerationOptions(max_tokens=7, seed=5, ignore_eos=True, top_k=3, sampling=SamplingOptions(temperature=1.3))
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1) as model:

@@ -15,6 +15,7 @@ from runtime.numerics.pooling import POOLINGS
 from runtime.records import Float32
 from runtime.shelf.source import resolve
 from tests.fakes import settled
+from tests.runtime.backends.reference import in_turn
 from tests.tiny_models import tiny_path
 
 NAMES = ("llama", "gpt2", "gemma3", "mistral", "mamba", "lfm2", "falcon_h1")
@@ -51,7 +52,7 @@ def expected(name: str, ids: tuple[int, ...], pooling: str) -> Float32:
     return unit
 
 
-@pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in NAMES], ids="-".join)
+@pytest.fixture(scope="module", params=in_turn(NAMES))
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend, kv_cache_bytes=32 << 20) as model:

@@ -28,7 +28,7 @@ from runtime.lens import MOST_BYTES
 from runtime.records import NO_TOKEN, Float32
 from tests.fakes import settled
 from tests.runtime.adapters.makers import Peft, adapters_of
-from tests.runtime.backends.reference import log_softmax, random_ids
+from tests.runtime.backends.reference import in_turn, log_softmax, random_ids
 from tests.tiny_models import tiny_path
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma2", "gemma3", "gemma3_80", "phi3", "mistral", "mamba", "lfm2", "falcon_h1")
@@ -65,7 +65,7 @@ def through_the_head(name: str, model: Any, ids: Sequence[int]) -> Float32:
         return log_softmax(torch.stack([*rows, out.logits[0]], dim=1).float().numpy())
 
 
-@pytest.fixture(scope="module", params=[(b, n) for b in ("hf", "mlx") for n in NAMES], ids="-".join)
+@pytest.fixture(scope="module", params=in_turn(NAMES))
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend) as model:

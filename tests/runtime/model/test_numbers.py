@@ -14,15 +14,15 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import settled
-from tests.runtime.backends.reference import TOLERANCE, expected, random_ids
+from tests.runtime.backends.reference import TOLERANCE, expected, in_turn, random_ids
 from tests.tiny_models import tiny_path
 
 NAMES = ("llama", "llama_wide", "qwen3", "gpt2", "gemma3", "mistral", "mamba")
-CASES = [(backend, name) for backend in ("hf", "mlx") for name in NAMES]
+CASES = in_turn(NAMES)
 GREEDY = SamplingOptions(temperature=0.0)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
     backend, name = request.param
     with load(tiny_path(name), backend=backend, threads=1, prefill_chunk_tokens=48) as model:
