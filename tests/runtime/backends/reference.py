@@ -31,7 +31,7 @@ RECURRENT = ("mamba", "lfm2", "falcon_h1", "recurrent")
 
 
 def in_turn(names: Sequence[str]) -> list[Any]:
-    """Each model with both libraries, as parameters: by turns with one of them in the fast tests, with the other in the slow."""
+    """Each model with both libraries, as parameters: by turns with one of them in the fast tests, the other in the slow."""
     return [
         pytest.param((backend, name), id=f"{backend}-{name}", marks=() if (at + place) % 2 == 0 else pytest.mark.slow)
         for place, backend in enumerate(("hf", "mlx"))
