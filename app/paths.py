@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class DataFolder:
+class DataFolder(Struct, frozen=True):
     """The files of one data folder; it is made, for its owner alone, when it is first written to."""
 
     root: Path

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -16,8 +17,7 @@ Status = Literal["open", "complete", "partial"]
 DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary", "model", "setting", "folder", "place"]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionRow(Struct, frozen=True):
     """One saved session. `created` and `updated` are seconds since the epoch: to show, never to sort by."""
 
     id: int
@@ -35,8 +35,7 @@ class SessionRow:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SearchHit:
+class SearchHit(Struct, frozen=True):
     """Where the words of a search stand in a session: in the text of a node, with some of what is around them."""
 
     node_id: int
@@ -45,8 +44,7 @@ class SearchHit:
     behind: str
 
 
-@dataclass(frozen=True, slots=True)
-class FolderRow:
+class FolderRow(Struct, frozen=True):
     """A folder of sessions."""
 
     id: int
@@ -54,8 +52,7 @@ class FolderRow:
     damaged: bool = False  # the row fails its checksum; giving it a name again repairs it
 
 
-@dataclass(frozen=True, slots=True)
-class NewNode:
+class NewNode(Struct, frozen=True):
     """A run of tokens to add to a session's tree.
 
     Args:
@@ -80,7 +77,7 @@ class NewNode:
     turn_start: bool = True
     status: Status = "complete"
     finish_reason: str | None = None
-    stats: Mapping[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,7 @@ class NodeRow:
         return bool(self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class NewChunk:
+class NewChunk(Struct, frozen=True):
     """Columns for tokens `first` to `first + count` of a node.
 
     Every column has `count` rows on its first axis, but for ragged bytes: a column named `data` (or `*_data`) of one
@@ -130,8 +126,7 @@ class NewChunk:
     columns: Columns
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
+class StoredChunk(Struct, frozen=True):
     """A range of a node's tokens as it was read; ranges of one node follow each other without overlap.
 
     `damaged`: the newest saved copy of this range fails its checksum or is missing. Then `columns` is empty, or the
@@ -146,32 +141,28 @@ class StoredChunk:
     damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionTree:
+class SessionTree(Struct, frozen=True):
     """A session and all its runs, in the order in which they were made; parents stand before their children."""
 
     session: SessionRow
     nodes: tuple[NodeRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionCopy:
+class SessionCopy(Struct, frozen=True):
     """A session that was copied: its own number, and which of its runs stands for which of the original's."""
 
     session_id: int
     nodes: Mapping[int, int]  # the original's node -> the copy's
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """What an import brought: the sessions' numbers in the order of the file, and what could not be taken, in plain words."""
 
     sessions: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage:
+class Salvage(Struct, frozen=True):
     """What was saved from a damaged file."""
 
     sessions: int
@@ -180,8 +171,7 @@ class Salvage:
     kept: Path  # the damaged file
 
 
-@dataclass(frozen=True, slots=True)
-class DamageRow:
+class DamageRow(Struct, frozen=True):
     """One thing that `verify` found damaged."""
 
     kind: DamageKind

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Final
 
 import click
+from msgspec import Struct
 
 from app.paths import DataFolder
 
 ESCAPE: Final = "elsewise-escape"  # the error handler of stdout
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The global options."""
 
     data: DataFolder

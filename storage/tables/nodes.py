@@ -6,11 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, get_args
 
 import msgspec
 import sqlite_utils
+from msgspec.structs import replace
 
 from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, UnknownRowError

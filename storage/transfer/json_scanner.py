@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, Literal
+
+from msgspec import Struct
 
 from storage.errors import InvalidFileError
 
@@ -33,8 +34,7 @@ _END = -1
 PieceKind = Literal["list", "object", "member", "items", "element", "end"]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """One step through a file.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct
 
 from storage.tables.checksums import COVERED
 
@@ -23,19 +24,17 @@ SESSION_MORE: Final = frozenset(COVERED["sessions"]) - SESSION_FIELDS - _SESSION
 NODE_MORE: Final = frozenset(COVERED["nodes"]) - NODE_FIELDS - _NODE_OWN
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPart:
+class SessionPart(Struct, frozen=True):
     """A session begins; its nodes and tokens follow. None: as the store sees fit."""
 
     title: str
     created: float | None = None
     updated: float | None = None
     pinned: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class NodePart:
+class NodePart(Struct, frozen=True):
     """A run of tokens."""
 
     parent: int | None
@@ -51,11 +50,10 @@ class NodePart:
     kv_fingerprint: str | None = None
     stats: str = "{}"  # JSON
     created: float | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class TokensPart:
+class TokensPart(Struct, frozen=True):
     """A range of a node's tokens, as the store keeps it: packed, with the summary that the view `tokens` shows."""
 
     node: int
@@ -66,39 +64,34 @@ class TokensPart:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPart:
+class ModelPart(Struct, frozen=True):
     """What a fingerprint stands for, as JSON."""
 
     kv_fingerprint: str
     info: str
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyPart:
+class VocabularyPart(Struct, frozen=True):
     """The bytes of every token, as the store packs them."""
 
     digest: str
     tokens: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SetupPart:
+class SetupPart(Struct, frozen=True):
     """What the session is set to, as JSON."""
 
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlacePart:
+class PlacePart(Struct, frozen=True):
     """Where the session stands; of this store alone."""
 
     folder_id: int | None
     tags: str  # JSON
 
 
-@dataclass(frozen=True, slots=True)
-class EndPart:
+class EndPart(Struct, frozen=True):
     """The session is whole."""
 
     current: int | None  # the tip that is shown

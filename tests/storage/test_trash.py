@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import sqlite_utils
+from msgspec.structs import replace as replace_struct
 
 from storage import InvalidRowError, NewNode, SessionStore, StoreDamagedError
 from storage.database import Database, transaction
@@ -215,7 +216,9 @@ def test_an_answer_that_never_began_is_taken_away(store: SessionStore) -> None:
     async def run() -> None:
         session, user, answer = await chat(store)
         failed = await store.add_node(NewNode(session, user, "assistant", status="open"), current=True)
-        await store.append_chunk(failed, replace(chunk(0, 2), columns={**chunk(0, 2).columns, "origin": np.zeros(2, np.uint8)}))
+        await store.append_chunk(
+            failed, replace_struct(chunk(0, 2), columns={**chunk(0, 2).columns, "origin": np.zeros(2, np.uint8)})
+        )
         with pytest.raises(InvalidRowError):
             await store.discard_node(failed)  # it is still written
         await store.finish_node(failed, finish_reason="error", stats={"message": "no model"}, text="")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from runtime import Finish, LensRun, Origin, Pooling, TokenRun
 from tests.ui.fake_state import FakeState
@@ -137,7 +138,7 @@ class FakeAnswers(_Group):
                 break
             piece = run_of(self._bench.vocabulary, [word], [0.4 + i])
             if self._bench.cuts_answers and i == len(self._bench.answer) - 1:
-                piece = replace(piece, finish=np.full_like(piece.finish, Finish.LENGTH))
+                piece = dataclasses.replace(piece, finish=np.full_like(piece.finish, Finish.LENGTH))
                 status, note = TurnStatus.PARTIAL, "reached the length limit"
             run = TokenRun.concat([run, piece])
             streaming = replace(turn, run=run, status=TurnStatus.STREAMING)

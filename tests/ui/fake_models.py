@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import fields, replace
 
 from runtime import ComparedSide, ModelComparison, TokenRun
 from tests.ui.fake_state import NOW, QWEN, FakeState
@@ -211,7 +211,7 @@ class FakeSettings(_Group):
     async def change(self, name: str, value: object) -> SettingsView:
         self._bench.note("change_setting", name, value)
         assert name in {f.name for f in fields(AppSettings)}
-        values = replace(self._bench.held.values, **{name: value})  # type: ignore[arg-type]  # a field by name
+        values = replace(self._bench.held.values, **{name: value})
         self._bench.held = replace(
             self._bench.held, values=values, needs_reload=self._bench.held.needs_reload or name not in NOW
         )

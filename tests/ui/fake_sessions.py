@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from app.workbench.transfer.exports import EXPORTS
 from tests.ui.fake_state import DEFAULTS, IMPORTED, FakeState

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from runtime import LensRun, Origin, Pooling
 from tests.ui.spoken import Vocabulary, run_of
@@ -247,14 +247,14 @@ class FakeState:
         """A session in the store."""
         self.summaries[summary.session_id] = summary
         view = SessionView(summary.session_id, summary.title, tuple(turns), (), is_sample=summary.is_sample)
-        self.views[summary.session_id] = replace(view, **more)  # type: ignore[arg-type]  # fields by name
+        self.views[summary.session_id] = replace(view, **more)
 
     def turn(self, role: str, words: Sequence[str], bits: Sequence[float] | None = None, **more: object) -> TurnView:
         """A finished turn with an id of its own."""
         node = self.new_id()
         origin = Origin.TYPED if role == "user" else Origin.SAMPLED
         turn = TurnView(node, role, run_of(self.vocabulary, words, bits, origin=origin), TurnStatus.COMPLETE, (node,))
-        return replace(turn, **more)  # type: ignore[arg-type]  # fields by name
+        return replace(turn, **more)
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
@@ -307,5 +307,5 @@ class FakeState:
         return replace(self.setups.get(session_id, fresh), model=self.loaded)
 
     def keep_setup(self, session_id: int, **changes: object) -> SessionSetup:
-        self.setups[session_id] = replace(self.held_setup(session_id), **changes)  # type: ignore[arg-type]  # fields by name
+        self.setups[session_id] = replace(self.held_setup(session_id), **changes)
         return self.held_setup(session_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import BranchRow, EngineState, SessionSummary, StatusView, Tier, TurnStats, TurnStatus

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
 from PySide6.QtWidgets import QMenu
@@ -40,8 +40,7 @@ FILE, EDIT, VIEW, SESSION, WINDOW, HELP = (
 MENUS = (FILE, EDIT, VIEW, SESSION, WINDOW, HELP)
 
 
-@dataclass(frozen=True, slots=True)
-class Possible:
+class Possible(Struct, frozen=True):
     """What decides which commands can be run."""
 
     shown: Shown | None

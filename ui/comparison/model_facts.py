@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from PySide6.QtWidgets import QApplication
 
 from ui.port import PathComparison
@@ -17,8 +17,7 @@ DIFFERENCE_STEPS_BITS: Final = (0.5, 1.5, 4.0)  # where the three steps of eithe
 LESS, MORE = 0, 3  # before the steps of what the second model gave less, and more
 
 
-@dataclass(frozen=True, slots=True)
-class SideFacts:
+class SideFacts(Struct, frozen=True):
     """What one model says of a span; None where it says nothing."""
 
     name: str
@@ -28,8 +27,7 @@ class SideFacts:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpanFacts:
+class SpanFacts(Struct, frozen=True):
     """What two models say of the span that a token is in.
 
     Attributes:

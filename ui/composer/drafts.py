@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ui.port import TextFile
 
@@ -18,8 +20,7 @@ NEW = 0  # the key of a session that has no turns yet: its id is forgotten if it
 MOST_KEPT = 50  # sessions whose drafts outlive the window, the latest
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A text, and which turn it is another version of."""
 
     text: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec
 
+from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing

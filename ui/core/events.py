@@ -9,9 +9,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from time import perf_counter
 
+from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer
 
 from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, SessionChanged, StatusChanged, TokensArrived

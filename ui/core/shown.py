@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ui.port import SessionView, TurnStatus, TurnView
 from ui.port.tokens import Origin, TokenRecord, TokenRun
@@ -10,8 +11,7 @@ from ui.port.tokens import Origin, TokenRecord, TokenRun
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """One token of the path shown: turn `node_id`, place `index` of its run."""
 
     node_id: int
@@ -20,8 +20,7 @@ class Spot:
     draw: float | None  # the uniform number it was drawn with, if it was drawn
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Struct, frozen=True):
     """A turn of the path that has siblings: this one is number `place` (from 0) of `variants`."""
 
     variants: tuple[int, ...]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from ui.core.tasks import Tasks
@@ -18,8 +19,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 Scope = int | None  # whose history: a session's, or (None) the list's
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One change: its name for the menu, and how it is taken back and done again."""
 
     label: str

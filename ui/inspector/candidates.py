@@ -6,8 +6,8 @@ Of one stage: probability before it, the mass up to there, and probability after
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
@@ -29,8 +29,7 @@ _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
 CUT_WORDS = {spec.name: spec.label for spec in SAMPLER_STAGES if spec.label}
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateLine:
+class CandidateLine(Struct, frozen=True):
     """One candidate as it is drawn."""
 
     data: bytes

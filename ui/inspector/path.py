@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
@@ -24,8 +25,7 @@ from ui.widgets.numbers import nats as joint_nats
 Float32 = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class PathNumbers:
+class PathNumbers(Struct, frozen=True):
     """Sums over the scored tokens of a path. Nats."""
 
     tokens: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
@@ -78,8 +78,7 @@ Row = npt.NDArray[np.float32]
 EDITING = ("grammar", "bias", "penalties", "dry")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What a draw gave, or would give.
 
     Attributes:
@@ -106,8 +105,7 @@ class Outcome:
         return self.stages[-1].u if self.stages else None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One token on its way through the stages.
 
     Attributes:

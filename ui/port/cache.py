@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from ui.port.comparison import OnCompared
 
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from ui.port.tokens import Pooling
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeView:
+class EdgeView(Struct, frozen=True):
     """One edge of the trie: its last words, its tokens, its bytes, how many running requests hold it, and its adapters."""
 
     tail: str
@@ -22,8 +22,7 @@ class EdgeView:
     adapters: str = ""  # which it was computed under, in words; empty for the model alone
 
 
-@dataclass(frozen=True, slots=True)
-class CacheView:
+class CacheView(Struct, frozen=True):
     """The trie at one moment, and what it has of the path that is shown.
 
     Attributes:
@@ -52,8 +51,7 @@ class CacheView:
     largest: tuple[EdgeView, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheCheck:
+class CacheCheck(Struct, frozen=True):
     """What the cache answers beside what the model answers without it.
 
     Attributes:
@@ -85,8 +83,7 @@ class CacheCommands(Protocol):
         """Asks the model for what follows the path that is shown twice: from the cache, and computed anew without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarTurn:
+class SimilarTurn(Struct, frozen=True):
     """One turn beside the one that was asked about.
 
     Attributes:
@@ -108,8 +105,7 @@ class SimilarTurn:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarTurns:
+class SimilarTurns(Struct, frozen=True):
     """All turns that have words, the most similar first. Vectors are remembered in memory; nothing of it is saved.
 
     Attributes:

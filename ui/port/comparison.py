@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from runtime import ModelComparison
 from ui.port.refusals import Refusal
@@ -16,8 +16,7 @@ from ui.port.settings import AdapterChoice
 OnCompared = Callable[[str, int, int], None]  # what is done, how much of how much (0 of 0: not known); on the window's thread
 
 
-@dataclass(frozen=True, slots=True)
-class SecondChoice:
+class SecondChoice(Struct, frozen=True):
     """What a path can be compared with.
 
     Attributes:
@@ -43,8 +42,7 @@ class SecondChoice:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PathComparison:
+class PathComparison(Struct, frozen=True):
     """The numbers of two models for the tokens of a path; nothing of it is saved.
 
     Attributes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ui.port.sampling import SamplingOptions
 from ui.port.tokens import TokenRun
@@ -17,8 +17,7 @@ if TYPE_CHECKING:  # a type alone: the window opens without its module
     from runtime import LensRun as LensRun
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(Struct, frozen=True):
     """How the token of a place was drawn, as far as it is stored.
 
     Attributes:
@@ -47,8 +46,7 @@ class Drawing:
         return len(self.history)
 
 
-@dataclass(frozen=True, slots=True)
-class TurnDepth:
+class TurnDepth(Struct, frozen=True):
     """At which layer each token of a turn was decided.
 
     Attributes:
@@ -61,8 +59,7 @@ class TurnDepth:
     layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class TurnDepthCost:
+class TurnDepthCost(Struct, frozen=True):
     """What `turn_depth` takes.
 
     Attributes:
@@ -81,8 +78,7 @@ class ColumnKind(StrEnum):
     BEAMS = "beams"  # the likeliest that a beam search finds, best first
 
 
-@dataclass(frozen=True, slots=True)
-class BeamRules:
+class BeamRules(Struct, frozen=True):
     """What a beam search goes by; see `runtime.BeamOptions`.
 
     Attributes:
@@ -96,8 +92,7 @@ class BeamRules:
     early_stopping: bool | Literal["never"] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One continuation.
 
     Attributes:
@@ -117,8 +112,7 @@ class Column:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """Several continuations of one place, side by side.
 
     Attributes:

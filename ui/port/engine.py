@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from ui.port.models import FitView
 from ui.port.refusals import QT_TRANSLATE_NOOP, translate
@@ -54,8 +55,7 @@ def lacking(control: str, model: str, lacks: Collection[str]) -> str:
     return translate("Needs", need.words).format(model) if need.capability in lacks else ""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusView:
+class StatusView(Struct, frozen=True):
     """The status bar."""
 
     engine: EngineState
@@ -66,7 +66,7 @@ class StatusView:
     computed: int | None = None  # prompt tokens pushed through the model
     kv_bytes: int = 0
     kv_budget: int = 0
-    tiers: Mapping[Tier, int] = field(default_factory=dict)  # turns of the shown path per tier
+    tiers: Mapping[Tier, int] = {}  # turns of the shown path per tier
     disk_note: str = ""  # why KV is not kept on disk
     model: str = ""  # the name of the one that runs
     load_share: float = 0.0  # of the weights that a start under way has read, 0 to 1
@@ -84,8 +84,7 @@ class StatusView:
         return lacking(control, self.model, self.lacks)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
+class ModelChoice(Struct, frozen=True):
     """One model on the shelf."""
 
     source: str
@@ -95,8 +94,7 @@ class ModelChoice:
     last_used: float | None = None  # seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
-class BackendChoice:
+class BackendChoice(Struct, frozen=True):
     """One engine that can run models, or why it cannot."""
 
     name: str
@@ -104,16 +102,14 @@ class BackendChoice:
     chosen: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoadChoice:
+class LoadChoice(Struct, frozen=True):
     """What holds for one model alone, and is remembered with it; None and "auto": as the settings have it."""
 
     context: int | None = None  # tokens
     weights: str = "auto"  # float32, float16, bfloat16, int8, int4: of linear layers, on a processor (hf)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsForm:
+class WeightsForm(Struct, frozen=True):
     """A form that weights can be held in.
 
     Attributes:
@@ -125,8 +121,7 @@ class WeightsForm:
     cost: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(Struct, frozen=True):
     """What loading a model of the shelf means.
 
     Attributes:

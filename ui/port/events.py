@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from ui.port.drawing import Columns
 from ui.port.engine import StatusView
@@ -13,24 +14,21 @@ from ui.port.tokens import TokenRun
 from ui.port.turns import TurnView
 
 
-@dataclass(frozen=True, slots=True)
-class SessionChanged:
+class SessionChanged(Struct, frozen=True):
     """The path or the outline is another one: show `view` (turns that are unchanged are equal to the old ones)."""
 
     view: SessionView
 
 
-@dataclass(frozen=True, slots=True)
-class SessionCopied:
+class SessionCopied(Struct, frozen=True):
     """The sample was to be changed: it stays as it is, and what was asked goes on in a copy, `view`. Show that instead."""
 
     source_id: int
     view: SessionView
-    nodes: Mapping[int, int] = field(default_factory=dict)  # the numbers of its nodes, by those they have in the sample
+    nodes: Mapping[int, int] = {}  # the numbers of its nodes, by those they have in the sample
 
 
-@dataclass(frozen=True, slots=True)
-class TokensArrived:
+class TokensArrived(Struct, frozen=True):
     """Tokens to append to the last turn of the path."""
 
     session_id: int
@@ -38,24 +36,21 @@ class TokensArrived:
     run: TokenRun
 
 
-@dataclass(frozen=True, slots=True)
-class TurnChanged:
+class TurnChanged(Struct, frozen=True):
     """A turn of the path has new numbers or another state (scored, ended, stopped, failed)."""
 
     session_id: int
     turn: TurnView
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnsChanged:
+class ColumnsChanged(Struct, frozen=True):
     """The columns of a session are other ones, have ended or failed: show `view`; None takes them away."""
 
     session_id: int
     view: Columns | None
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnTokens:
+class ColumnTokens(Struct, frozen=True):
     """Tokens to append to one column; `logprob` is the sum over all its tokens, nats; NaN: one has none."""
 
     session_id: int
@@ -64,27 +59,23 @@ class ColumnTokens:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class SessionTrashed:
+class SessionTrashed(Struct, frozen=True):
     """Another window threw away the session that is shown: show another one."""
 
     session_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class WindowWanted:
+class WindowWanted(Struct, frozen=True):
     """Another window asked for the session that is shown: come to the front."""
 
     session_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsChanged:
+class SessionsChanged(Struct, frozen=True):
     """The session list is another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusChanged:
+class StatusChanged(Struct, frozen=True):
     """The status bar is another one."""
 
     status: StatusView

@@ -8,14 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
 from ui.port.transfers import OnTransfer
 
 Holds = Literal["model", "adapter"]  # what a folder or a repository holds
 Kind = Literal["model", "adapter", "server"]  # of a row of the shelf
 
 
-@dataclass(frozen=True, slots=True)
-class ShelfModel:
+class ShelfModel(Struct, frozen=True):
     """One model or adapter of the shelf.
 
     Attributes:
@@ -53,8 +54,7 @@ class ShelfModel:
     convertible: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FitView:
+class FitView(Struct, frozen=True):
     """What a model takes on this machine, in bytes, by the engine that would run it.
 
     Attributes:
@@ -90,8 +90,7 @@ class FitView:
         return self.total <= self.memory
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPlan:
+class ModelPlan(Struct, frozen=True):
     """What fetching a repository means; nothing but its configuration was fetched to find out.
 
     Attributes:
@@ -134,8 +133,7 @@ class ModelPlan:
         return f"{self.repository}@{self.commit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """A model that Elsewise proposes, known without the network.
 
     Attributes:
@@ -163,8 +161,7 @@ class Offer:
     best: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HubFind:
+class HubFind(Struct, frozen=True):
     """What the hub says of a repository that it found.
 
     Attributes:
@@ -191,8 +188,7 @@ class DownloadState(StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
+class Download(Struct, frozen=True):
     """One download; in `RUNNING` its numbers move.
 
     Attributes:
@@ -226,13 +222,11 @@ class Download:
     kind: Holds = "model"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsChanged:
+class ModelsChanged(Struct, frozen=True):
     """Another model stands on the shelf, or one less."""
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadsChanged:
+class DownloadsChanged(Struct, frozen=True):
     """How all downloads are now."""
 
     downloads: tuple[Download, ...]
@@ -260,8 +254,7 @@ class Server:
     plain_http: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GgufPlan:
+class GgufPlan(Struct, frozen=True):
     """What taking in a GGUF file means, by its header.
 
     Attributes:
@@ -279,8 +272,7 @@ class GgufPlan:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenView:
+class TokenView(Struct, frozen=True):
     """Whether private models can be asked for. The token itself is never shown.
 
     Attributes:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from ui.port.tokens import TokenRun
 from ui.port.transfers import BranchDiff
 from ui.port.turns import TurnView
 
 
-@dataclass(frozen=True, slots=True)
-class BranchRow:
+class BranchRow(Struct, frozen=True):
     """One line of the outline tree."""
 
     node_id: int
@@ -62,16 +62,14 @@ class TreeRow(NamedTuple):
         return self.node_id, self.start
 
 
-@dataclass(frozen=True, slots=True)
-class RowText:
+class RowText(Struct, frozen=True):
     """The beginning of what a row of the tree says."""
 
     run: TokenRun  # its first tokens, without the template's; text without tokens is one of them
     logprob: float | None  # nats, of its generated tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """Where the words of a search stand in a session."""
 
     node_id: int
@@ -80,8 +78,7 @@ class Hit:
     behind: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
+class SessionSummary(Struct, frozen=True):
     """One line of the session list."""
 
     session_id: int
@@ -98,8 +95,7 @@ class SessionSummary:
     unseen: bool = False  # an answer has ended there while another session was shown
 
 
-@dataclass(frozen=True, slots=True)
-class SessionView:
+class SessionView(Struct, frozen=True):
     """An open session: the path shown, and the outline of all branches."""
 
     session_id: int
@@ -112,16 +108,14 @@ class SessionView:
     earlier: int = 0  # turns of the path before the first of `turns`: see `Workbench.show_earlier`
 
 
-@dataclass(frozen=True, slots=True)
-class FolderView:
+class FolderView(Struct, frozen=True):
     """A folder of the session list."""
 
     folder_id: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class TrashedSession:
+class TrashedSession(Struct, frozen=True):
     """One line of the trash."""
 
     session_id: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class AppSettings:
+
+class AppSettings(Struct, frozen=True):
     """Each field is one row. None and "auto" leave the choice to the engine."""
 
     backend: str = "auto"
@@ -33,8 +34,7 @@ class AppSettings:
     developer: str = "off"  # on: the cache, what was reused and computed, and the engine's figures have places in the window
 
 
-@dataclass(frozen=True, slots=True)
-class DataFacts:
+class DataFacts(Struct, frozen=True):
     """Where everything is."""
 
     folder: str
@@ -42,8 +42,7 @@ class DataFacts:
     backups: Sequence[str] = ()  # names, the latest first
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(Struct, frozen=True):
     """A copy of all sessions; every row of it was read again."""
 
     path: str
@@ -68,13 +67,12 @@ class ServerCommands(Protocol):
         """Ends it; requests in flight have a moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsView:
+class SettingsView(Struct, frozen=True):
     """What is set, and what could be."""
 
     values: AppSettings = field(default_factory=AppSettings)
     needs_reload: bool = False  # the model that runs was loaded with other settings
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by row, where there are some
+    choices: Mapping[str, Sequence[str]] = {}  # by row, where there are some
     data: DataFacts | None = None
     notes: Sequence[str] = ()  # what was stored and could not be taken
 
@@ -118,16 +116,14 @@ class Guess(StrEnum):
     DRAFT = "draft"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class AnswerFormat(Struct, frozen=True):
     """The form of an answer; `source` is the schema, the pattern or the grammar."""
 
     kind: FormatKind = FormatKind.FREE
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterChoice:
+class AdapterChoice(Struct, frozen=True):
     """One adapter of a session's stack."""
 
     folder: str
@@ -136,8 +132,7 @@ class AdapterChoice:
     on: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterLine:
+class AdapterLine(Struct, frozen=True):
     """An adapter of the stack, and what is known of it."""
 
     choice: AdapterChoice
@@ -145,8 +140,7 @@ class AdapterLine:
     loaded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OptionView:
+class OptionView(Struct, frozen=True):
     """One setting of generation: what holds, and its source."""
 
     name: str
@@ -155,8 +149,7 @@ class OptionView:
     own: object = None  # what the session itself says; None: nothing
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True):
     """The model that is loaded; what a server does not say of its own is "", 0 or None."""
 
     name: str
@@ -173,16 +166,14 @@ class ModelFacts:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TextFile:
+class TextFile(Struct, frozen=True):
     """A file as a model reads it."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSetup:
+class SessionSetup(Struct, frozen=True):
     """Everything one session is set to, and what of it holds."""
 
     session_id: int
@@ -191,7 +182,7 @@ class SessionSetup:
     tools: str = ""  # definitions offered on the path shown, as JSON
     options: Sequence[OptionView] = ()
     preset: str = ""  # "" is the default one
-    presets: Mapping[str, bool] = field(default_factory=dict)  # by name; whether it can be deleted
+    presets: Mapping[str, bool] = {}  # by name; whether it can be deleted
     default_preset: str = ""  # the name of that one, which the settings choose
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     adapters: Sequence[AdapterLine] = ()
@@ -200,8 +191,7 @@ class SessionSetup:
     notes: Sequence[str] = ()  # what was stored and could not be taken
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCard:
+class ToolCard(Struct, frozen=True):
     """A call that a model wrote: data, never executed."""
 
     name: str

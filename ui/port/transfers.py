@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 OnTransfer = Callable[[int, int], None]  # done and in all; on the window's thread
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFormat:
+class ExportFormat(Struct, frozen=True):
     """A kind of file that a session is exported as.
 
     Attributes:
@@ -31,8 +31,7 @@ class ExportFormat:
     comes_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ImportResult:
+class ImportResult(Struct, frozen=True):
     """What an import brought: the sessions' numbers, and what could not be taken, in plain words."""
 
     sessions: tuple[int, ...]
@@ -40,8 +39,7 @@ class ImportResult:
     carries_kv: bool = False  # it has KV too, which is taken by `take_kv` alone
 
 
-@dataclass(frozen=True, slots=True)
-class DiffSide:
+class DiffSide(Struct, frozen=True):
     """Tokens of one branch that stand together."""
 
     text: str
@@ -49,8 +47,7 @@ class DiffSide:
     logprob: float | None  # nats, of those that are scored together; None where none is
 
 
-@dataclass(frozen=True, slots=True)
-class DiffPart:
+class DiffPart(Struct, frozen=True):
     """A stretch of two branches: equal on both sides (`same`), or what stands here and there instead."""
 
     same: bool
@@ -58,8 +55,7 @@ class DiffPart:
     right: DiffSide
 
 
-@dataclass(frozen=True, slots=True)
-class BranchDiff:
+class BranchDiff(Struct, frozen=True):
     """Two branches compared token by token.
 
     Attributes:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from ui.port.settings import TextFile, ToolCard
 from ui.port.tokens import TokenRun
 from ui.port.transfers import OnTransfer
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """An option that held, and its source: call, session, preset, model or default."""
 
     name: str
@@ -21,8 +21,7 @@ class Setting:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(Struct, frozen=True):
     """One answer's making."""
 
     facts: Mapping[str, str]  # name and value: model, engine, seed, counts, times, its end
@@ -108,8 +107,7 @@ class Tier(StrEnum):
     SERVER = "server"  # the server's matter
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStats:
+class TurnStats(Struct, frozen=True):
     """How an answer was made. Seconds; nats; tokens."""
 
     reused: int | None  # prompt tokens found in the cache; None where nothing of the prompt was read
@@ -121,8 +119,7 @@ class TurnStats:
     accepted: int | None = None  # of them, those that the model drew as well
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
+class TurnView(Struct, frozen=True):
     """One turn of the path that is shown."""
 
     node_id: int  # the turn's last node on this path: what `branch`, `regenerate` and `edit` refer to
@@ -157,8 +154,7 @@ class PartKind(StrEnum):
     DRAFT = "draft"
 
 
-@dataclass(frozen=True, slots=True)
-class ContextPart:
+class ContextPart(Struct, frozen=True):
     """A stretch of the context."""
 
     kind: PartKind
@@ -166,8 +162,7 @@ class ContextPart:
     warm: int  # of them, those that need not be computed
 
 
-@dataclass(frozen=True, slots=True)
-class Composition:
+class Composition(Struct, frozen=True):
     """What the typed text will cost."""
 
     tokens: int | None  # None until an engine runs that can count them

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import (
     QAbstractListModel,
     QMimeData,
@@ -29,8 +29,7 @@ MIME = "application/x-elsewise-session"  # a session's number, while it is dragg
 Index = QModelIndex | QPersistentModelIndex
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """A line over a group: pinned, a folder, a time, the trash."""
 
     name: str
@@ -40,8 +39,7 @@ class Head:
     is_closed: bool = False  # a folder whose sessions are not shown
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """The line under a session that a search has found: the words with what is around them."""
 
     session_id: int

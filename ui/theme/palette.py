@@ -5,13 +5,12 @@ Text can be read on every step of the ramps: with 4.5 : 1 at least, in high cont
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from resources import ramp
 
 
-@dataclass(frozen=True, slots=True)
-class Palette:
+class Palette(Struct, frozen=True):
     """Colours as "#rrggbb". `surprise` runs from least to most; None is no colour.
 
     `difference` has three steps of what a second model gave less (orange), then three of what it gave more (blue): the pair

@@ -152,7 +152,7 @@ QSplitter::handle { background: transparent; }
 def style_sheet(palette: Palette) -> str:
     """The style sheet of the whole app."""
     weakest = palette.surprise[1]
-    colours = {name: getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")}
+    colours = {name: getattr(palette, name) for name in Palette.__struct_fields__ if name not in ("dark", "surprise")}
     accent_hover = QColor(palette.accent).lighter(112).name()
     return _SHEET.substitute(colours, accent_hover=accent_hover, notice=weakest)
 

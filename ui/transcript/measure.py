@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from resources.ramp import STEPS_BITS
 from ui.port import TurnDepth
@@ -36,8 +36,7 @@ class Measure(StrEnum):
     LAYER = "layer"  # of a turn for which it was asked: see `layer_steps`
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """Where the five steps of a measure begin, from the first colour to the strongest."""
 
     borders: tuple[float, float, float, float, float]

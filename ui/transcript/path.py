@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from ui.comparison.model_facts import Compared
 from ui.port import QT_TRANSLATE_NOOP, SessionView, TurnDepth, TurnStatus, TurnView, translate

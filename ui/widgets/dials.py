@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QSlider, QWidget
@@ -15,8 +15,7 @@ from ui.port.sampling import SAMPLER_STAGES
 STEPS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """From a slider's place (0 to 1) to a setting and back; places are finer where the setting is."""
 
     to_value: Callable[[float], float]
@@ -24,8 +23,7 @@ class Scale:
     digits: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
+class Dial(Struct, frozen=True):
     """One setting of the sampler: its stage, its name in the window, where it is off, and how its slider goes."""
 
     setting: str

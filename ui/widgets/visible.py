@@ -8,8 +8,8 @@ nothing: the codes' names stand for them (the pictures of U+2400 are too small t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QUrl
 
 _CONTROLS = (
@@ -31,8 +31,7 @@ _HIDDEN = re.compile(
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\U00010800-\U00010fff\U0001e800-\U0001efff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(Struct, frozen=True):
     """Text to be drawn, and the character ranges of it that stand for something invisible (drawn small)."""
 
     text: str

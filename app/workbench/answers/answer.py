@@ -7,8 +7,11 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.workbench.prompt.recorder import Recorder
 from app.workbench.refusals import BUSY, GONE
@@ -24,8 +27,7 @@ if TYPE_CHECKING:
     from app.workbench.answers.resolve_options import Continued
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """Tokens that a node begins with before any model is asked, and the model their numbers are of."""
 
     run: TokenRun

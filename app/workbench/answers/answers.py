@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, Given, RunningAnswers, beside

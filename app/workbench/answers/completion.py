@@ -7,11 +7,11 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from app.faults import not_loaded, too_long
 from app.workbench.answers.answer import Answer, last_message
@@ -42,8 +42,7 @@ CUTS = {"cancelled": Finish.CANCELLED, "engine_died": Finish.ENGINE_DIED, "error
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """The last write of an answer; where it fails it can be tried again."""
 
     node_id: int

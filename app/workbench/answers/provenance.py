@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from app.workbench.setup.adapters import Speaker, engine_name
 from app.workbench.setup.values import DEFAULT
@@ -138,8 +139,7 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(Struct, frozen=True):
     """An answer that is made once more.
 
     Attributes:

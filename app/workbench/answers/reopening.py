@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
@@ -30,8 +31,7 @@ AGAIN = QT_TRANSLATE_NOOP(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
+class _Lost(Struct, frozen=True):
     """What an engine took down with it."""
 
     session: WholeSession

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import Struct
 
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.provenance import MADE, beams_of, made_with, options_of, plain_options, stack_made_with
@@ -59,8 +61,7 @@ _BY_HAND: Final = frozenset({"call", "session"})
 _OF_A_MODEL: Final = frozenset({"model", "format"})
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
+class Continued(Struct, frozen=True):
     """What is stored of an answer that another one continues.
 
     Attributes:

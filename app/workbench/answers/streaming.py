@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
@@ -114,7 +115,7 @@ class Streaming:
         answer.options = seeded(asked.preset)
         if answer.repeats is not None:
             answer.options = answer.repeats.options
-            asked = replace(asked, adapters=stack_made_with(answer.repeats.made))
+            asked = replace_struct(asked, adapters=stack_made_with(answer.repeats.made))
         self._running.take_stack(answer, asked.adapters)
         self._windows.tell(SessionChanged(answer.session.view()))
         try:

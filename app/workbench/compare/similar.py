@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import Struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 WORDS: Final = 160  # characters of a turn that are told
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
+class _Turns(Struct, frozen=True):
     """What is compared."""
 
     chosen: Said

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
 
 from app.workbench.refusals import stored
 from app.workbench.setup.adapters import Speaker
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 IN_WORK: Final = "open"  # a stored answer that has not ended
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """A version of a turn, named by its last node."""
 
     node_id: int
@@ -77,8 +77,7 @@ FIRST_TOKENS: Final = ("[CLS]", "<cls>")  # that a vocabulary has where a model 
 OnDone = Callable[[int, int], None]  # turns, of how many
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """A text whose vector is not cached: as much of it as is read."""
 
     key: Key
@@ -202,8 +201,7 @@ class Key(NamedTuple):
         return cls(numbers, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True):
     """What a model made of a text.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
@@ -26,8 +26,7 @@ TAIL_TOKENS: Final = 6
 MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which no other request can interrupt
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     """A pin: in which engine, its number, and how many tokens it holds."""
 
     model: LanguageModel

@@ -7,9 +7,11 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.workbench.background import stoppable
 from app.workbench.windows import Windows
@@ -24,8 +26,7 @@ FILE_SECONDS = 1.0  # that a file stays named without news of it
 _KEPT = re.compile(r" \([\d,]+ bytes are kept[^)]*\)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """What came of a download: its name on the shelf, its folder there, and whether it is an adapter."""
 
     name: str
@@ -156,7 +157,7 @@ class Downloads:
 
     def _end(self, repository: str, **changes: object) -> None:
         del self._tasks[repository]  # before it is told: a listener may begin it again
-        self._show(replace(self._views[repository], **changes))  # type: ignore[arg-type]  # fields by name
+        self._show(replace(self._views[repository], **changes))
 
     def _show(self, view: Download) -> None:
         self._views[view.repository] = view

@@ -6,10 +6,11 @@ import asyncio
 import errno
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import asdict, fields, replace
 
 from app.paths import DataFolder
 from app.supervisor import Supervisor
@@ -218,7 +219,7 @@ class Settings:
         if name == "kv_cache_bytes":
             await self._set_budget(value)
         changes = dict([(name, value), *([OTHERWISE[name]] if name in OTHERWISE else [])])
-        values = replace(self.values, **changes)  # type: ignore[arg-type]  # fields by name, checked above
+        values = replace(self.values, **changes)
         await stored(self._store.set_setting(SETTING, asdict(values)))
         self.values, self._notes = values, []
         self.pass_on()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
@@ -30,8 +31,7 @@ MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth 
 SHARE_LEFT = 0.25  # of the context, for the answer, when turns are left out
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(Struct, frozen=True):
     """A draft where it would stand."""
 
     held: list[int]  # ids of the path before it

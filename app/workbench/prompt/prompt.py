@@ -7,10 +7,11 @@ it ends, and a newline after that to the next header. Concatenating a path gives
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from app.workbench.answers.answer import Given
 from app.workbench.answers.provenance import MADE
@@ -48,8 +49,7 @@ class OtherTokenizerError(InvalidRequestError):
 MARK = "\U000f8f8f"  # stands for the turn before; private use: not typed
 
 
-@dataclass(frozen=True, slots=True)
-class NewIds:
+class NewIds(Struct, frozen=True):
     """The ids of a turn and of the header that opens the answer; `system` comes before the first turn only."""
 
     system: list[int]

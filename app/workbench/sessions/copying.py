@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.prompt.prompt import check_tokens
@@ -25,8 +27,7 @@ from ui import Refusal, SessionCopied, SessionsChanged
 _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The session a change goes into, and its numbers for the nodes of the one that was named."""
 
     session: WholeSession

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from app.supervisor import Supervisor
 from app.workbench.background import BackgroundTasks
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 Stack = tuple[tuple[str, float], ...]  # (name in the engine, scale), in order
 
 
-@dataclass(frozen=True, slots=True)
-class Speaker:
+class Speaker(Struct, frozen=True):
     """A model, the adapters asked for (None: the model's own stack), and what their numbers are filed under."""
 
     model: LanguageModel

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from runtime import InvalidRequestError, RuntimeFault, ToolCallError, ToolCallReader, parse_tool_calls
 from storage import NodeRow
@@ -14,8 +15,7 @@ from ui import TextFile, ToolCard, translate
 TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # in a root's stats
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(Struct, frozen=True):
     """Two roots that say the same are one beginning."""
 
     system: str = ""

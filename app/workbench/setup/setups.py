@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
@@ -28,8 +30,7 @@ from ui import AdapterChoice, ModelFacts, OptionView, Refusal, SessionSetup, tra
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a session asks of an answer that begins now; it keeps it to its end."""
 
     session: Mapping[str, Any]  # the session's layer, without adapters

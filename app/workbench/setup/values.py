@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from runtime import SAMPLER_STAGES, GenerationOptions, Grammar, InvalidRequestError, RuntimeFault
 from ui import QT_TRANSLATE_NOOP, AdapterChoice, AnswerFormat, FormatKind, Guess, lacking, translate
@@ -28,17 +30,16 @@ MOST_NAME = 80  # characters of a branch's name
 Branch = tuple[int, int]  # a node, and the token of it where the branch begins
 
 
-@dataclass(frozen=True, slots=True)
-class SessionValues:
+class SessionValues(Struct, frozen=True):
     """Everything that is unset leaves the choice to preset, model and default."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)  # by the names of `OPTIONS`
+    options: Mapping[str, Any] = {}  # by the names of `OPTIONS`
     preset: str = ""
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     adapters: tuple[AdapterChoice, ...] = ()
     guess: Guess = Guess.OFF
     pruned: frozenset[Branch] = frozenset()  # branches out of sight
-    names: Mapping[Branch, str] = field(default_factory=dict)  # of branches, given by hand
+    names: Mapping[Branch, str] = {}  # of branches, given by hand
     bookmarks: frozenset[Branch] = frozenset()  # rows of the tree
 
     @property

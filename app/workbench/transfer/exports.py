@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 import storage
 from storage import SessionStore
 from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer
 
 
-@dataclass(frozen=True, slots=True)
-class Exporter:
+class Exporter(Struct, frozen=True):
     """A format and what writes it.
 
     Attributes:

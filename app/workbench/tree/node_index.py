@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from storage import NodeColumns, NodeRow
 
@@ -195,8 +195,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class Course(Struct, frozen=True, eq=False):
     """From the root on.
 
     Attributes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.workbench.tree.node_index import Course
 from app.workbench.tree.tree import Tree, is_hidden
@@ -18,8 +20,7 @@ TEXT_MOST = 400  # characters of a branch for a tooltip
 NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A branch: the part of `node` from token `start` on; it is named from byte `byte` of its text, `common` bytes later."""
 
     node: NodeRow

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from app.workbench.tree.node_index import NONE, Course, Links
 from storage import NodeColumns, NodeRow
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """The first `stop` tokens of a node, on a path; None: all of them."""
 
     node: NodeRow
     stop: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """The segments of one speaker in a row; the last one's node names the turn."""
 
     segments: tuple[Segment, ...]

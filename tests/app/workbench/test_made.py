@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from app.workbench.answers.provenance import Repeat, options_of, plain_options
 from runtime import GenerationOptions, Grammar, ModelLoadError, SamplingOptions, SpeculativeOptions, TokenRun
@@ -159,7 +160,7 @@ def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch)
             repeat = read(node, run)
             ids = repeat.ids.copy()
             ids[4] += 1
-            return replace(repeat, ids=ids)
+            return replace_struct(repeat, ids=ids)
 
         monkeypatch.setattr(Repeat, "read", other)
         await s.workbench.answers.regenerate_exactly(session_id, old.node_id)

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtTest import QTest
@@ -142,7 +143,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
             f"KL is known for the {said[said.index('last') :]}; “KL of all tokens” computes the others."
         )
         wide = bench.comparison.made(TRIP)
-        wide = replace(wide, found=replace(wide.found, kl=None))
+        wide = replace_struct(wide, found=replace(wide.found, kl=None))
         assert summary(wide)[1].endswith("; the vocabulary sizes differ: no KL")
         # when
         QTest.mouseClick(bar.all_button, Qt.MouseButton.LeftButton)

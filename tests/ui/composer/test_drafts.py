@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
+from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -125,7 +126,7 @@ def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: F
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
         QTest.keyClicks(composer.field, "Go on")
-        bench.views[77] = replace(bench.views[SAMPLE], session_id=77, is_sample=False)
+        bench.views[77] = replace_struct(bench.views[SAMPLE], session_id=77, is_sample=False)
         bench.emit(SessionCopied(SAMPLE, bench.views[77]))
         await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == 77)
         assert composer.draft == "Go on"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace as replace_struct
 
 from runtime import Origin, SamplingOptions, TokenRun, make_sampler
 from runtime.sampling.report import report
@@ -61,4 +62,4 @@ def drawn_run(
 def drawing_of(sampling: SamplingOptions | None, *, history: Sequence[int] = (1, 2, 3), **more: Any) -> Drawing:
     """What the workbench knows of such a token."""
     made = Drawing(sampling, 7, 0, np.array(history, np.int32), MODEL, "", can_ask=False)
-    return replace(made, **more)
+    return replace_struct(made, **more)

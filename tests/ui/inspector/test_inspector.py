@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
@@ -79,13 +80,13 @@ def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspec
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True, can_continue=True)
     inspector.show_status(ready)
     assert (token.beam_rows.isEnabled(), token.lacking.isHidden()) == (True, True)
-    inspector.show_status(replace(ready, lacks=frozenset({"beam_generate"})))
+    inspector.show_status(replace_struct(ready, lacks=frozenset({"beam_generate"})))
     assert (token.beam_rows.isEnabled(), token.draws.isEnabled()) == (False, True)
     assert (token.lacking.text(), token.lacking.isHidden()) == (
         "big at host has no beam search that could be followed from here.",
         False,
     )
-    inspector.show_status(replace(ready, lacks=frozenset({"beam_generate", "token_ids"})))
+    inspector.show_status(replace_struct(ready, lacks=frozenset({"beam_generate", "token_ids"})))
     assert token.lacking.text() == "big at host returns no token ids: no branch can leave at a token."
     inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
     assert token.lacking.isHidden()
@@ -111,7 +112,7 @@ def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector,
         Stage("bias", 49, 1.0, None, ids, raw, (0.0, 0.0, 0.4, 0.2), raw),
         Stage("top_k", 1, 1.0, None, ids, raw, (0.0, 0.0, 1.0, 0.0), raw),  # which forbids nothing
     )
-    spot = replace(spot, record=replace(spot.record, stages=stages))
+    spot = replace_struct(spot, record=replace(spot.record, stages=stages))
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     buttons = inspector.token.alternatives.buttons
     assert [button.alternative.forbidden for button in buttons[:4] if button.alternative is not None] == [
@@ -247,7 +248,7 @@ def test_no_timeline_is_shown_where_no_entropy_is_known(inspector: Inspector) ->
     turn = bench.turn("assistant", ["a", "b", "c"], [1, 2, 4])
     nothing = np.full(3, np.nan, np.float32)
     for entropies, shown in ((nothing, False), (np.array([0.5, np.nan, 1.5], np.float32), True), (nothing, False)):
-        inspector.show_path((replace(turn, run=replace(turn.run, entropy=entropies)),))  # a server says none of its own
+        inspector.show_path((replace_struct(turn, run=replace(turn.run, entropy=entropies)),))  # a server says none of its own
         inspector.tabs[1].click()
         assert inspector.path.timeline.isVisible() is shown
         assert ("mean entropy" in inspector.path.facts.texts) is shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QContextMenuEvent, QImage, QMouseEvent
 from PySide6.QtTest import QTest

@@ -69,7 +69,9 @@ PALETTES = [LIGHT, DARK, HIGH_LIGHT, HIGH_DARK]
 @pytest.mark.parametrize("palette", PALETTES)
 def test_the_style_sheet_uses_the_palettes_colours_only(palette: Palette) -> None:
     sheet = style_sheet(palette)
-    known = {getattr(palette, name) for name in Palette.__slots__ if name not in ("dark", "surprise")} | set(palette.surprise)
+    known = {getattr(palette, name) for name in Palette.__struct_fields__ if name not in ("dark", "surprise")} | set(
+        palette.surprise
+    )
     strange = set(re.findall(r"#[0-9a-f]{6}", sheet)) - known
     assert len(strange) == 1  # Send under the mouse
     assert "$" not in sheet

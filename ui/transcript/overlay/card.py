@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
@@ -75,8 +75,7 @@ _BASELINE = 0.19  # below a row's middle, in rows
 _BEFORE_PX = 4  # how far the card begins left of the token
 
 
-@dataclass(frozen=True, slots=True)
-class CardRow:
+class CardRow(Struct, frozen=True):
     """One alternative."""
 
     word: str
@@ -84,8 +83,7 @@ class CardRow:
     chosen: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CardContent:
+class CardContent(Struct, frozen=True):
     """What the card says, in words and numbers; all of it is drawn as plain text."""
 
     before: str

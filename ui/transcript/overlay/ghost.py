@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from msgspec import Struct
+from msgspec.structs import replace
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QColor, QPainter, QTextCharFormat, QTextLayout
 
@@ -16,8 +16,7 @@ TYPED = -1  # in the place of a token's id: words that are being typed
 _VEIL = 0.82  # how much of the text that would not be there is hidden
 
 
-@dataclass(frozen=True, slots=True)
-class Ghost:
+class Ghost(Struct, frozen=True):
     """Another token in the place of (`node_id`, `index`), and the words after it; None: they are not known yet."""
 
     node_id: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from ui.transcript.path import Turn
 from ui.transcript.text.compose import Place, is_hidden, shown
@@ -14,8 +15,7 @@ from ui.transcript.text.compose import Place, is_hidden, shown
 _BEGINNING = 60  # characters of a turn that show where it begins
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A place where the words stand: from `first` up to `last` in a turn."""
 
     turn: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 
@@ -47,8 +47,7 @@ class Tone(StrEnum):
     ACCENT = "accent"
 
 
-@dataclass(frozen=True, slots=True)
-class MetaPart:
+class MetaPart(Struct, frozen=True):
     """A word or number of the line, placed relative to its top left."""
 
     text: str
@@ -57,8 +56,7 @@ class MetaPart:
     box: QRectF
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     text: str
     tone: Tone = Tone.FAINT
     action: Action = Action.NONE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import Struct
 from PySide6.QtGui import QPainter
 
 from ui.transcript.pane.meta import MetaLine, usual_height
@@ -108,8 +108,7 @@ class Box(Generic[BodyT]):
         return self.body.height + self.under
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(Struct, frozen=True):
     """How far the layout is."""
 
     done: bool  # everything is laid out

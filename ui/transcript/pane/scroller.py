@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Generic
 
+from msgspec import Struct
+from msgspec.structs import replace
 from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
@@ -20,8 +21,7 @@ _SLICE_SECONDS = 0.003
 _SLICE_MS = 4  # from one to the next: there is time for others between them
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(Struct, frozen=True):
     """What stands at the top of the viewport: a token of a turn, `offset` pixels below the viewport's top."""
 
     turn: int

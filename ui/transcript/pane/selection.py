@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Property, QEasingCurve, QPropertyAnimation, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QWidget
@@ -16,16 +16,14 @@ from ui.transcript.text.compose import Place, is_hidden, shown
 _BETWEEN_TURNS = "\n\n"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TextPosition:
+class TextPosition(Struct, frozen=True, order=True):
     """A place in the conversation."""
 
     turn: int
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """From where the mouse went down to where it is; either may come first."""
 
     anchor: TextPosition

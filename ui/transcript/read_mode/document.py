@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import (
     QColor,
@@ -41,8 +41,7 @@ _LONGEST = 6000  # characters of one stretch; a longer table or list is cut at a
 _LONGEST_WORD = 1500  # Qt takes quadratic time to break a word over many lines
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """Characters `start` to `stop` of the source. `code` is what a fence holds, None where it is markdown."""
 
     start: int

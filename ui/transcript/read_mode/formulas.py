@@ -14,10 +14,10 @@ import threading
 import time
 import unicodedata
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from types import FrameType
 from xml.etree import ElementTree
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer, Signal
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,7 @@ class _GivenUpError(Exception):
     """A formula took more calls than it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
+class Formula(Struct, frozen=True):
     """A picture of a formula; lengths in ems."""
 
     svg: str

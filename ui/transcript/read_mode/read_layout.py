@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QTextCursor, QTextDocument
 
@@ -29,8 +30,7 @@ _LONGEST_LANGUAGE = 24
 _CHARACTERS_PER_TOKEN = 4  # of a turn that was not read yet
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ReadPlace:
+class ReadPlace(Struct, frozen=True, order=True):
     """A place in a turn: a character of a stretch's document."""
 
     stretch: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
@@ -29,8 +29,7 @@ _COPIED = QT_TRANSLATE_NOOP("Transcript", "copied")
 _COPIED_MS = 1500
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Spot:
+class _Spot(Struct, frozen=True, order=True):
     turn: int
     place: ReadPlace
 

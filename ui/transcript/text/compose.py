@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
+from msgspec import Struct
+
 from ui.transcript.tokens import END, TEMPLATE, Tokens
 from ui.widgets.visible import Visible, is_plain, utf16_length, visible
 
@@ -15,8 +17,7 @@ _LONG = 2000  # characters above which a token's visible text is remembered: it 
 _remembered = lru_cache(maxsize=8)(visible)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(Struct, frozen=True, order=True):
     """A place in a turn: before character `offset` of the visible text of token `token`."""
 
     token: int
@@ -32,7 +33,7 @@ class Composed:
     offsets: list[int] = field(default_factory=list)  # where in its token's visible text each piece begins, characters
     starts: list[int] = field(default_factory=list)
     codes: list[tuple[int, int]] = field(default_factory=list)  # ranges that are drawn small
-    end: Place = Place(0)  # where the next stretch begins
+    end: Place = field(default_factory=lambda: Place(0))  # where the next stretch begins
     newline: bool = False  # a newline stands between the text and `end`
     newline_token: int = -1
     astral: bool = False  # some characters take two QChars

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from ui.transcript.path import Turn
 from ui.transcript.text.compose import Place, is_hidden
@@ -16,8 +16,7 @@ _UNCERTAIN_SHARE = 0.1  # of the path's generated tokens
 _UNCERTAIN_LEAST = 3
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TokenAt:
+class TokenAt(Struct, frozen=True, order=True):
     """A token of the path: which turn, and its index in the turn's run."""
 
     turn: int
