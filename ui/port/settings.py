@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
@@ -70,7 +69,7 @@ class ServerCommands(Protocol):
 class SettingsView(Struct, frozen=True):
     """What is set, and what could be."""
 
-    values: AppSettings = field(default_factory=AppSettings)
+    values: AppSettings = AppSettings()
     needs_reload: bool = False  # the model that runs was loaded with other settings
     choices: Mapping[str, Sequence[str]] = {}  # by row, where there are some
     data: DataFacts | None = None
@@ -184,7 +183,7 @@ class SessionSetup(Struct, frozen=True):
     preset: str = ""  # "" is the default one
     presets: Mapping[str, bool] = {}  # by name; whether it can be deleted
     default_preset: str = ""  # the name of that one, which the settings choose
-    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    answer_format: AnswerFormat = AnswerFormat()
     adapters: Sequence[AdapterLine] = ()
     guess: Guess = Guess.OFF
     model: ModelFacts | None = None  # None while no engine runs

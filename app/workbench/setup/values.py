@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -35,7 +35,7 @@ class SessionValues(Struct, frozen=True):
 
     options: Mapping[str, Any] = {}  # by the names of `OPTIONS`
     preset: str = ""
-    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    answer_format: AnswerFormat = AnswerFormat()
     adapters: tuple[AdapterChoice, ...] = ()
     guess: Guess = Guess.OFF
     pruned: frozenset[Branch] = frozenset()  # branches out of sight
