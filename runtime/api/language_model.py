@@ -51,7 +51,6 @@ from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRecords, T
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
-from runtime.transport.methods import CAPABILITIES
 from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it
@@ -148,6 +147,8 @@ class LanguageModel:
     @property
     def lacks(self) -> frozenset[str]:
         """What engines of this project have and this one does not, by the same names; empty but for a server's."""
+        from runtime.transport.methods import CAPABILITIES  # the window is painted before it needs them
+
         return CAPABILITIES - self.transport.capabilities
 
     def _require(self, capability: str, what: str) -> None:
