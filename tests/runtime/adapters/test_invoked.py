@@ -39,7 +39,13 @@ def says(answer: list[int], invocation: list[int]) -> list[int]:
     return [at for at in range(n, len(answer) + 1) if answer[at - n : at] == invocation]
 
 
-@pytest.fixture(scope="module", params=["attention", "overlapping", "hf-llama", "mlx-llama", "hf-gemma3", "hf-lfm2"])
+SLOW = ("overlapping", "hf-llama")  # as mlx-llama
+
+
+@pytest.fixture(
+    scope="module",
+    params=["attention", "mlx-llama", "hf-gemma3", "hf-lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LanguageModel, list[int]]]:
     root: Path = tmp_path_factory.mktemp("invoked")
     if "-" not in request.param:

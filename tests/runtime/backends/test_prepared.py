@@ -15,7 +15,8 @@ from runtime.options.load import LoadOptions
 from tests.fakes import reference
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, Loaded, append, chain, log_softmax
 
-ATTENTION = [name for name in HF if name not in RECURRENT]
+FAST = ("llama", "gpt2", "gemma3")
+ATTENTION = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in HF if name not in RECURRENT]
 
 
 @pytest.fixture(scope="module", params=ATTENTION)
