@@ -114,15 +114,10 @@ def test_no_full_vector_is_made_up(model: LanguageModel, folder: Path) -> None:
 
 
 def test_equal_contexts_are_asked_once_and_few_at_a_time(server: Server, folder: Path) -> None:
-    async def ask(remote: LanguageModel) -> None:
-        contexts = [[1, 2, i % 40] for i in range(120)]
-        answers = await asyncio.gather(*(remote.top_logprobs(ids, 3) for ids in contexts))
-        assert all((answers[i].ids == answers[i % 40].ids).all() for i in range(120))
-        await remote.close_async()
-
-    remote = connect(server.base_url, tokenizer=folder)
-    before, server.most_running = len(server.bodies("/v1/completions")), 0
-    asyncio.run(ask(remote))
+    with connect(server.base_url, tokenizer=folder) as remote:
+        before, server.most_running = len(server.bodies("/v1/completions")), 0
+        answers = remote.batch_top_logprobs_sync([[1, 2, i % 40] for i in range(120)], 3)
+    assert all((answers[i].ids == answers[i % 40].ids).all() for i in range(120))
     assert len(server.bodies("/v1/completions")) - before == 40
     assert server.most_running <= 16
 
