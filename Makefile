@@ -41,13 +41,13 @@ lint: $(VENV)/.ready  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Some ten minutes on two cores.
+# Under six minutes on two cores.
 test: setup lint test-fast  ## lint, and every test that is not marked slow
 
 test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
 	TMPDIR="$$(sh packaging/scratch.sh)" OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: setup  ## SmolLM2, fault sweeps
+test-slow: setup  ## SmolLM2, fault sweeps, further cases of the fast ones
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-vllm: setup  ## the tests against a real vLLM, which it fetches into an environment of its own (Linux, 3.4 GB)

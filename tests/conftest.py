@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -46,10 +47,19 @@ SLOWEST = (  # of what is run in many ways: for each there is one among the fast
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the slowest of the parametrised architectures as slow."""
+    """Marks the slowest of the parametrised architectures as slow, and of a `sampled` test all cases but so many."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if any(name in item.name for name in SLOWEST):
             item.add_marker(pytest.mark.slow)
+        elif (sampled := item.get_closest_marker("sampled")) and not item.get_closest_marker("slow"):
+            cases.setdefault((item.nodeid.partition("[")[0], *sampled.args), []).append(item)
+    for (name, count), found in cases.items():
+        first = crc32(name.encode())  # another one for each test, so that both libraries and all architectures have their turn
+        kept = {(first + at * len(found) // count) % len(found) for at in range(count)}
+        for at, item in enumerate(found):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)

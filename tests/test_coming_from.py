@@ -48,6 +48,7 @@ def test_every_section_has_a_table() -> None:
     assert len(ROWS) == len(re.findall(r"^\| `", PAGE, re.MULTILINE))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("section", "ours"), ROWS)
 def test_what_is_called_here_runs(
     names: dict[str, Any], section: str, ours: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -59,6 +59,15 @@ def test_leaves_none(tmp_path):
     (tmp_path / "file").write_text("")
 """
 
+SAMPLED = """
+import pytest
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", range(8))
+def test_case(case):
+    pass
+"""
+
 
 def run(folder: Path, tests: str, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs a file of tests under the `conftest.py` of this folder."""
@@ -94,11 +103,13 @@ def test_the_process_ends_at_the_limit_unless_the_test_has_one_of_its_own(tmp_pa
     assert ("Timeout (" in ended.stderr) is not passes, ended.stderr
 
 
+@pytest.mark.slow
 def test_what_a_test_leaves_behind_is_collected_in_the_main_thread(tmp_path: Path) -> None:
     ended = run(tmp_path, LEAVES)
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_file_left_in_the_current_folder_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "cwd").mkdir()
     ended = run(tmp_path, LITTERS, cwd=tmp_path / "cwd")
@@ -106,3 +117,11 @@ def test_a_file_left_in_the_current_folder_fails_its_test(tmp_path: Path) -> Non
     assert "while this test ran: hello" in ended.stdout
     assert "test_leaves_a_file" in ended.stdout
     assert "test_leaves_none" not in ended.stdout
+
+
+@pytest.mark.slow
+def test_so_many_cases_of_a_sampled_test_are_fast_and_the_others_slow(tmp_path: Path) -> None:
+    fast = run(tmp_path, SAMPLED, "-m", "not slow")
+    assert "2 passed, 6 deselected" in fast.stdout, fast.stdout + fast.stderr
+    slow = run(tmp_path, SAMPLED, "-m", "slow")
+    assert "6 passed, 2 deselected" in slow.stdout, slow.stdout + slow.stderr

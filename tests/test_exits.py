@@ -15,6 +15,7 @@ from tests.tiny_models import tiny_path
 LIMIT = 3 * exits.SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT)
 @pytest.mark.parametrize(
     ("backend", "name"),

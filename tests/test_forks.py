@@ -127,6 +127,7 @@ def ran(script: str, backend: str, place: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "backend"),
     [

@@ -104,6 +104,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mlx", pytest.param("hf", marks=pytest.mark.slow)])
 def test_a_model_is_freed_without_the_cycle_collector(backend: str) -> None:
     assert ran(CLOSED + FORGOTTEN, tiny_path("llama"), backend) == "fine\nfine"

@@ -76,6 +76,7 @@ def test_a_notebook_of_the_documentation_runs(name: str, tmp_path: Path) -> None
     assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_await_and_the_blocking_members_work_in_a_cell(tmp_path: Path) -> None:
     path = written(
         tmp_path,
@@ -100,6 +101,7 @@ def test_await_and_the_blocking_members_work_in_a_cell(tmp_path: Path) -> None:
     assert [output["output_type"] for output in outputs(notebook) if "data" in output] == ["execute_result"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_a_cell_keeps_what_is_done(tmp_path: Path) -> None:
     path = written(
         tmp_path,

@@ -204,6 +204,7 @@ def test_the_man_page_has_every_command_and_is_sound(package: types.ModuleType) 
     assert not [line for line in page.splitlines() if line.startswith("'")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dpkg") is None, reason="the libraries of a Debian system")
 def test_licences_of_qt_and_of_the_systems_libraries_are_shipped(package: types.ModuleType, tmp_path: Path) -> None:
     package.collect_licences(tmp_path / "licences")

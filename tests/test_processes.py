@@ -60,6 +60,7 @@ def bundle(folder: Path) -> Path:
     return program
 
 
+@pytest.mark.slow
 def test_every_child_starts_from_the_executable_of_a_bundle(tmp_path: Path) -> None:
     # given a bundle, and a script that starts each kind of child
     small_llama().write(tmp_path / "small.gguf")

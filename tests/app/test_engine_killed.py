@@ -40,6 +40,7 @@ def sweep(
     return faults, heard
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: Callable[[str], None]) -> None:
     assert sweep(tmp_path, "pwrite64:signal=SIGKILL:when={k}", [11, 45], caplog, tell) == (2, 0)  # 11: as the file is made
 

@@ -56,6 +56,7 @@ def test_everything_uses_the_model_in_every_way() -> None:
     assert BRANCHES > 1
 
 
+@pytest.mark.slow
 def test_calibration_says_what_it_is_for() -> None:
     found = calibrate("hf, tiny-llama")
     assert found.when == "hf, tiny-llama"

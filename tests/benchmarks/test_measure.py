@@ -20,6 +20,7 @@ def run(subject: Scripted) -> Result:
     return measure(Workload("W0", two_requests), subject, backend="none", model="scripted")
 
 
+@pytest.mark.slow
 def test_tokens_and_ideal_are_counted_exactly() -> None:
     result = run(Scripted())
     # then all tokens were pushed: two contexts of three, a prompt of four and two of the three that were generated
@@ -29,6 +30,7 @@ def test_tokens_and_ideal_are_counted_exactly() -> None:
     assert result.ratio == 12 / 7
 
 
+@pytest.mark.slow
 def test_what_the_subject_did_before_is_not_counted_and_forgotten() -> None:
     subject = Scripted()
     subject.logprobs([[1] * 40])
@@ -36,6 +38,7 @@ def test_what_the_subject_did_before_is_not_counted_and_forgotten() -> None:
     assert subject.forgotten == 2
 
 
+@pytest.mark.slow
 def test_the_outcome_tells_other_tokens_apart() -> None:
     class Other(Scripted):
         def answers(self, prompts: object, n: int) -> list[list[int]]:
@@ -45,6 +48,7 @@ def test_the_outcome_tells_other_tokens_apart() -> None:
     assert run(Scripted()).outcome != run(Other()).outcome
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_too_short_is_no_result() -> None:
     with pytest.raises(ValueError, match="scripted answered 2 tokens where 3 were asked for"):
         run(Scripted(short=True))
@@ -75,6 +79,7 @@ class Lingering(Scripted):
         self.worked = time.thread_time()
 
 
+@pytest.mark.slow
 def test_what_a_subject_does_after_its_answer_is_its_work_and_what_the_workload_does_is_not() -> None:
     subject = Lingering()
 
@@ -88,6 +93,7 @@ def test_what_a_subject_does_after_its_answer_is_its_work_and_what_the_workload_
     assert 0.8 * subject.worked < result.cpu_seconds < subject.worked + 0.2
 
 
+@pytest.mark.slow
 def test_medians_say_of_how_many_laps_they_are_and_hide_no_tokens() -> None:
     laps = [replace(run(Scripted()), cpu_seconds=cpu, wall_seconds=1.0, tokens=int(cpu)) for cpu in (3.0, 1.0, 2.0)]
     found = medians(laps)

@@ -78,6 +78,7 @@ def test_mlx_prompt_cache_finds_what_it_generated(folder: Path, open_subject: Op
     assert subject.tokens_computed == 13 + 6 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "peers"), [("hf", (Stateless, OneCache)), ("mlx", (MlxPromptCache,))])
 def test_peers_give_our_numbers(
     folder: Path, open_subject: Open, backend: str, peers: tuple[Callable[[Path], Subject], ...]

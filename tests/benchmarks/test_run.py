@@ -36,6 +36,7 @@ def test_a_long_session_reads_its_share_and_lists_have_their_bars(cases: list[Ca
     assert [verdict for verdict in found if not verdict.timed and not verdict.met] == []
 
 
+@pytest.mark.slow
 def test_tables_fit_and_name_every_row(short: Report) -> None:
     out = io.StringIO()
     short.print(Console(file=out, width=WIDTH))
@@ -137,6 +138,7 @@ def test_backends_that_cannot_run_are_named() -> None:
             run_bench(quick=True, model="tiny", backends=(name,), only=(), json_path=None)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     answer = CliRunner().invoke(command.bench, ["--quick", "--only", "TRIE", "--json", str(tmp_path / "out.json")])
     assert answer.exit_code == 0, answer.output

@@ -31,6 +31,7 @@ def test_every_frame_is_measured() -> None:
     assert [row.bar for row in rows] == [1.0, 8.0, 1.0, 8.0, 30.0, 0.1, 16.0, 50.0, 10.0, 10.0, 16.0, 100.0]
 
 
+@pytest.mark.slow
 def test_a_widget_that_cannot_be_shown_is_told_and_no_figure_made(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure_view(-1, 0, 0) == {}
     assert "was not measured" in capsys.readouterr().err

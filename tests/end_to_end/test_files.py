@@ -22,6 +22,7 @@ from ui import MainWindow
 OpenApp = Callable[[str, str, Scene], None]
 
 
+@pytest.mark.slow
 def test_the_open_window_imports_sessions_and_models(
     open_app: OpenApp, data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

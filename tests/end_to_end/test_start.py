@@ -146,6 +146,7 @@ def test_a_window_whose_app_was_moved_says_so_when_a_part_is_missing(
     open_app("x", "fake", scene)
 
 
+@pytest.mark.slow
 def test_the_windows_process_needs_no_model_library() -> None:
     code = (
         "import sys, app.window\n"
@@ -156,6 +157,7 @@ def test_the_windows_process_needs_no_model_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
     # given: the window of a real process, on the sample
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen"}
@@ -174,6 +176,7 @@ def test_sigterm_closes_the_window_and_ends_the_process(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
     # given: no file may grow beyond 4 KiB, as on a disk that is nearly full
     def nearly_full() -> None:

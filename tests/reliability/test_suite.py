@@ -51,6 +51,7 @@ def idle(_: Order) -> Tally:
     return Tally()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "says"),
     [

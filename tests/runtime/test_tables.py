@@ -70,6 +70,7 @@ def hostile() -> TokenRun:
     return TokenRun.unscored(range(len(HOSTILE)), [b"\xff<"] * len(HOSTILE), HOSTILE, Origin.TYPED)
 
 
+@pytest.mark.slow
 def test_a_run_as_a_table_has_the_numbers_of_its_records() -> None:
     run = scored()
     run = replace(

@@ -19,6 +19,7 @@ DTYPES = st.sampled_from(["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "
 ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8), ARRAYS, max_size=4))
 def test_any_columns_come_back(columns: dict[str, npt.NDArray[Any]]) -> None:
     read = decode(encode(columns))

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from storage import SessionStore, StoreError
 from tests.reliability.damage import SESSIONS, fill, flips_of_sessions
 from tests.reliability.suite import Order
@@ -38,12 +40,14 @@ def test_a_broken_page_costs_one_session_only(path: Path) -> None:
     with_store(path, look)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_silent_or_costs_the_other_sessions_anything(tmp_path: Path) -> None:
     tally = flips_of_sessions(Order(1, 25, tmp_path))
     assert tally.failures == []
     assert any(outcome.startswith("named") for outcome in tally.seen), tally.seen
 
 
+@pytest.mark.slow
 def test_a_list_that_cannot_be_read_is_told_of_at_opening(path: Path) -> None:
     """Whatever bit flips in the header of one of its rows: it is read, or refused before anybody works with it."""
     with_store(path, fill)

@@ -16,6 +16,7 @@ from tests.storage.faults import REPOSITORY, check_nothing_was_lost, fired, run,
 from tests.storage.helpers import chunk, with_store
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lines", [1, 2, 4, 5, 13])
 def test_kill_9_after_an_acknowledgement(path: Path, lines: int) -> None:
     said = []
@@ -74,6 +75,7 @@ def test_a_reader_beside_the_writer_closes_no_run(path: Path) -> None:
     store.close_sync()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [150_000, 200_000, 250_000])
 def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
     with_store(path, lambda store: store.sessions())
@@ -86,6 +88,7 @@ def test_a_full_disk_is_said_and_loses_nothing(path: Path, limit: int) -> None:
     check_nothing_was_lost(path, said)
 
 
+@pytest.mark.slow
 def test_one_write_of_each_kind_fails_without_ptrace(path: Path, tmp_path: Path) -> None:
     # the sweeps are rows of tests/reliability: here one fault of each kind shows that what injects them works on this machine
     with_store(path, lambda store: store.sessions())

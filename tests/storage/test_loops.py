@@ -108,6 +108,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_under_qts_event_loop(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", QASYNC, path], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["50", "50"]), done.stderr

@@ -101,6 +101,7 @@ def check_whole(path: Path) -> bool:
     return bool(applied < len(NAMES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["pwrite64:signal=SIGKILL:when={k}", "pwrite64:error=ENOSPC:when={k}+"])
 @pytest.mark.parametrize("step", [29, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_migration_that_is_cut_short_leaves_one_version_or_the_other(

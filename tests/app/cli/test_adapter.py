@@ -202,6 +202,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_a_wrong_adapter_is_said_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
     # given a folder that is no adapter, one for another base, one without weights
     (tmp_path / "a-model").symlink_to(tiny_path("llama"))

@@ -200,6 +200,7 @@ def test_an_answer_ends_before_a_stop_and_says_whether_it_is_whole(elsewise: Els
     assert lines(elsewise("ask", "hello", *greedy, "--stop", whole[0], "--json").out)[-1]["incomplete"] is False
 
 
+@pytest.mark.slow
 def test_an_answer_has_the_form_that_was_asked_for_or_says_that_it_has_not(elsewise: Elsewise, tmp_path: Path) -> None:
     schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false}'
     (tmp_path / "schema.json").write_text(schema)
@@ -246,6 +247,7 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
     assert len(lines(done.out)) == 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -56,6 +56,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.slow
 def test_the_answer_comes_with_one_line_about_the_file(data: Path) -> None:
     data.mkdir()
     command = [sys.executable, "-m", "app", "--data-dir", str(data), "ask", "hi", "--session", "A"]

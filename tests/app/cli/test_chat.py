@@ -136,6 +136,7 @@ def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
     assert "has another system prompt" in refused.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -167,6 +168,7 @@ def test_commands_about_tokens_name_the_range(talk: Talk) -> None:
     assert "/regenerate" in done.out
 
 
+@pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(
     talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
 ) -> None:
@@ -345,6 +347,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path, elsewise: Elsewise) -> Non
     assert stat.S_IMODE((tmp_path / "data" / "chat_history").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_which_is_kept(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     endless = ("--max-tokens", "100000", "--seed", "1", "--option", "ignore_eos=true")

@@ -65,12 +65,14 @@ def test_every_token_and_number_is_read_as_it_was_written(elsewise: Elsewise, ea
     assert exported(elsewise, "Harbour hf", tmp_path / "again.json") == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_session_goes_on_warm(elsewise: Elsewise, earlier: Path, tmp_path: Path, engine: str) -> None:
     stats = answer_of_a_further_turn(elsewise, f"Harbour {engine}", engine, tmp_path / "more.json")
     assert stats["computed"] < 64 < stats["reused"]  # the new message and the end of the last block; all before it was restored
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("with_kv", [False, True])
 def test_a_portable_file_goes_on_with_or_without_its_kv(elsewise: Elsewise, tmp_path: Path, engine: str, with_kv: bool) -> None:

@@ -37,6 +37,7 @@ def tiny() -> Files:
     return {path.name: path.read_bytes() for path in tiny_path("llama").iterdir() if path.is_file()} | {"README.md": b"# hi"}
 
 
+@pytest.mark.slow
 def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
     commit = hub.add("org/tiny", tiny)
@@ -62,6 +63,7 @@ def test_fetch_says_what_it_takes_and_the_model_answers(elsewise: Elsewise, hub:
     assert ModelShelf().open("org/tiny").chat_template == tiny["chat_template.jinja"].decode()
 
 
+@pytest.mark.slow
 def test_a_download_that_stopped_is_listed_and_can_be_removed(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
     commit = hub.add("org/tiny", tiny)
@@ -131,6 +133,7 @@ def test_ctrl_c_pauses_a_download(elsewise: Elsewise, hub: LocalHub, tiny: Files
     assert hub.ranges("model.safetensors") == [None, f"bytes={half}-"]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_fetched_and_the_way_to_use_it_is_said(elsewise: Elsewise, hub: LocalHub, tmp_path: Path) -> None:
     # given
     files = {path.name: path.read_bytes() for path in toy_adapter(tmp_path / "toy", 1).iterdir()}

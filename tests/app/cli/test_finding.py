@@ -64,6 +64,7 @@ def test_programs_read_the_same(elsewise: Elsewise) -> None:
     assert first["variants"][0]["source"] == first["source"] == catalogue()[0].source
 
 
+@pytest.mark.slow
 def test_a_search_marks_what_runs_here(elsewise: Elsewise, hub: LocalHub, tiny: Files) -> None:
     # given
     hub.add("org/tiny", tiny)
@@ -104,6 +105,7 @@ def test_login_keeps_what_a_pipe_brings_and_logout_removes_it(
     assert elsewise("models", "logout").out == "no token was stored\n"
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for_unseen_and_checked_when_asked_to(
     elsewise: Elsewise, hub: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_an_answer_in_a_session_says_it_too(elsewise: Elsewise) -> None:
     assert "drafted" not in elsewise(*ASK, "--session", "U").err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [(), ("--session", "S")], ids=["alone", "session"])
 def test_a_draft_model_is_loaded_by_name(elsewise: Elsewise, where: tuple[str, ...]) -> None:
     # given the model itself as its draft: every guess is right

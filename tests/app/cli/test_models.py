@@ -76,6 +76,7 @@ def test_info_says_whether_it_fits(elsewise: Elsewise, tiny: Path, monkeypatch: 
     assert re.search(r"KV \d+\.\d\d GB for 4,096 tokens", out)
 
 
+@pytest.mark.slow
 def test_a_gguf_stays_quantised_for_mlx_where_it_is_asked_for(elsewise: Elsewise, tmp_path: Path) -> None:
     # given
     packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")

@@ -36,6 +36,7 @@ PYTHON = re.compile(r"\b(True|False|None)\b|(?<!--load )\b\w+=['\"(]|\bload\(|Ge
 GENERATING = {field.name for field in (*fields(GenerationOptions), *fields(SamplingOptions))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [field.name for field in fields(LoadOptions)])
 def test_a_load_option_is_refused_in_words_of_the_command_line(elsewise: Elsewise, name: str) -> None:
     for value in VALUES:
@@ -47,6 +48,7 @@ def test_a_load_option_is_refused_in_words_of_the_command_line(elsewise: Elsewis
             assert f"--load {name}" in said or "--load: " in said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(GENERATING - ELSEWHERE.keys()))
 def test_a_generation_option_is_refused_in_words_of_the_command_line(elsewise: Elsewise, name: str) -> None:
     for value in VALUES:
@@ -58,6 +60,7 @@ def test_a_generation_option_is_refused_in_words_of_the_command_line(elsewise: E
         assert done.code != 2 or f"--option {name}" in said or flag in said
 
 
+@pytest.mark.slow
 def test_a_line_of_a_batch_is_refused_by_its_own_names(elsewise: Elsewise, file: Path) -> None:
     for name in sorted(GENERATING - {"adapters", "sampling", "stages"}):
         values: tuple[Any, ...] = (True, -1, 2**200, "x", [], {})

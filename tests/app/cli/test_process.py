@@ -41,6 +41,7 @@ def test_python_m_app_is_elsewise(tmp_path: Path) -> None:
     assert done.stdout.split() == ["elsewise,", "version", __version__]
 
 
+@pytest.mark.slow
 def test_streams_and_exit_codes(tmp_path: Path) -> None:
     good = run("--data-dir", str(tmp_path), "ask", "hi", "--backend", "fake", "--max-tokens", "3", "--seed", "1", "--json")
     assert good.returncode == 0
@@ -57,6 +58,7 @@ def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Path, elsewise: Elsewise) -> None:
     arguments = ("ask", b"caf\xe9", "--session", "A", "--backend", "fake", "--max-tokens", "2")
     done = run("--data-dir", str(tmp_path), *arguments)
@@ -65,6 +67,7 @@ def test_bytes_that_are_no_text_are_refused_as_those_of_a_file_are(tmp_path: Pat
     assert "no sessions yet" in elsewise("--data-dir", str(tmp_path), "sessions", "list").err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("word " * 500)
@@ -76,6 +79,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_interrupting_a_saved_answer_keeps_it(tmp_path: Path, elsewise: Elsewise) -> None:
     command = [sys.executable, "-m", "app", "--data-dir", str(tmp_path), "ask", "hi", "--session", "Trip", "--backend", "fake"]
@@ -113,6 +117,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("command", ["ask hi --session Trip", "ask --batch FILE", "score FILE"])
 def test_ctrl_c_during_a_load_ends_the_command(command: str, tmp_path: Path) -> None:
@@ -131,6 +136,7 @@ def test_ctrl_c_during_a_load_ends_the_command(command: str, tmp_path: Path) -> 
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
@@ -165,6 +171,7 @@ def questions(path: Path, longest: int, **more: str) -> list[str]:
     return [sys.executable, "-m", "app", "ask", "--batch", str(path), "--backend", "fake"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
     command = questions(tmp_path / "questions.jsonl", 100_000)
@@ -179,6 +186,7 @@ def test_an_interrupted_batch_keeps_what_it_wrote(tmp_path: Path) -> None:
     assert err.decode().split("\n") == [told, "", "stopped", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_slow_first_line_keeps_no_finished_answer_from_the_file(tmp_path: Path) -> None:
     # given a first line that takes until the end, and 300 that are done at once
@@ -233,6 +241,7 @@ def test_an_interrupted_table_of_scores_goes_on(tmp_path: Path) -> None:
     assert pq.ParquetFile(out).metadata.num_rows == sum(len(f"{i} {'x' * 90}") for i in range(600))
 
 
+@pytest.mark.slow
 def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
     command = questions(tmp_path / "questions.jsonl", 400, id="x" * 300_000)  # no pipe takes all of what is answered
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

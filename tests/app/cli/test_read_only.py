@@ -70,6 +70,7 @@ def mounted(data: Path, mount: str, temporary: Path, *commands: list[str]) -> li
     return [json.loads(line)[:3] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @needs_mounts
 @pytest.mark.parametrize("mount", MOUNTS)
 @pytest.mark.parametrize("journal", [False, True], ids=["closed", "killed"])
@@ -90,6 +91,7 @@ def test_sessions_are_listed_shown_exported_and_verified(tmp_path: Path, mount: 
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_damage_in_a_read_only_folder_is_named_and_left(tmp_path: Path) -> None:
     data = filled(tmp_path, journal=False)
@@ -105,6 +107,7 @@ SMALL = 'mount -t tmpfs -o size=640k none "$D"'  # takes the store, and the begi
 ASK = ["ask", "hi", "--session", "Trip", "--backend", "fake", "--seed", "3", "--option", "ignore_eos=true", "--max-tokens"]
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path) -> None:
     # given a disk that fills while an answer streams, and another one

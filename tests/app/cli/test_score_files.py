@@ -43,6 +43,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
+@pytest.mark.slow
 def test_parquet_has_the_models_numbers_and_says_what_made_them(elsewise: Elsewise, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     done = elsewise("score", str(texts), *FAKE, "--parquet", str(out), "--alternatives", "2")

@@ -27,6 +27,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["pipe", "device", "enormous"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_waits_for_no_special_file(command: str, kind: str, elsewise: Elsewise, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_batch_may_begin_with_a_byte_order_mark(elsewise: Elsewise, file: Path
     assert (done.code, json.loads(done.out)["tokens"]) == (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
 def test_a_closed_stdin_is_said_in_a_line(tmp_path: Path) -> None:
     done = process("--data-dir", str(tmp_path), "score -", "--backend", "fake", shell="<&-")
@@ -100,6 +101,7 @@ def test_so_it_is_by_the_other_commands(elsewise: Elsewise, monkeypatch: pytest.
     assert "stdin is closed; name a file" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
 def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("one")
@@ -107,6 +109,7 @@ def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="reads a device")
 def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:  # see test_special_files for devices by their names
     done = process("--data-dir", str(tmp_path), "score -", "--backend", "fake", shell="</dev/zero")
@@ -114,6 +117,7 @@ def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:  # see test_s
     assert b"more than 268,435,456 bytes; split it into" in done.stderr
 
 
+@pytest.mark.slow
 def test_characters_that_stdout_lacks_are_escaped_as_json_writes_them(tmp_path: Path) -> None:
     (tmp_path / "words.jsonl").write_text('{"text": "é \U0001f600"}\n', "utf-8")
     (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud800b"}\n')
@@ -134,6 +138,7 @@ def test_vectors_of_broken_text_can_be_written_to_a_file(elsewise: Elsewise, tmp
     assert json.loads(out.read_text("utf-8"))["text"] == "a\ud800b"
 
 
+@pytest.mark.slow
 def test_sessions_are_listed_on_an_ascii_terminal(elsewise: Elsewise, data: Path) -> None:
     assert elsewise("ask", "héllo", "--session", "Ünïcode", "--backend", "fake", "--max-tokens", "2").code == 0
     for command in ("sessions list", "sessions show 1"):
@@ -236,6 +241,7 @@ def test_other_bytes_than_utf_8_are_refused_in_the_command_line_too(elsewise: El
     assert "it is not UTF-8" in done.err
 
 
+@pytest.mark.slow
 def test_texts_of_the_command_line_are_utf_8_where_the_locale_is_ascii(elsewise: Elsewise, tmp_path: Path) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     ours = ("--data-dir", str(tmp_path), "--backend", "fake", "--model", "x")
@@ -245,6 +251,7 @@ def test_texts_of_the_command_line_are_utf_8_where_the_locale_is_ascii(elsewise:
     assert "user: Zürich" in shown
 
 
+@pytest.mark.slow
 def test_a_piped_message_that_is_not_utf_8_is_not_sent(elsewise: Elsewise, tmp_path: Path) -> None:
     ours = ("--data-dir", str(tmp_path), "chat", "--backend", "fake", "--model", "x", "--max-tokens", "1", "--session", "s")
     done = process(*ours, shell=r"< <(printf 'caf\xe9\nhello\n')")

@@ -73,6 +73,7 @@ def test_a_model_that_cannot_be_loaded_is_a_row(monkeypatch: pytest.MonkeyPatch)
     assert (row.verdict, row.figure) == ("failed", "ModelLoadError")
 
 
+@pytest.mark.slow
 def test_a_part_whose_process_dies_is_a_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPLAY", ":nonsense")  # Qt ends the process
     monkeypatch.delenv("QT_QPA_PLATFORM", raising=False)
@@ -178,6 +179,7 @@ def test_ctrl_c_prints_what_is_done() -> None:
     assert "system" in report["machine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "verdict", "figure"),
     [

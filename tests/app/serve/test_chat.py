@@ -88,6 +88,7 @@ def test_reasoning_is_parted_from_the_answer(served: Served, stream: bool) -> No
     assert (told["content"], told["reasoning"]) == ("Yes.", "hm, yes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_call_is_data(tooled: Served, stream: bool) -> None:
     body = {"messages": HELLO, "tools": TOOLS, **exactly(f"So: {CALL}")}
@@ -111,6 +112,7 @@ def test_a_tool_call_is_data(tooled: Served, stream: bool) -> None:
     assert tooled.post(PATH, messages=answered, tools=TOOLS, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "double"}}])
 def test_a_call_can_be_demanded(tooled: Served, stream: bool, choice: Any) -> None:

@@ -200,6 +200,7 @@ def test_an_answer_ends_before_a_stop_string_and_at_a_stop_id(served: Served) ->
     assert whole["text"].startswith(ended["text"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "answers"),
     [

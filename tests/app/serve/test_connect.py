@@ -40,6 +40,7 @@ def test_numbers(served: Served, remote: LanguageModel) -> None:
     np.testing.assert_allclose(own[:, 0], own[:, 1], atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -93,6 +94,7 @@ def test_grammars(served: Served, remote: LanguageModel) -> None:
     assert remote.complete_sync(MESSAGES, lark) == "maybe"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["local", "server"])
 def test_tool_calls(tooled: Served, tokenizer: str) -> None:
     ways: dict[str, Any] = {

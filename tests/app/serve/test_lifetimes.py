@@ -57,6 +57,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) 
     until(lambda: idle(served))
 
 
+@pytest.mark.slow
 def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_of, "SEND_SECONDS", 0.2)
     before = served.engine.counts["disconnects"]
@@ -171,6 +172,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals) -> None:
     process, url, _ = command(
@@ -190,6 +192,7 @@ def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals)
     assert "a-key-of" not in rest
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: Any) -> None:
     import psutil
 

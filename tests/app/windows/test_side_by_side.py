@@ -28,6 +28,7 @@ from tests.ui.window.test_menus import entries
 from ui import MainWindow
 
 
+@pytest.mark.slow
 def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         # given an empty session in the first window: the second does not take that one
@@ -53,6 +54,7 @@ def test_a_second_window_has_a_session_of_its_own(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maximised", [False, True])
 def test_a_second_window_stands_on_the_screen(play: Play, maximised: bool) -> None:
     async def scene(d: Desktop) -> None:
@@ -68,6 +70,7 @@ def test_a_second_window_stands_on_the_screen(play: Play, maximised: bool) -> No
     play(scene)
 
 
+@pytest.mark.slow
 def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
@@ -92,6 +95,7 @@ def test_answers_stream_into_both_windows_and_stop_in_one(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_session_that_another_window_shows_comes_forward_there(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")
@@ -198,6 +202,7 @@ def test_the_bar_speaks_of_the_session_of_its_window(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_the_window_menu_lists_the_windows_and_brings_one_to_the_front(play: Play) -> None:
     async def scene(desktop: Desktop) -> None:
         first = desktop.first

@@ -24,6 +24,7 @@ from tests.app.windows.desktop import (
 from tests.app.workbench.scene import rows, until
 
 
+@pytest.mark.slow
 def test_a_window_closed_in_mid_stream_leaves_its_answer_to_end(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         second = await d.another()
@@ -141,6 +142,7 @@ def test_windows_that_were_open_at_the_end_come_back_where_they_stood(play: Play
     play(third, play(again, play(first)))
 
 
+@pytest.mark.slow
 def test_the_session_that_was_shown_comes_back_before_a_pinned_one(play: Play) -> None:
     sessions: list[int] = []
 

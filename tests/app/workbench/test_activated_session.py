@@ -120,6 +120,7 @@ def test_every_block_that_is_kept_of_it_is_pinned_with_it_after_a_start_too(tmp_
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_it_goes_out_with_its_kv_and_is_warm_elsewhere(tmp_path: Path, judge: Path) -> None:
     file = tmp_path / "trip.kv.elsewise"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def test_stem_end_and_middle() -> None:
     assert check(ids([1, 1, 1]), ids([1, 1])) == [Match(0, 0, 2)]
 
 
+@pytest.mark.slow
 def test_what_difflib_looks_at_stays_small_for_100_000_tokens() -> None:
     rng = np.random.default_rng(1)
     left = rng.integers(0, 40_000, 100_000)

@@ -44,6 +44,7 @@ def test_beams_are_the_runtimes_own_best_first(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [BeamRules(-2.0), BeamRules(3.0, True), BeamRules(0.0, "never")])
 def test_a_search_goes_by_the_rules_that_were_chosen(play: Play, rules: BeamRules) -> None:
     async def scene(s: Scene) -> None:

@@ -50,6 +50,7 @@ def trees(draw: st.DrawFn) -> list[NodeRow]:
     return rows
 
 
+@pytest.mark.slow
 @given(trees(), st.data())
 def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], data: st.DataObject) -> None:
     known = SessionRow(1, "", 0.0, 0.0, pinned=False, is_sample=False, current_node=None, branches=1)
@@ -83,6 +84,7 @@ def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], dat
             assert held.lengths(row.id)[-1] == held.segment_length(segments[-1])
 
 
+@pytest.mark.slow
 @given(trees())
 def test_links_of_many_nodes_are_those_of_one_after_the_other(rows: list[NodeRow]) -> None:
     shape = NodeColumns(1)

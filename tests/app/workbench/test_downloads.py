@@ -47,6 +47,7 @@ def half_is_here(tiny: Files) -> bool:
     return any(note.kept >= note.total - len(tiny[WEIGHTS]) // 2 - 1 for note in unfinished_downloads())
 
 
+@pytest.mark.slow
 def test_a_model_is_planned_and_fetched(play: Play, hub: LocalHub, tiny: Files) -> None:
     commit = hub.add("org/tiny", tiny)
 
@@ -126,6 +127,7 @@ def test_the_end_of_the_app_keeps_what_has_arrived(play: Play, hub: LocalHub, ti
     assert half_is_here(tiny)
 
 
+@pytest.mark.slow
 def test_one_that_is_cancelled_leaves_nothing(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, held)]
@@ -142,6 +144,7 @@ def test_one_that_is_cancelled_leaves_nothing(play: Play, hub: LocalHub, tiny: F
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
@@ -160,6 +163,7 @@ def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, t
     play(scene)
 
 
+@pytest.mark.slow
 def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403), times=1)]
@@ -173,6 +177,7 @@ def test_who_hears_of_the_end_may_begin_again_at_once(play: Play, hub: LocalHub,
     assert hub.fetched().count(WEIGHTS) == 2
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
     play: Play, hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +219,7 @@ def test_what_nothing_here_runs_is_refused_before_it_is_fetched(play: Play, hub:
     assert not {WEIGHTS, "pytorch_model.bin"} & set(hub.fetched())
 
 
+@pytest.mark.slow
 def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in toy_adapter(tmp_path / "toy", 1).iterdir()}
     commit = hub.add("me/pirate", files)
@@ -239,6 +245,7 @@ def test_an_adapter_is_put_on_the_stack_by_its_id(play: Play, hub: LocalHub, tmp
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_search_says_what_can_run_here(play: Play, hub: LocalHub, tiny: Files) -> None:
     config = tiny["config.json"].rstrip().removesuffix(b"}")
     hub.add("org/tiny", tiny)

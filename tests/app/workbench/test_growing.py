@@ -35,6 +35,7 @@ def run_of(pieces: Sequence[bytes], *, top_k: int = 2, texts: Sequence[str] | No
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(PIECES, st.integers(0, 4)), min_size=1, max_size=8))
 def test_it_is_what_joining_gives(parts: list[tuple[list[bytes], int]]) -> None:
     runs = [run_of(pieces, top_k=k, texts=["x"] * len(pieces)) for pieces, k in parts]
@@ -87,6 +88,7 @@ def test_what_was_asked_for_does_not_change_later() -> None:
     assert growing.run.texts[:3] == ("a", "", "€")
 
 
+@pytest.mark.slow
 def test_a_stream_moves_fewer_than_two_rows_per_token() -> None:
     tokens = 20_000
     runs = Runs()

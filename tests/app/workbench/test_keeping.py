@@ -278,6 +278,7 @@ async def path_of(scene: Scene, session_id: int) -> list[int]:
     return list(session.path_ids(session.tree.path((await scene.view(session_id)).turns[-1].node_id)))
 
 
+@pytest.mark.slow
 def test_a_pinned_session_stays_warm_however_much_others_save(tmp_path: Path) -> None:
     """A block file with room for two of three conversations: the pinned one, the oldest, is read back after a restart."""
     text = "hello, this is a message of some length, so that it is worth a look " * 4
@@ -366,6 +367,7 @@ def test_what_a_pinned_session_says_under_adapters_is_pinned_too(
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_where_pinned_sessions_fill_the_disk_it_is_said_until_there_is_room(tmp_path: Path) -> None:
     text = "hello, this is a message of some length, so that it is worth a look " * 4
 

@@ -119,6 +119,7 @@ def test_another_answer_has_a_seed_of_its_own_also_where_one_is_chosen(play: Pla
 # ---- exactly once more ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
 @pytest.mark.parametrize("reopened", [False, True])
 def test_the_same_answer_once_more(play: Play, sampling: SamplingOptions, reopened: bool) -> None:

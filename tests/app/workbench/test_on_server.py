@@ -144,6 +144,7 @@ def test_one_session_is_written_by_a_model_here_and_on_a_server_and_both_are_com
         play(scene, engine=open_either)
 
 
+@pytest.mark.slow
 def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_it(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
@@ -191,6 +192,7 @@ def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, serve
     play(scene, engine=open_model)
 
 
+@pytest.mark.slow
 def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
@@ -213,6 +215,7 @@ def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, serv
     play(scene, engine=open_model)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from app.workbench.tree.outline import branch_name, outline
@@ -67,6 +68,7 @@ def test_characters_of_several_bytes_are_not_cut() -> None:
     assert all("\ufffd" not in r.name + r.before for r in rows)
 
 
+@pytest.mark.slow
 @given(damaged_rows())
 def test_any_tree_has_an_outline_with_one_current_row_on_its_path(rows: list[NodeRow]) -> None:
     tree = Tree(rows)

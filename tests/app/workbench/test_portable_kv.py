@@ -31,6 +31,7 @@ def heard(_done: int, _total: int) -> None:
     """Nobody listens."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
 def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
     file = tmp_path / "trip.kv.elsewise"
@@ -141,6 +142,7 @@ def exported(tmp_path: Path) -> tuple[Path, int]:
     return file, asyncio.run(out())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
 def test_the_window_takes_kv_in(tmp_path: Path, running: bool) -> None:
     """While the engine runs it does it itself: the block file is its own."""

@@ -74,6 +74,7 @@ def test_the_closing_end_belongs_to_the_turn_and_the_newline_to_the_next_header(
     assert text(model, ids.header) == "\n<|im_start|>assistant\n"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=CONTENT, answer=CONTENT, second=CONTENT, third=CONTENT)
 def test_concatenated_turns_are_the_whole_conversation(

@@ -74,6 +74,7 @@ def streamed(disk: Disk, *, every: float, tokens: int) -> list[float]:
     return [there - here for here, there in zip(arrived, on_disk, strict=True)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", [0.001, 0.03, 0.7, 3.0])
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.25])
 def test_no_token_is_on_the_screen_for_a_second_before_it_is_on_the_disk(every: float, seconds: float) -> None:

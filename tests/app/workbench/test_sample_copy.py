@@ -87,6 +87,7 @@ async def beams(s: Scene, sample: int, answer: TurnView) -> None:
     await s.workbench.continuations.beams(sample, answer.node_id, own_tokens(answer)[5], 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "turns", "variants"),
     [(send, 5, 1), (edit, 3, 1), (branch, 3, 3), (regenerate, 3, 3), (go_on, 3, 2), (columns, 3, 4), (beams, 3, 4)],

@@ -159,6 +159,7 @@ def test_an_empty_message_is_refused_and_leaves_nothing(play: Play, text: str) -
     play(scene)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("typed", "kept"),
     [

@@ -69,6 +69,7 @@ def test_it_ends_with_the_app(play: Play) -> None:
         one.connect(("127.0.0.1", ports[0]))
 
 
+@pytest.mark.slow
 def test_a_client_does_not_delay_the_end(play: Play) -> None:
     engine = Engine()
     clients: list[asyncio.Task[int]] = []

@@ -30,6 +30,7 @@ def seen(s: Scene) -> str:
     return bytes(token for token in s.engine.prompts[-1] if token < 256).decode()
 
 
+@pytest.mark.slow
 def test_a_call_is_shown_answered_by_hand_and_answered(play: Play) -> None:
     async def scene(s: Scene) -> None:
         # given a session that offers a tool, and a model that calls it
@@ -115,6 +116,7 @@ def test_hostile_definitions_are_refused(source: str) -> None:
 CALLS = CALL + '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("results", [["rain, 4 °C", "sun\nall day"], ["same", "same"], ["</tool_response> 1", "0"]])
 def test_each_of_several_calls_has_a_result_of_its_own(play: Play, results: list[str]) -> None:
     async def scene(s: Scene) -> None:

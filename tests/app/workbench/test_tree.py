@@ -86,6 +86,7 @@ def damaged_rows(draw: st.DrawFn) -> list[NodeRow]:
     return rows
 
 
+@pytest.mark.slow
 @given(damaged_rows())
 def test_no_damage_makes_a_walk_endless_or_loses_a_node(rows: list[NodeRow]) -> None:
     tree = Tree(rows)
@@ -110,6 +111,7 @@ def test_no_damage_makes_a_walk_endless_or_loses_a_node(rows: list[NodeRow]) -> 
     assert reached == {row.id for row in rows}
 
 
+@pytest.mark.slow
 @given(damaged_rows())
 def test_a_tree_of_which_only_the_shape_is_known_is_the_same_tree(rows: list[NodeRow]) -> None:
     shape = NodeColumns(1)
@@ -138,6 +140,7 @@ def test_a_tree_of_which_only_the_shape_is_known_is_the_same_tree(rows: list[Nod
         assert tree.nodes[row.id] == known.nodes[row.id]
 
 
+@pytest.mark.slow
 @given(damaged_rows(), st.data())
 def test_a_node_that_nothing_leaves_can_be_taken_out(rows: list[NodeRow], data: st.DataObject) -> None:
     tree, left = Tree(rows), list(rows)
@@ -161,6 +164,7 @@ def test_nodes_that_come_out_of_order_are_found() -> None:
     assert [child.id for child in tree.children(5)] == [12, 7]
 
 
+@pytest.mark.slow
 @given(damaged_rows())
 def test_the_tip_of_every_turn_shown_is_among_its_versions(rows: list[NodeRow]) -> None:
     tree = Tree([row for row in rows if row.role != "system"])
@@ -171,6 +175,7 @@ def test_the_tip_of_every_turn_shown_is_among_its_versions(rows: list[NodeRow]) 
             assert last.tip.id in tree.variants(last.tip)
 
 
+@pytest.mark.slow
 @given(damaged_rows())
 def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[NodeRow]) -> None:
     tree = Tree(rows)
@@ -183,6 +188,7 @@ def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[Node
         ]
 
 
+@pytest.mark.slow
 @given(damaged_rows(), st.sets(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=3))
 def test_what_is_out_of_sight_is_found_at_once_or_one_by_one(rows: list[NodeRow], pruned: set[tuple[int, int]]) -> None:
     tree = Tree(rows)

@@ -92,6 +92,7 @@ def long(play: Play, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int], S
     return found[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_asked_of_a_turn_out_of_sight_reads_it_first(
     play: Play, long: tuple[int, list[int], SessionView], name: str

@@ -78,6 +78,7 @@ def test_what_an_earlier_end_left_behind_goes_a_moment_after_the_start(play: Pla
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_session_that_is_just_being_made_is_not_cleared_away(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "TIDY_SECONDS", 0.0)
 

@@ -29,6 +29,7 @@ def plain(seed: int, n: int) -> list[int]:
     return [int(i) if i != INVOCATION[0] else 18 for i in random_ids(seed, n)]
 
 
+@pytest.mark.slow
 @both_backends
 def test_tokens_before_the_invocation_are_the_base_s_and_share_its_kv(llama: LanguageModel, peft: Peft) -> None:
     prefix, after = plain(1, 40), plain(2, 6)
@@ -68,6 +69,7 @@ def test_what_one_salt_has_cached_serves_no_other(llama: LanguageModel) -> None:
     assert llama.metrics().tokens_computed - before == len(ids)
 
 
+@pytest.mark.slow
 @both_backends
 def test_a_salt_is_forgotten_when_nothing_of_it_is_left(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: dict[Hashable, set[int]] = {}
@@ -156,6 +158,7 @@ def test_an_answer_goes_on_under_the_adapter(llama: LanguageModel, peft: Peft) -
     assert llama.prefix_match([*ids, *answer], adapters=["A"]).tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "lfm2", pytest.param("mamba", marks=pytest.mark.slow)])
 def test_on_sliding_and_recurrent_models(name: str, root: Path) -> None:
     folder = save_adapter(root / name / "act", name, seed=4, alora_invocation_tokens=INVOCATION)

@@ -38,6 +38,7 @@ def case(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[LanguageM
         yield model, Peft(name, A=a, B=b), SAME_KERNELS if backend == "hf" else TOLERANCE
 
 
+@pytest.mark.sampled(1)
 def test_every_stack_is_what_peft_computes(case: tuple[LanguageModel, Peft, float]) -> None:
     model, peft, tolerance = case
     ids = random_ids(3, 40).tolist()
@@ -49,6 +50,7 @@ def test_every_stack_is_what_peft_computes(case: tuple[LanguageModel, Peft, floa
         np.testing.assert_allclose(model.next_token_logprobs_uncached(ids, adapters=stack), expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.sampled(1)
 def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LanguageModel, Peft, float]) -> None:
     model, peft, _ = case
     prefix, more = random_ids(4, 30).tolist(), random_ids(5, 8).tolist()
@@ -115,6 +117,7 @@ def test_the_base_is_the_same_to_the_bit_while_adapters_are_there_and_after(case
     np.testing.assert_array_equal(model.next_token_logprobs_uncached(ids, adapters=["A"]), under)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", CASES)
 def test_the_base_is_the_same_to_the_bit_as_before_any_adapter(which: tuple[str, str], root: Path) -> None:
     backend, name = which

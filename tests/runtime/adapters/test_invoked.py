@@ -66,6 +66,7 @@ def drawn(model: LanguageModel, prompt: list[int], chosen: GenerationOptions) ->
     return list(model.generate_sync(prompt, chosen))
 
 
+@pytest.mark.sampled(1)
 def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
     prompt = [*some_ids(1, 12, 100), invocation[0]]  # the sequence may begin in the prompt as well
@@ -105,6 +106,7 @@ def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[in
     assert settled(model)[1].leases == 0
 
 
+@pytest.mark.sampled(1)
 def test_branches_batches_and_guesses_say_the_same(case: tuple[LanguageModel, list[int]]) -> None:
     model, invocation = case
     prompt, chosen = some_ids(3, 12, 100), options(invocation, SEED)

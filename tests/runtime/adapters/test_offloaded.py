@@ -18,6 +18,7 @@ WEIGHTS = "adapter_model.safetensors"
 TOLERANCE = 1e-4  # nats, as of all adapters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 400_000], ids=["all on disk", "a part"])
 def test_they_do_what_they_do_in_memory(folders: dict[str, Path], peft: Peft, limit: int) -> None:
     ids = random_ids(7, 30).tolist()

@@ -129,6 +129,7 @@ def hold(peft: Peft, weights: dict[str, Float32]) -> None:
         module.weight.data.copy_(torch.tensor(turned))
 
 
+@pytest.mark.slow
 def test_an_adapter_moves_a_row_as_it_moves_that_of_the_same_weights_held_whole(
     case: Case, tell: Callable[[str], None], request: pytest.FixtureRequest
 ) -> None:
@@ -165,6 +166,7 @@ def test_an_adapter_moves_a_row_as_it_moves_that_of_the_same_weights_held_whole(
     assert_same_bits(what_it_says(model), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "form"), [("hf", "int8"), ("mlx", "8 bits")])
 def test_a_copy_of_weights_beside_an_adapter_cannot_be_compared_with_quantised_ones(
     backend: str, form: str, root: Path, tmp_path: Path

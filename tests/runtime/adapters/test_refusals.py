@@ -217,6 +217,7 @@ def test_numbers_that_are_not_finite_and_files_that_change(folder: Path) -> None
         assert model.list_adapters() == []
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_a_module_without_calling_it(root: Path) -> None:
     folder = save_adapter(root / "mamba" / "dt", "mamba", seed=1, target_modules=["in_proj", "dt_proj"])
     for backend in ("hf", "mlx"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from runtime import LanguageModel
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
@@ -26,6 +28,7 @@ def alone(model: LanguageModel, stack: Stack, options: GenerationOptions) -> lis
     return [record.token_id for record in model.generate_sync(IDS, replace(options, adapters=stack))]
 
 
+@pytest.mark.slow
 @both_backends
 def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft) -> None:
     expected = {stack: alone(llama, stack, GREEDY) for stack in (BASE, A, AB)}
@@ -73,6 +76,7 @@ def test_answers_keep_the_stack_they_began_with(llama: LanguageModel, peft: Peft
             assert row[ids[at]] >= row.max() - 1e-3
 
 
+@pytest.mark.slow
 @both_backends
 def test_an_answer_in_the_middle_of_which_its_adapter_is_unloaded_ends_under_it(llama: LanguageModel) -> None:
     expected = {stack: alone(llama, stack, WARM) for stack in (BASE, A)}

@@ -25,6 +25,7 @@ def while_leaving(model: LanguageModel, name: str, gate: Gate) -> threading.Thre
     return leaving
 
 
+@pytest.mark.slow
 def test_unloading_waits_for_a_beam_search(model: LanguageModel, gate: Gate) -> None:
     ids, options = some_ids(7, 10), BeamOptions(width=3, max_tokens=200, ignore_eos=True)
 
@@ -66,6 +67,7 @@ def test_unloading_waits_for_embeddings(model: LanguageModel, gate: Gate) -> Non
     np.testing.assert_array_equal(got[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 def test_unloading_waits_for_the_rest_of_a_batch(model: LanguageModel, *, blocking: bool) -> None:
     # given more prompts than run at a time

@@ -150,6 +150,7 @@ WRONG_BEFORE = {  # a few of each architecture that were wrong on one engine
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", WRONG_BEFORE)
 def test_keys_that_were_ignored_are_honoured_or_refused_by_name(name: str, shelf: Path, tmp_path: Path) -> None:
     assert faults(name, tmp_path, lambda case: case[0][0] in WRONG_BEFORE[name] and case[1] is not ABSENT) == []

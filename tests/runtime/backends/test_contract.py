@@ -48,6 +48,7 @@ def pack(loaded: Loaded) -> Iterator[Any]:
     loaded.backend.close(made)
 
 
+@pytest.mark.sampled(2)
 def test_one_chain_equals_the_plain_forward(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(1, 40)
     slots, got = append(loaded.backend, pack, ids)
@@ -60,6 +61,7 @@ def test_uncached_equals_the_plain_forward(loaded: Loaded) -> None:
     loaded.check(log_softmax(loaded.backend.logits_uncached(ids.tolist())), ids, -1)
 
 
+@pytest.mark.sampled(2)
 def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(3, 45)
     got, at = [], ROOT
@@ -83,6 +85,7 @@ def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
     loaded.check(row, [*ids, *ids[:3]], [-1])
 
 
+@pytest.mark.sampled(2)
 def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) -> None:
     # given a trunk, when a branching tree of new tokens comes in one call, some branches within branches
     trunk, new = loaded.ids(5, 20), loaded.ids(6, 9)
@@ -109,6 +112,7 @@ def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
         loaded.check(log_softmax(logits[start : start + len(text)]), text)
 
 
+@pytest.mark.slow
 def test_rows_without_a_past_beside_one_with_a_long_one(loaded: Loaded, pack: Any) -> None:
     # given a text longer than every window
     text = loaded.ids(50, 40)
@@ -124,6 +128,7 @@ def test_rows_without_a_past_beside_one_with_a_long_one(loaded: Loaded, pack: An
     loaded.check(got[8:], tails[2])
 
 
+@pytest.mark.sampled(2)
 def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> None:
     # given three rows of different length
     texts = [loaded.ids(seed, n).tolist() for seed, n in ((10, 18), (11, 4), (12, 9))]
@@ -140,6 +145,7 @@ def test_rows_decode_together_one_token_at_a_time(loaded: Loaded, pack: Any) -> 
         loaded.check(got[row : row + 1], text, [-1])
 
 
+@pytest.mark.sampled(2)
 def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) -> None:
     trunk, long, short = loaded.ids(40, 10), loaded.ids(41, 50), loaded.ids(42, 2)
     append(loaded.backend, pack, trunk)
@@ -161,6 +167,7 @@ def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
         loaded.check(got, [*ids[: at + 1], *tail], slice(at + 1, None))
 
 
+@pytest.mark.slow
 def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
     ids, tail = loaded.ids(16, 37), loaded.ids(17, 4)
     slots, _ = append(loaded.backend, pack, ids)
@@ -175,6 +182,7 @@ def test_taken_and_loaded_equals_uncached(loaded: Loaded, pack: Any) -> None:
     loaded.backend.close(other)
 
 
+@pytest.mark.sampled(2)
 def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
     # given two rows whose slots alternate, when one is taken
     ids, other = loaded.ids(19, 8), loaded.ids(20, 8)
@@ -239,6 +247,7 @@ def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded
                 np.testing.assert_array_equal(array, want[name])
 
 
+@pytest.mark.slow
 def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(21, 33)
     first, _ = append(backend, pack, ids[:20])
@@ -281,6 +290,7 @@ def test_payload_bytes_are_what_info_says(loaded: Loaded, pack: Any) -> None:
         assert backend.payload_bytes(b) == 6 * backend.info.kv_bytes_per_token
 
 
+@pytest.mark.sampled(1)
 @only([("fake", "recurrent"), ("hf", "llama"), ("hf", "lfm2"), ("mlx", "gemma3"), ("mlx", "mamba"), ("mlx", "llama", "q8")])
 def test_the_pack_grows_in_steps(loaded: Loaded, pack: Any) -> None:
     # given a prompt, when 200 tokens follow one by one, then the buffers move a few times only and the numbers hold

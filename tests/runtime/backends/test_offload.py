@@ -75,6 +75,7 @@ def close(got: Float32, want: Float32) -> None:
     np.testing.assert_allclose(got, want, atol=4e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_those_of_the_whole_model(name: str) -> None:
     ids, more = random_ids(1, 40).tolist(), random_ids(2, 9).tolist()
@@ -101,6 +102,7 @@ def test_info_says_what_is_read_and_how_long_it_takes() -> None:
         assert model.info.device == "cpu"
 
 
+@pytest.mark.slow
 def test_a_part_stays_in_memory_and_a_small_model_whole() -> None:
     with offloaded("falcon_h1", 700_000) as model:
         plan = engine_of(model).backend._loaded.offload  # type: ignore[attr-defined]  # the hf backend's

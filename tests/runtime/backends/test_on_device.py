@@ -154,6 +154,7 @@ async def answers(model: LanguageModel, texts: list[list[int]], options: Generat
     return list(await asyncio.gather(*map(answer, texts)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("stages", [False, True])
 def test_a_model_answers_alike(

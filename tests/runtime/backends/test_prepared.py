@@ -33,6 +33,7 @@ def pack(loaded: Loaded) -> Iterator[Any]:
     loaded.backend.close(made)
 
 
+@pytest.mark.slow
 def test_a_chain_whose_next_forward_is_prepared_while_the_last_computes(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(21, 45), loaded.backend  # beyond every window
     append(backend, pack, ids[:8])

@@ -40,6 +40,7 @@ def gaps(backend: Any) -> Any:
     return np.stack([kv_gaps(backend, text[:120], text[120:]) for text in texts])
 
 
+@pytest.mark.sampled(1)
 def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype], tell: Callable[[str], None]) -> None:
     backend, kv_dtype = case
     found = gaps(backend)

@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize(("name", "harm"), CASES)
 def test_it_is_refused_and_computed(name: str, harm: str, backend: str, request: pytest.FixtureRequest) -> None:

@@ -126,6 +126,7 @@ def test_every_rope_type_of_transformers_has_a_verdict() -> None:
     assert all(set(proven) <= set(rope.HF) for proven in rope.MLX.values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("backend", "model", "kind"),
     [
@@ -137,6 +138,7 @@ def test_a_rope_type_is_as_transformers_has_it(backend: str, model: str, kind: s
     check_equal(backend, folders(model, kind), kind)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize(
     ("kind", "more"),
@@ -190,6 +192,7 @@ def test_the_context_ends_where_frequencies_change(backend: str, kind: str, fold
         load(folder, backend, context_length=edge + 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["llama", "phi3", "qwen3", "gemma3_text"])
 def test_the_self_test_finds_it_without_its_name(model: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a loader that knows of no border
@@ -202,6 +205,7 @@ def test_the_self_test_finds_it_without_its_name(model: str, folders: Any, monke
     load(folder, "hf", context_length=BORDER).close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("model", ["llama", "phi3", "qwen3"])
 def test_so_does_a_load_that_knows_no_type_with_a_border(
@@ -299,6 +303,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FIELDS)
 def test_other_fields_are_as_transformers_has_them(model: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(model, **{**SIZES, **FIELDS[model]})
@@ -315,6 +320,7 @@ def test_chunked_attention_is_refused_by_its_name(backend: str, tmp_path: Path) 
         load(folder, backend)
 
 
+@pytest.mark.slow
 def test_the_page_names_every_architecture_with_what_the_self_test_says() -> None:
     said = architectures.written()
     assert sorted(said) == architectures.architectures()

@@ -189,6 +189,7 @@ def test_a_model_that_keeps_its_state_to_itself_is_refused() -> None:
         self_test(backend)
 
 
+@pytest.mark.slow
 def test_so_is_the_one_that_transformers_has() -> None:
     with pytest.raises(ModelLoadError, match="this architecture is not supported"):
         Loaded("hf", "recurrent_gemma")
@@ -204,6 +205,7 @@ def check_rows_of(backend: FakeBackend) -> None:
         np.testing.assert_allclose(row, backend.logits_uncached(text), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "gpt2"])
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: str) -> None:

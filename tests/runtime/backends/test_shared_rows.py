@@ -78,12 +78,14 @@ def spoil_unused(backend: Any, pack: Any) -> None:
             layer.values[:, :, size:] = float("nan")
 
 
+@pytest.mark.slow
 def test_it_is_switched_on(loaded: Loaded) -> None:
     backend: Any = loaded.backend
     assert (backend.shares, backend.buckets, backend.ragged, backend.stepwise) == (True, True, True, False)
     assert not [warning for warning in backend.info.warnings if "not compared" not in warning]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("way", "seed"), WAYS)
 def test_rows_that_join_leave_and_branch_are_what_they_are_alone(loaded: Loaded, way: str, seed: int) -> None:
     # given a stem in a pack whose unused places hold anything
@@ -163,6 +165,7 @@ def test_the_last_of_several_rows_copies_nothing_either(loaded: Loaded, monkeypa
     assert all(bucket.shared is not None for bucket in seen)
 
 
+@pytest.mark.slow
 def test_tails_of_different_length_cost_a_forward_each_and_no_padding(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     # given 12 queries over 300 tokens, with tails of 1 to 4
     backend: Any = loaded.backend
@@ -241,6 +244,7 @@ def most_made(backend: Any, pack: Any, tips: Int64) -> int:
     return int(mx.get_peak_memory()) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", FULL, ids="-".join, indirect=True, scope="module")
 def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
     # given eight rows over a prefix, short and long, and buffers with room

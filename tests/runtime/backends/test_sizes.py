@@ -31,6 +31,7 @@ def pack(loaded: Loaded) -> Iterator[Any]:
     loaded.backend.close(made)
 
 
+@pytest.mark.slow
 def test_a_resize_takes_what_was_said(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(1, 30)
     for capacity in (40, 41, 200, 100):
@@ -97,6 +98,7 @@ def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) ->
     loaded.check(got, [*trunk, *tails[2], more[1], *more], slice(20, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [[1, 2], [0, 2], [2, 1, 0], [0, 9], [-1, 0], [0, 0]])
 def test_slots_stay_with_their_ancestors_only(loaded: Loaded, pack: Any, slots: list[int]) -> None:
     append(loaded.backend, pack, loaded.ids(12, 5))

@@ -80,6 +80,7 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -106,6 +107,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize(("backend", "options"), WAYS, ids=lambda value: value if isinstance(value, str) else "+".join(value))
 def test_a_load_is_as_long_for_a_deep_model(
@@ -151,6 +153,7 @@ def _llama(layers: int, folder: Path) -> Path:
     return build(config, folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "mamba"])
@@ -182,6 +185,7 @@ def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
     assert checked == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "change",
     [{"seconds": -1.0}, {"shapes": [[0, 1, 1]]}, {"shapes": [[1, 2]]}, {"state_bytes": -1}, {"shapes": None}, {"seconds": "x"}],

@@ -111,6 +111,7 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     assert len(calls) == 6 * LAPS
 
 
+@pytest.mark.slow
 def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "QUIET", 0.1)
     burning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]

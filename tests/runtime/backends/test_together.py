@@ -60,6 +60,7 @@ def texts(loaded: Loaded) -> Iterator[list[Text]]:
         loaded.backend.close(text.pack)
 
 
+@pytest.mark.sampled(1)
 def test_each_part_is_what_it_is_alone(loaded: Loaded, texts: list[Text]) -> None:
     backend = loaded.backend
     assert backend.together

@@ -59,6 +59,7 @@ def test_the_option_has_the_forms_that_are_tested() -> None:
         LoadOptions.from_mapping({"weights": "int"})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["llama", "mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma3_80", "lfm2"))]
 )
@@ -147,6 +148,7 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
         assert "perplexity of a fixed text: 7, float32 7" in held(model)
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_that_of_the_text() -> None:
     folder = tiny_folder("llama")
     with packed("llama", "float16") as model:

@@ -156,6 +156,7 @@ def spans(found: ModelComparison) -> Iterator[tuple[tuple[bytes, ...], tuple[byt
     return ((found.left.tokens_of(i), found.right.tokens_of(i)) for i in range(len(found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_other_tokenizers_are_aligned_by_their_bytes(llama: LanguageModel, other: LanguageModel, *, turned: bool) -> None:
     left, right = (other, llama) if turned else (llama, other)

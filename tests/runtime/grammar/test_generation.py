@@ -52,6 +52,7 @@ def stream(model: LanguageModel, ids: Sequence[int], **options: Any) -> list[Tok
     return asyncio.run(main())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ALL)
 def test_every_answer_that_ends_is_one_of_the_grammars(model: LanguageModel, name: str, seed: int) -> None:
@@ -81,6 +82,7 @@ def test_records_hold_the_models_own_numbers_and_say_what_was_forced(model: Lang
     assert records[2].token_id == max(ord("c"), ord("d"), key=lambda token: float(row[token]))
 
 
+@pytest.mark.slow
 def test_a_drawn_token_is_drawn_from_what_is_allowed(model: LanguageModel) -> None:
     # given two tokens to choose from, at the temperature of the model
     drawn = [stream(model, PROMPT, grammar=Grammar.regex("[cd]"), seed=seed)[0].token_id for seed in range(300)]
@@ -118,6 +120,7 @@ def test_a_context_that_ends_is_incomplete() -> None:
         assert (records[-1].finish_reason, records[-1].incomplete) == ("context", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])
 def test_alone_in_a_batch_and_beside_others_it_says_the_same(kind: str) -> None:
     # given rows with grammars of their own, some with none
@@ -147,6 +150,7 @@ def test_alone_in_a_batch_and_beside_others_it_says_the_same(kind: str) -> None:
 SHORT = {**ALL, "json": Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_cut_at_every_token_and_resumed_the_answer_is_the_same(model: LanguageModel, name: str) -> None:
     whole = stream(model, PROMPT, grammar=SHORT[name], seed=11, max_tokens=600)
@@ -280,6 +284,7 @@ def test_who_uses_no_grammar_starts_no_worker() -> None:
         assert metrics.grammar_seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["llama_wide", "mamba", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3", "lfm2", "gpt2"))]
 )

@@ -79,6 +79,7 @@ REQUESTS: dict[str, Callable[[LanguageModel], Coroutine[Any, Any, list[object]]]
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("name", REQUESTS)

@@ -82,6 +82,7 @@ def test_what_cannot_be_read_or_not_without_loss(text: str) -> None:
     assert as_read(text) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("schema", "text", "sound"),
     [

@@ -51,6 +51,7 @@ def test_a_source_is_a_text_of_bounded_length() -> None:
         Grammar.regex("a" * (MAX_CHARACTERS["regex"] + 1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [

@@ -29,6 +29,7 @@ async def everything(model: LanguageModel) -> list[object]:
     return [*answers, str(refused.value)]
 
 
+@pytest.mark.slow
 def test_a_spawned_model_answers_as_one_in_this_process() -> None:
     async def main() -> None:
         with load("anything", "mock") as here:

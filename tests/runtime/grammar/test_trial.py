@@ -85,6 +85,7 @@ def test_a_timeout_on_a_busy_machine_is_not_for_ever(started: Started) -> None:
     assert grammar.check() is grammar
 
 
+@pytest.mark.slow
 def test_a_batch_of_grammars_compiles_at_once_and_leaves_the_loop_free(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

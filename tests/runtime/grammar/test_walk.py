@@ -78,6 +78,7 @@ def walk(constraint: MatcherConstraint, seed: int, closing: set[int]) -> tuple[s
     return None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_ends_is_sound_exactly_where_it_parses_and_validates(grammars: Grammars, closing: set[int], name: str) -> None:
     # given a schema of few blanks, which would only be walked through

@@ -134,6 +134,7 @@ def test_a_model_beside_an_adapter_is_a_model(hub: LocalHub, fetch: Fetch, toy: 
     assert list_shelf_adapters() == []
 
 
+@pytest.mark.slow
 def test_the_child_fetches_it_too(hub: LocalHub, toy: Path) -> None:
     # given
     commit = hub.add("org/mine", content(toy))

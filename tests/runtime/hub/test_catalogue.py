@@ -21,6 +21,7 @@ def planned(hub: LocalHub, source: str, scratch: Path) -> DownloadPlan:
     return Download(HubId.parse(source), lambda _progress: None, endpoint=hub.address).plan(scratch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "variant"), EVERY, ids=[variant.source for _, variant in EVERY])
 def test_every_entry_is_planned_at_a_commit(
     model: CatalogueModel, variant: CatalogueVariant, hub: LocalHub, tiny: Files, tmp_path: Path

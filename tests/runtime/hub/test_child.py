@@ -42,6 +42,7 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "runtime.hub.child" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None:
     # given
     commit = hub.add("org/tiny", tiny)
@@ -71,6 +72,7 @@ def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
         assert (child.stderr.read(), child.wait()) == (b"", 0)
 
 
+@pytest.mark.slow
 def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     hub.before = [for_file(WEIGHTS, status(403))]
@@ -80,6 +82,7 @@ def test_what_went_wrong_arrives_as_it_was(hub: LocalHub, tiny: Files) -> None:
     assert refused.value.kept == unfinished_downloads()[0].kept > 0
 
 
+@pytest.mark.slow
 def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -> None:
     # given a download in the middle of its weights
     hub.add("org/tiny", tiny)
@@ -102,6 +105,7 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
     assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
 
 
+@pytest.mark.slow
 def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub, tiny: Files) -> None:
     # given a download in the middle of its weights
     commit = hub.add("org/tiny", tiny)

@@ -19,6 +19,7 @@ def found(hub: LocalHub, query: str = "tiny", limit: int = 10) -> tuple[HubModel
     return search(query, limit, lambda seconds, why: None, endpoint=hub.address)
 
 
+@pytest.mark.slow
 def test_what_is_found_says_what_can_run_here(hub: LocalHub, tiny: Files) -> None:
     # given
     config = json.loads(tiny["config.json"])

@@ -46,6 +46,7 @@ def private(hub: LocalHub, keychain: Keychain, tiny: Files) -> LocalHub:
     return hub
 
 
+@pytest.mark.slow
 def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychain) -> None:
     # given nobody is logged in
     assert not is_token_kept()

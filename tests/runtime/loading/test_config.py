@@ -136,6 +136,7 @@ def test_heads_that_do_not_divide_are_named() -> None:
         check_fields({"hidden_size": 64, "num_attention_heads": 7}, "config.json")
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("kind", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_the_defaults_of_an_architecture_are_accepted(kind: str) -> None:
     if kind in ("prophetnet", "glm4_moe"):  # a decoder of an encoder; its heads have another size than hidden_size / heads

@@ -102,6 +102,7 @@ def spoiled(request: pytest.FixtureRequest, shelf: Path, tmp_path: Path) -> Spoi
     return Spoiled(request.param, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", ["llama", "gemma3"], indirect=True)
 def test_a_sample_of_bad_values_is_refused_in_words_or_loads(spoiled: Spoiled) -> None:
     cases = random.Random(20_261_124).sample(spoiled.cases(), SAMPLE)

@@ -54,6 +54,7 @@ with load(sys.argv[1], sys.argv[2], device="cpu", **json.loads(sys.argv[4])) as 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in sorted(BUILDERS)]
 )
@@ -162,6 +163,7 @@ def test_options_are_reckoned_with(processor: None) -> None:
     assert estimate_fit(SMOLLM2, 10**8, options=LoadOptions(context_length=300)).context == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend", "tokens", "kv_dtypes"),
     [

@@ -89,6 +89,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Tokenizer, RawTokenizer]:
     return Tokenizer(ours(request.param)), theirs(request.param)
 
 
+@pytest.mark.sampled(1)
 def test_text_is_cut_as_the_models_own_tokenizer_cuts_it(both: tuple[Tokenizer, RawTokenizer]) -> None:
     mine, library = both
     for text in (*TEXTS, *random_texts(60)):

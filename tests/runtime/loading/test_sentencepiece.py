@@ -60,6 +60,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return built(vocabulary, tmp_path_factory.mktemp("pieces")), vocabulary
 
 
+@pytest.mark.slow
 def test_text_becomes_the_ids_of_sentencepiece(pair: tuple[Tokenizer, Vocabulary]) -> None:
     ours, vocabulary = pair
     library = vocabulary.library
@@ -108,6 +109,7 @@ def theirs_of(architecture: str, vocabulary: Vocabulary) -> Any:
     return convert_gguf_tokenizer(architecture, {**lists, "tokenizer_type": "llama"})[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "templates"),
     [

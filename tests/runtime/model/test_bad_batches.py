@@ -108,6 +108,7 @@ guilts = st.sampled_from(["", "", "", *BEFORE_THE_MODEL, "model"])
 requests = st.lists(st.tuples(st.sampled_from(WORKS), guilts), min_size=2, max_size=9)
 
 
+@pytest.mark.sampled(1)
 @given(requests=requests, fault=st.sampled_from(sorted(IN_THE_MODEL)), stem=st.integers(0, 5))
 @settings(
     max_examples=10,
@@ -150,6 +151,7 @@ def test_the_guilty_alone_fail(case: Case, requests: list[tuple[str, str]], faul
         case.check(case.model.next_token_logprobs_sync(text), text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", sorted(IN_THE_MODEL))
 def test_a_stream_fails_alone_and_keeps_what_it_said(case: Case, fault: str) -> None:
     # given streams of which one will draw a token at which the model fails

@@ -86,6 +86,7 @@ def by_transformers(name: str, model: LanguageModel, options: BeamOptions) -> li
     return [(ids[:n], score) for ids, score, n in rows]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "penalty"), [(4, 0.5), (3, -2.0)])
 def test_under_a_grammar_it_is_the_search_of_transformers_under_the_same_masks(
     case: tuple[LanguageModel, str], width: int, penalty: float
@@ -178,6 +179,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_mistakes_are_refused_before_compute_here_and_over_the_pipe() -> None:
     async def scenario(model: LanguageModel) -> None:
         for options, error, says in REFUSED:

@@ -56,6 +56,7 @@ PENALTIES = (-1.0, 0.0, 0.6, 1.0, 2.0)
 MORE = [(w, early, PENALTIES[(w + i) % 5]) for w in range(2, 6) for i, early in enumerate(EARLY)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "early", "penalty"), SOME)
 def test_it_is_the_search_of_transformers(
     case: tuple[LanguageModel, str], width: int, early: bool | Literal["never"], penalty: float

@@ -36,6 +36,7 @@ def options(request: pytest.FixtureRequest) -> Iterator[BlockOptions]:
     del SHELVES[name]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("name", NAMES)
 def test_restored_equals_fresh(name: str, backend: str, options: BlockOptions) -> None:
@@ -65,6 +66,7 @@ def test_restored_equals_fresh(name: str, backend: str, options: BlockOptions) -
             )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kv_dtype", ["q8", "q4", "bf16"])
 def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: BlockOptions) -> None:
@@ -82,6 +84,7 @@ def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: Bloc
         assert model.prefix_match(stem).tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_adapters_have_blocks_of_their_own(backend: str, options: BlockOptions, tmp_path: Path) -> None:
     one, two = adapters_of("llama", tmp_path)

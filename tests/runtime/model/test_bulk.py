@@ -59,6 +59,7 @@ def assert_alone(model: LanguageModel, ids: Sequence[int], run: TokenRun, top_k:
     assert run.top_k == top_k
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False])
 def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, ordered: bool) -> None:
     faults: dict[int, RuntimeFault] = {}
@@ -86,6 +87,7 @@ def test_each_is_answered_as_alone_and_a_fault_ends_alone(model: LanguageModel, 
         np.testing.assert_allclose(top.logprobs, alone.logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
     paths = [model.tokenize("one"), model.tokenize("two and two")]
     found = dict(model.top_many_sync([paths[0], "two and two"], 4, chosen=[5, 6]))
@@ -129,6 +131,7 @@ class Ids(list[int]):
     """Token ids that can be referred to weakly."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("many", ["score_many", "top_many"])
 def test_inputs_are_read_as_results_are_taken_and_neither_is_held(many: str, ordered: bool) -> None:
@@ -203,6 +206,7 @@ def test_shared_beginnings_are_computed_once() -> None:
         assert model.metrics().tokens_computed <= 60 + 200 * 4 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_beginning_that_takes_several_forwards_is_computed_once(backend: str) -> None:
     # given more texts than go into one forward, some of which arrive while the beginning is computed

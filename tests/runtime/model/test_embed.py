@@ -59,6 +59,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, str]]:
         yield model, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[LanguageModel, str], pooling: Any) -> None:
     model, name = case
@@ -71,6 +72,7 @@ def test_vectors_are_the_pooled_hidden_states_of_transformers(case: tuple[Langua
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 def test_a_long_text_in_chunks_is_the_whole(case: tuple[LanguageModel, str]) -> None:
     # given chunks so small that the long text takes several
     measured, name = case
@@ -121,6 +123,7 @@ def test_bad_input_is_refused_before_compute(case: tuple[LanguageModel, str]) ->
     assert settled(model)[0].tokens_computed == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_stream_beside_it_says_what_it_says_alone(backend: str) -> None:
     texts = [f"Text number {i}, of some length or other." for i in range(60)]

@@ -33,6 +33,7 @@ def described(model: LanguageModel) -> tuple[Any, ...]:
     return info.options["chat_format"], info.has_template, info.template_digest, model.chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_info_and_the_text_half_of_the_fingerprint_follow_the_format(backend: str, tmp_path: Path) -> None:
     # given one model, loaded with its own template, the same again as the user's, another, and none
@@ -58,6 +59,7 @@ def test_info_and_the_text_half_of_the_fingerprint_follow_the_format(backend: st
     assert infos["none"].warnings == infos["model"].warnings
 
 
+@pytest.mark.slow
 def test_it_is_the_same_over_the_pipe(tmp_path: Path) -> None:
     (tmp_path / "my.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
 
@@ -80,6 +82,7 @@ async def answer_of(model: LanguageModel, options: GenerationOptions) -> tuple[s
     return "".join(record.text for record in records), records[-1].finish_reason
 
 
+@pytest.mark.slow
 def test_the_text_that_ends_a_turn_ends_the_answer_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a format whose turns end with a text that this model is going to say
     options = GenerationOptions(max_tokens=40, sampling=GREEDY)
@@ -111,6 +114,7 @@ def test_the_token_that_ends_a_turn_is_an_end_of_the_text() -> None:
         assert all(model.is_eos(token) for token in model.eos_token_ids)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_format_continues_text_and_says_how_to_get_one() -> None:
     async def scenario(model: LanguageModel) -> None:
         assert await model.complete("Hi", GenerationOptions(max_tokens=3, seed=1))

@@ -172,6 +172,7 @@ def test_sampling_and_queries_at_once() -> None:
             assert_right(row, prompt[:6])
 
 
+@pytest.mark.slow
 def test_sample_leaves_the_eos_out_and_honours_the_temperature() -> None:
     prompt = some_ids(1, 8)
     with fake_model() as model:

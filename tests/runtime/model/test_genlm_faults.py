@@ -31,6 +31,7 @@ def fresh(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("case").model.clear_cache()
 
 
+@pytest.mark.slow
 def test_the_same_suffix_after_other_prefixes(case: Case) -> None:
     # given prefixes that are cached, when the same suffix follows each of them, and none, in one batch
     prefixes = [case.ids(seed, 7 + seed) for seed in range(4)]
@@ -121,6 +122,7 @@ def test_a_reset_tells_everybody_and_the_next_question_is_answered(case: Case) -
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_nothing_recurses_over_tokens() -> None:
     # given a text that is cut at every token, past the depth at which genlm's trie ends in a RecursionError
     text = some_ids(1, 1100)
@@ -143,6 +145,7 @@ def test_nothing_recurses_over_tokens() -> None:
         assert model.prefix_match(text).tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_sampling_neither_reads_nor_moves_a_global_seed(backend: str) -> None:
     import mlx.core as mx
@@ -180,6 +183,7 @@ def test_sampling_neither_reads_nor_moves_a_global_seed(backend: str) -> None:
         assert drawn[0] != drawn[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_batch_in_16_bits_stays_in_16_bits(backend: str) -> None:
     # given a bfloat16 model and a batch that mixes long cached prefixes, short ones and none

@@ -38,6 +38,7 @@ def check(name: str, prompt: list[int], said: list[int]) -> None:
         assert row[token] >= row.max() - 2 * TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_they_come_and_go_at_any_step(model: LanguageModel, seed: int) -> None:
     # given streams that leave the stem anywhere, of which some begin later, and some are cancelled in the middle

@@ -69,6 +69,7 @@ def test_its_header_tells_what_it_is(file: Path) -> None:
         assert metadata["backend"] == "fake"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "falcon_h1"])
 def test_restored_equals_fresh_on_real_models(name: str, backend: str, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_paths_of_activated_adapters(tmp_path: Path) -> None:
 # ---- what is refused ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed(file: Path) -> None:
     data = file.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")

@@ -79,6 +79,7 @@ def whole(run: Any) -> Float32:
     return rows
 
 
+@pytest.mark.sampled(1)
 def test_every_layer_of_every_architecture(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     expected = through_the_head(name, _model(name), IDS)
@@ -133,6 +134,7 @@ def test_without_a_cache_it_is_the_same(backend: str) -> None:
         assert run.reused == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_under_adapters(backend: str, tmp_path: Path) -> None:
     a, b = adapters_of("llama", tmp_path)
@@ -162,6 +164,7 @@ def quantised(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
@@ -189,6 +192,7 @@ def test_with_fewer_bits_the_last_layer_is_still_the_answer(backend: str, option
         np.testing.assert_allclose(whole(run)[0, -1][likely], ordinary[likely], atol=off, rtol=0)
 
 
+@pytest.mark.slow
 def test_over_the_pipe_and_beside_an_answer() -> None:
     async def beside() -> tuple[Any, list[Any], LanguageModel]:
         model = await spawn(tiny_path("llama"), "hf")
@@ -343,6 +347,7 @@ def mlx_made_otherwise(how: str) -> Any:
     return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "how", "why"),
     [

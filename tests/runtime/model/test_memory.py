@@ -63,6 +63,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.slow
 def test_every_tensor_of_a_segment_owns_exactly_its_storage(name: str) -> None:
     with load(tiny_path(name), backend="hf", threads=1, prefill_chunk_tokens=64) as model:
         work(model)
@@ -79,6 +80,7 @@ def test_every_tensor_of_a_segment_owns_exactly_its_storage(name: str) -> None:
         assert on_owner(model, look) > (20 if name in RECURRENT else 6)
 
 
+@pytest.mark.slow
 def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
     mx = pytest.importorskip("mlx.core")
     gc.collect()  # what earlier tests left ends here, on the thread that it belongs to, and not where `in_use` collects
@@ -111,6 +113,7 @@ def test_memory_in_use_returns_to_the_segments_bytes(name: str) -> None:
             on_owner(model, lambda: mx.set_cache_limit(limit))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_nobody_writes_into_a_cached_segment(backend: str, name: str) -> None:
     # given the KV of a text and a copy of it

@@ -81,6 +81,7 @@ def distinct(paths: Sequence[Sequence[int]]) -> int:
     return len({tuple(path[:n]) for path in paths for n in range(1, len(path) + 1)})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name"), [*ATTENTION, *RECURRENT])
 def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
     # given all kinds of work: branches of a prompt, strangers, scores, streams that end early
@@ -116,6 +117,7 @@ def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str
         assert sum(calls) > distinct(paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), RECURRENT)
 def test_prompts_that_end_inside_others_are_computed_once(backend: str, name: str) -> None:
     # given prompts each of which is the beginning of the next, in any order, and a branch

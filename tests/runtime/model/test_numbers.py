@@ -44,6 +44,7 @@ def right(got: Any, name: str, text: list[int]) -> None:
     np.testing.assert_allclose(got, expected(name, text)[-1], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.sampled(1)
 def test_cached_equals_uncached_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     # given a cached text (past every window), when it is continued, left in the middle, and asked for again
     model, name = case
@@ -91,6 +92,7 @@ def test_score_equals_stepwise(case: tuple[LanguageModel, str]) -> None:
             assert record.top_logprobs == pytest.approx(np.sort(row)[::-1][:4].tolist(), abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_greedy_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     prompt = ids(4, 25)
@@ -112,6 +114,7 @@ def test_greedy_equals_transformers(case: tuple[LanguageModel, str]) -> None:
     right(model.next_token_logprobs_sync([*path, 9]), name, [*path, 9])
 
 
+@pytest.mark.sampled(1)
 def test_streams_of_a_batch_equal_themselves_alone(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     prompts = [ids(5, 9), ids(6, 31), [*ids(6, 20), 4], ids(7, 2)]

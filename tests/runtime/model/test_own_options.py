@@ -64,6 +64,7 @@ def answered(model: LanguageModel, prompt: list[int], **changes: Any) -> list[To
     return list(model.generate_sync(prompt, GenerationOptions(**changes)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("config", GREEDY, ids=lambda config: "-".join(list(config)[1:]))
 def test_greedy_answers_are_those_of_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = folder_with(config, tmp_path)
@@ -81,6 +82,7 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, config: dict[s
     assert len({tuple(answer) for answer in expected}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", SAMPLED, ids=lambda config: "-".join(list(config)[1:]))
 def test_every_draw_is_one_of_what_transformers_would_draw_from(tmp_path: Path, config: dict[str, Any]) -> None:
     """Seeds are no common ground; the number of each draw and the distribution it falls into are."""

@@ -78,6 +78,7 @@ async def spoken(model: LanguageModel, prompt: list[int], options: GenerationOpt
     return [record.token_id async for record in model.generate(prompt, options)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name", "value"), CASES)
 def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, value: float) -> None:
     with poisoned(backend, name, value, prefill_chunk_tokens=16) as model:
@@ -127,6 +128,7 @@ def test_who_says_it_is_told_and_nobody_else_notices(backend: str, name: str, va
             model.next_token_logprobs_sync(bad[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name", "value"), CASES)
 def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float) -> None:
     # given an answer that is made to say the token, beside two that do not

@@ -252,6 +252,7 @@ def state(model: LanguageModel) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_it_is_refused_before_compute_and_nothing_is_changed(
     model: LanguageModel, runner: asyncio.Runner, root: Path, name: str
@@ -278,6 +279,7 @@ def spoilt_vocabulary(folder: Path) -> str:
 SAYS = r"draft_model 'other' has another vocabulary than 'tiny-llama': id 1 is b'<\|im_begin\|>'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_draft_model_of_another_vocabulary_is_refused_at_load(backend: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=SAYS):

@@ -60,6 +60,7 @@ def use(backend: str) -> list[float]:
         return [float(x) for x in model.next_token_logprobs_sync([1, 2, 3])[:5]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_no_thread_of_the_library_stays(backend: str) -> None:
@@ -70,6 +71,7 @@ def test_no_thread_of_the_library_stays(backend: str) -> None:
     assert native_threads(before) <= before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_models_at_once_have_streams_of_their_own() -> None:
     def several() -> list[list[float]]:
@@ -134,6 +136,7 @@ def test_close_frees_the_weights_without_the_collector() -> None:
     assert tensors() == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts arenas of glibc")
 @pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5)])
 def test_threads_share_few_arenas_unless_the_environment_says_how_many(variables: dict[str, str], count: int) -> None:

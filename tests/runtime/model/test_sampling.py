@@ -55,6 +55,7 @@ def tokens(records: list[TokenRecord]) -> list[int]:
     return [record.token_id for record in records]
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: LanguageModel) -> None:
     prompt = ids(1, 30)
     model.clear_cache()
@@ -99,6 +100,7 @@ def test_both_backends_draw_the_same_stream() -> None:
     assert streams["hf"] == streams["mlx"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings", [{"repetition_penalty": 1.4}, {"repetition_penalty": 1.2, "suppress_tokens": list(range(40, 90))}]
 )

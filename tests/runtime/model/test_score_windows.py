@@ -52,6 +52,7 @@ def by_hand(text: list[int], stride: int) -> list[float]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("stride", "length"), [(1, 90), (17, 300), (32, 300), (CONTEXT - 1, 300)])
 def test_every_token_is_scored_once_as_in_the_loop_of_transformers_guide(
     model: LanguageModel, stride: int, length: int

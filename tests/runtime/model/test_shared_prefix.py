@@ -81,6 +81,7 @@ def said(model: LanguageModel, n: int) -> list[tuple[int, ...]]:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_eight_branches_hold_the_prefix_once(model: LanguageModel) -> None:
     held = Held(model)
     per_token, slot = model.info.kv_bytes_per_token, engine_of(model).backend.slot_bytes

@@ -14,6 +14,7 @@ LIBRARIES = [case for case in CASES if case[0] != "fake"]
 LEAVERS = 40  # thousands of them are a row of tests/reliability
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), LIBRARIES)
 def test_nobody_notices_who_leaves_and_who_fails(backend: str, name: str) -> None:
     # given little room, small chunks and batches

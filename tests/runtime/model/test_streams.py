@@ -131,6 +131,7 @@ def said(info: ModelInfo) -> list[str]:
     return [warning for warning in info.warnings if "with the same seed" in warning]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", each([(case,) for case in EVEN]))
 def test_it_is_the_same_in_any_company(case: Case) -> None:
     with opened(case) as model:
@@ -149,6 +150,7 @@ def test_it_is_the_same_in_any_company(case: Case) -> None:
         assert alone(model) == streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "way_out"), each(ROUNDED))
 def test_where_it_may_not_be_the_model_says_so(case: Case, way_out: str, tell: Callable[[str], None]) -> None:
     with opened(case) as model:

@@ -118,6 +118,7 @@ def work(model: LanguageModel) -> None:
     model.next_token_logprobs_sync(some_ids(2, 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [

@@ -63,6 +63,7 @@ async def streams(
     return await asyncio.gather(*map(one, prompts))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
 def test_one_array_leaves_the_device_per_step(

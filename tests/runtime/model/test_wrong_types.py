@@ -90,6 +90,7 @@ async def call(member: Callable[..., Any], arguments: dict[str, Any]) -> None:
         next(answer, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameter"), members())
 def test_what_is_of_the_wrong_type_is_refused_and_the_next_request_answered(
     model: LanguageModel, runner: asyncio.Runner, name: str, parameter: str, tmp_path: Path

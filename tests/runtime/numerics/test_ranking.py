@@ -121,6 +121,7 @@ def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digit
     assert (ranked.reached is not None) == (2.5 < (3.0 if entropy is None else entropy) < flat)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("digits", [7, 1])
 @pytest.mark.parametrize("spread", [2.75, 3.0])
 @pytest.mark.parametrize("share", [0.8, 0.9, 0.95])

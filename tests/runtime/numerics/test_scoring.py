@@ -61,6 +61,7 @@ def test_rank_is_one_more_than_the_entries_strictly_above() -> None:
     assert scores.logprob.tolist() == logprobs[0].tolist()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("k", [0, 1, 10, 64])
 @pytest.mark.parametrize("vocab", [7, 1000, 49_152])
 def test_top_k_equals_a_full_sort(vocab: int, k: int) -> None:

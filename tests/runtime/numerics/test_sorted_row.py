@@ -38,6 +38,7 @@ def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, 
         assert place.before == pytest.approx(edges[place.rank] - weights[place.rank], rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spread", [0.5, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize(
     "stages",

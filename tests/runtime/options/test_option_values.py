@@ -82,6 +82,7 @@ def answers(model: LanguageModel) -> bool:
     return len(list(model.generate_sync(PROMPT, GenerationOptions(max_tokens=2, ignore_eos=True)))) == 2
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LOADING)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_load_option_is_refused_by_name_or_taken(backend: str, name: str) -> None:
@@ -103,6 +104,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
         yield made
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*GENERATING, "sampling", *(f"sampling.{name}" for name in SAMPLING)])
 def test_a_generation_option_is_refused_by_name_or_taken(model: LanguageModel, name: str) -> None:
     inner = name.removeprefix("sampling.")

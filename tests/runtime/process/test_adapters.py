@@ -18,6 +18,7 @@ def stack_of(model: LanguageModel) -> list[tuple[str, float]]:
     return list(model.lora_stack)
 
 
+@pytest.mark.slow
 def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
     folders = {name: toy_adapter(tmp_path / name, seed) for seed, name in enumerate(("A", "B"))}
     act = toy_adapter(tmp_path / "act", 5, invocation=[44, 7])
@@ -83,6 +84,7 @@ def test_the_members_over_the_pipe_are_those_in_process(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_the_blocking_twins(tmp_path: Path) -> None:
     folder = toy_adapter(tmp_path / "A", 1)
     far = asyncio.run(spawn("anything", backend="fake"))

@@ -76,6 +76,7 @@ def test_a_byte_that_was_flipped_on_the_disk_is_never_fed(tmp_path: Path) -> Non
         assert model.save_blocks(IDS).tokens == 300
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_block_file_is_no_reason_to_stop(tmp_path: Path) -> None:
     (tmp_path / "b.db").mkdir()
 
@@ -89,6 +90,7 @@ def test_a_file_that_is_no_block_file_is_no_reason_to_stop(tmp_path: Path) -> No
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -108,6 +110,7 @@ def test_snapshots_are_written_and_read_at_the_other_end(tmp_path: Path, monkeyp
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_blocks_are_copied_while_the_engine_runs_and_are_warm_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

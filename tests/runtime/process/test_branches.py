@@ -57,6 +57,7 @@ async def _everything(model: LanguageModel) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_spawned_model_answers_as_one_in_this_process() -> None:
     async def scenario() -> None:
         with load("anything", "mock") as local:

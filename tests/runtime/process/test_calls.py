@@ -100,6 +100,7 @@ def test_a_thousand_calls_at_once_are_one_batch(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_big_vectors_arrive_whole() -> None:
     width = 262_144
     with asyncio.run(spawn_fake("vocabulary", context_length=width)) as client:

@@ -84,6 +84,7 @@ def test_who_waits_during_close_is_told() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "ended_by"),
     [
@@ -134,6 +135,7 @@ def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
     assert _exit_code(client) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
     # given one that the system takes its time to end
     killed: list[int] = []
@@ -165,6 +167,7 @@ def test_an_engine_that_ended_while_we_slept_has_ended_in_time(monkeypatch: pyte
     assert asyncio.run(link._wait_for_end(cast("EngineProcess", Ending()), 0.5))
 
 
+@pytest.mark.slow
 def test_a_model_that_closes_in_time_is_waited_for() -> None:
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=30)))
     asyncio.run(command(client, "slow-close 0.5"))
@@ -172,6 +175,7 @@ def test_a_model_that_closes_in_time_is_waited_for() -> None:
     assert _exit_code(client) == 0  # it ended by itself
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_many_engines() -> None:
     gc.collect()
     asyncio.run(spawn_fake()).close()
@@ -187,6 +191,7 @@ def test_nothing_is_left_after_many_engines() -> None:
     assert _held() == before
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_loads_that_failed() -> None:
     gc.collect()
     before = _held()

@@ -26,6 +26,7 @@ async def _fails(call: Coroutine[Any, Any, object]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("number", "meaning"),
     [
@@ -69,6 +70,7 @@ def test_calls_after_the_death_fail_at_once_and_snapshots_stay() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_another_engine_works_after_one_has_died() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as first, await spawn_fake() as second:
@@ -80,6 +82,7 @@ def test_another_engine_works_after_one_has_died() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "how"), [("die", "signal 9 (SIGKILL)"), ("exit", "exit code 3")])
 def test_a_death_while_loading_is_told(source: str, how: str) -> None:
     assert how in asyncio.run(_fails(spawn_fake(source)))
@@ -116,6 +119,7 @@ def test_a_bug_while_loading_arrives_as_a_fault(capfd: pytest.CaptureFixture[str
     assert "loading 'bug' failed" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_ended_though_it_beats() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=30)) as client:
@@ -134,6 +138,7 @@ def test_long_work_in_short_steps_is_left_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["idle", "stopped"])
 def test_an_engine_without_a_sign_of_life_is_ended(phase: str) -> None:
     async def scenario() -> None:
@@ -153,6 +158,7 @@ def test_a_load_that_hangs_is_ended() -> None:
     assert "loading took more than 3 s" in asyncio.run(_fails(spawn_fake("hang", limits=limits)))
 
 
+@pytest.mark.slow
 def test_a_long_load_within_its_limit_is_left_alone() -> None:
     limits = EngineLimits(step_seconds=0.3, silence_seconds=0.3, loading_seconds=60, beat_seconds=0.05)
 
@@ -163,6 +169,7 @@ def test_a_long_load_within_its_limit_is_left_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a process that was suspended for an hour, when it goes on, then the engine lives."""
     leaps = [0.0]
@@ -189,6 +196,7 @@ def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_ending_a_hung_engine_takes_its_children_along() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=replace(QUICK, silence_seconds=5)) as client:  # time enough to say its number

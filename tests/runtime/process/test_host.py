@@ -22,6 +22,7 @@ from tests.runtime.process.conftest import LOADER, eventually, is_running
 from tests.runtime.process.peer import LOAD, call, engine_process, hear, ids, say, told
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "data",
     [
@@ -39,6 +40,7 @@ def test_garbage_ends_the_process_with_a_code_of_its_own(data: bytes) -> None:
         assert process.wait(30) == EXIT_PROTOCOL
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("busy", ["idle", "streaming", "step", "loading", "stubborn", "truncated"])
 def test_the_process_ends_with_its_parent(busy: str) -> None:
     with engine_process() as (process, pipe):

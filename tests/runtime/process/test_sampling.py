@@ -35,6 +35,7 @@ EVERYTHING = GenerationOptions(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_spawned_model_samples_as_one_in_process() -> None:
     async def scenario() -> None:
         async with await spawn("mock", "mock") as client:
@@ -85,6 +86,7 @@ def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_request_has_its_own_ends_here_and_over_the_pipe() -> None:
     async def scenario() -> None:
         async with await spawn("mock", "mock") as client:

@@ -53,6 +53,7 @@ async def _everything(model: LanguageModel) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 def test_a_spawned_model_answers_as_one_in_this_process() -> None:
     async def scenario() -> None:
         with load("anything", "mock") as local:
@@ -69,6 +70,7 @@ def _plain(value: Any) -> str:
     return repr(value).replace("(", "[").replace(")", "]").replace(",]", "]")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ids", [[], [10**9], [-1], [1] * 40_000], ids=["empty", "too high", "negative", "too long"])
 def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
     async def scenario() -> None:
@@ -83,6 +85,7 @@ def test_a_bad_request_is_the_same_error_here_and_there(ids: list[int]) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("source", "backend", "options", "error", "reason"),
     [

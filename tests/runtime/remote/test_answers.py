@@ -34,6 +34,7 @@ def nearly(records: list[TokenRecord]) -> list[Any]:
     return [pytest.approx(record.logprob, abs=1e-6) for record in records]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -159,6 +160,7 @@ def test_drawn_here_the_first_request_says_what_was_cached(model: LanguageModel,
     assert (timings.reused, timings.computed) == (0, 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cap", [-1, 20])
 @pytest.mark.parametrize(
     "options",
@@ -214,6 +216,7 @@ def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> 
         list(remote.generate_sync([1], GenerationOptions(grammar=Grammar.lark('start: "a"'))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -153,6 +153,7 @@ def test_a_host_that_takes_no_connection_is_waited_for_briefly(monkeypatch: pyte
     assert fault.value.reason == "network"
 
 
+@pytest.mark.slow
 def test_an_answer_is_waited_for_by_the_prompt_s_length(
     model: LanguageModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

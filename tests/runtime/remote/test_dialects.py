@@ -259,6 +259,7 @@ def test_a_salt_that_a_server_does_not_take_is_told(model: LanguageModel, folder
             remote.top_logprobs_sync([5], 2, cache_salt="a request's own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, kind: str) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}

@@ -124,6 +124,7 @@ STREAMS: dict[str, tuple[Raw, str, str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
     raw, reason, said = STREAMS[kind]
@@ -186,6 +187,7 @@ def test_pages_that_are_wrong(server: Server, folder: Path, path: str) -> None:
             connect(server.base_url, tokenizer=folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("status", "message", "kind", "reason"),
     [

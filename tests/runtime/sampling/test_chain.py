@@ -99,6 +99,7 @@ def test_any_stages_in_any_order(options: dict[str, Any], seed: int, vocab: int,
     compare(options, row(seed, vocab, scale), range(3))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -150,6 +150,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", STAGES, ids=str)
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 def test_draws_equal_transformers_warpers_and_the_inverse_cdf(stages: dict[str, Any], scale: float) -> None:
@@ -205,6 +206,7 @@ def test_equals_that_lie_deep_are_told_apart_by_id(temperature: float) -> None:
         assert token in near
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "stages", [{}, {"temperature": 0.7}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.1}, {"typical_p": 0.6}], ids=str
 )

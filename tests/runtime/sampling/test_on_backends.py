@@ -40,6 +40,7 @@ def interval(probs: npt.NDArray[np.float64], token: int) -> tuple[float, float]:
     return float(reached[at] - probs[token]), float(reached[at])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_draw_is_the_one_of_transformers_warpers(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(max_tokens=30, sampling=SamplingOptions(**settings), seed=77, ignore_eos=True, resolve=False)
@@ -50,6 +51,7 @@ def test_every_draw_is_the_one_of_transformers_warpers(model: LanguageModel, set
         assert low - NEAR <= uniform(77, len(PROMPT) + i) <= high + NEAR
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_many_draws_follow_the_distribution(model: LanguageModel, settings: dict[str, Any]) -> None:
     # given the first tokens of a thousand branches
@@ -71,6 +73,7 @@ def test_many_draws_follow_the_distribution(model: LanguageModel, settings: dict
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", [*SETTINGS, {"repetition_penalty": 1.3, "dry_multiplier": 0.8}], ids=str)
 def test_why_replays_the_original_draw(model: LanguageModel, settings: dict[str, Any]) -> None:
     options = GenerationOptions(

@@ -64,6 +64,7 @@ def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[
     return [(tuple(one.ids), one.score, one.finish_reason, one.text) for one in told]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_beams_that_are_wide_enough_find_the_best_of_all_texts(grammars: Grammars, name: str) -> None:
     # given so many beams that none is ever pruned
@@ -80,6 +81,7 @@ def test_beams_that_are_wide_enough_find_the_best_of_all_texts(grammars: Grammar
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 3, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_a_narrow_search_prunes_as_written_down(grammars: Grammars, name: str, width: int) -> None:

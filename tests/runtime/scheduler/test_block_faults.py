@@ -101,6 +101,7 @@ def test_a_full_device_ends_a_save_without_a_warning(
         audit(model)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", [RuntimeError("the device is lost"), Panic("native")])
 @pytest.mark.parametrize("member", ["restore", "load"])
 @pytest.mark.parametrize("after", [0, 1])

@@ -204,6 +204,7 @@ def test_a_search_that_fails_takes_nobody_with_it() -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_little_memory_is_an_error_or_an_answer(kind: str) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:

@@ -105,6 +105,7 @@ def check(backend: str, name: str, seed: int, rounds: int, monkeypatch: pytest.M
     assert len(work.refusals) > 0 or slots > 40 or name == "mamba"  # which keeps nothing per token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [*FAKES, ("fake", "overlapping"), ("hf", "llama"), ("mlx", "llama")])
 def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given open sessions, answers that stream, and questions that leave a text together, in little room
@@ -134,18 +135,21 @@ def test_copies_ahead_begun_forwards_and_pins_are_weighed(backend: str, name: st
         } <= meter.done
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("backend", "name"), FAKES)
 def test_random_work_stays_within_the_budget(backend: str, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(backend, name, seed, 25, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
 def test_so_do_real_libraries(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in (1, 2):
         check(backend, name, seed, 5, monkeypatch)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "kv_dtype"), [("hf", "q8"), ("mlx", "q4"), ("hf", "f16"), ("mlx", "bf16")])
 def test_so_does_kv_that_rests_in_fewer_bits(backend: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(backend, "lfm2", 2, 5, monkeypatch, kv_dtype)

@@ -17,6 +17,7 @@ from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, refere
 GREEDY = GenerationOptions(max_tokens=30, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_storm_of_cancellations(kind: str, seed: int) -> None:

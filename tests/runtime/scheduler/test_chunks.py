@@ -39,6 +39,7 @@ def read(model: LanguageModel, ids: list[int]) -> Any:
     return waiter.result(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model of 1,000 tokens a second, of which nothing is known at first
@@ -75,6 +76,7 @@ def test_a_slow_model_reads_some_tokens_all_the_same(monkeypatch: pytest.MonkeyP
         assert clock.sizes[-2] == 32
 
 
+@pytest.mark.slow
 def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model that could read thousands of tokens in the time of a chunk, and may
     text = some_ids(1, 6_000)
@@ -103,6 +105,7 @@ def test_checkpoints_are_as_near_to_each_other_however_fast_the_model(monkeypatc
         assert len(clock.sizes) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speed", "known", "most"), [(10.0, True, 32), (10.0, False, 160), (100_000.0, True, 256)])
 def test_many_short_contexts_go_in_as_fast_as_the_model_is(
     speed: float, known: bool, most: int, monkeypatch: pytest.MonkeyPatch

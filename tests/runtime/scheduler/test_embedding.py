@@ -73,6 +73,7 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
         assert log == [(1, 2), (4, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a chat that streams, when many texts and one of 6,000 tokens are embedded

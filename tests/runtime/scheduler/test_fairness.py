@@ -35,6 +35,7 @@ def chat(model: LanguageModel, ids: list[int], log: list[int | str], n: int) -> 
     return job, ended
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompts", [1, 2])
 def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, prompts: int) -> None:

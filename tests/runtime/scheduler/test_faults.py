@@ -39,6 +39,7 @@ def fault(kind: str) -> Behaviour:
 EXPECTED = {"exception": ZeroDivisionError, "panic": RuntimeFault, "nan": NonFiniteLogitsError}
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(sorted(EXPECTED)),
     recurrent=st.booleans(),
@@ -169,6 +170,7 @@ def test_kv_that_cannot_be_kept_ends_no_stream(monkeypatch: pytest.MonkeyPatch, 
         assert_right(model.next_token_logprobs_sync([*prompt, *ids]), [*prompt, *ids], "recurrent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_queries_that_follow_a_running_stream(kind: str) -> None:
     # given a stream whose tip moves on, when every prefix of its text is asked for meanwhile

@@ -22,6 +22,7 @@ TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 GREEDY = SamplingOptions(temperature=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_on_which_nobody_stands_give_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a stream, and many short queries that come and go beside it, more than the budget holds together

@@ -177,6 +177,7 @@ def test_a_prompt_without_room_is_not_kept_out_for_ever() -> None:
         assert scene.answered["long"] - scene.answered["answer"] <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thousand_contexts_delay_no_other_query(kind: str) -> None:
     behaviour = Behaviour(recurrent=kind == "recurrent", overlaps=kind == "overlapping")
@@ -203,6 +204,7 @@ def test_a_call_of_long_contexts_takes_turns_with_a_short_one() -> None:
         assert scene.steps("short") == [1]
 
 
+@pytest.mark.slow
 def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None:
     with fake_model() as model:
         contexts = [some_ids(i, 5) for i in range(1_000)]
@@ -217,6 +219,7 @@ def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None
             assert_right(row, ids)
 
 
+@pytest.mark.slow
 def test_a_query_after_a_pause_costs_the_same_whatever_is_cached() -> None:
     """Counted in calls of Python functions on the owner thread, steps of generators among them."""
 

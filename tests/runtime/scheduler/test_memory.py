@@ -37,6 +37,7 @@ def test_a_prompt_larger_than_the_budget_is_refused_with_the_numbers() -> None:
         assert_right(row, some_ids(3, 10))  # type: ignore[arg-type]  # the other outcome
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [64, 130, 400])
 def test_eviction_changes_no_answer(kind: str, tokens: int) -> None:

@@ -95,6 +95,7 @@ def check(backend: str, name: str, prompt: list[int], answer: list[tuple[int, fl
     np.testing.assert_allclose([logprob or 0.0 for _, logprob in answer], own, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("backend", "name"), SOURCES)
 def test_all_but_the_first_and_the_last_of_a_streams_forwards_are_prepared(backend: str, name: str, way: str) -> None:
@@ -110,6 +111,7 @@ def test_all_but_the_first_and_the_last_of_a_streams_forwards_are_prepared(backe
         audit(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("fake", "overlapping"), ("mlx", "llama"), ("mlx", "gemma3")])
 def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: str) -> None:
     """Branches of one prompt and strangers, of different lengths, with questions between them in the same packs."""

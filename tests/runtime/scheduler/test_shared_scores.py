@@ -22,6 +22,7 @@ async def together(model: LanguageModel, top_ks: list[int]) -> list[Any]:
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_ks", [[7] * 10, [7, 3] * 5], ids=["alike", "two kinds"])
 @pytest.mark.parametrize("chunk", [512, 32])
 def test_a_row_that_texts_share_is_scored_once(top_ks: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:

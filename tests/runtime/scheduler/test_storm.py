@@ -89,6 +89,7 @@ class Crowd:
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leavers", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["overlapping"])  # the others are in a row of tests/reliability
 def test_thousands_leave(kind: str, leavers: int) -> None:

@@ -79,6 +79,7 @@ def saved(backend: str, options: BlockOptions, folder: Path, *, scale: float = 1
     return said[:-1]
 
 
+@pytest.mark.slow
 @both
 def test_restored_equals_fresh_and_nothing_of_it_is_computed(backend: str, options: BlockOptions, root: Path) -> None:
     said = saved(backend, options, root / "act")
@@ -107,6 +108,7 @@ def test_the_part_before_the_invocation_serves_the_model_alone(backend: str, opt
         np.testing.assert_allclose(got, model.next_token_logprobs_uncached(said, adapters=()), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.sampled(1)
 @both
 @pytest.mark.parametrize("change", ["scale", "swapped", "moved"])
 def test_the_part_after_it_is_fed_to_no_other_adapter(backend: str, change: str, options: BlockOptions, root: Path) -> None:
@@ -161,6 +163,7 @@ def test_a_session_goes_on_from_its_snapshot_and_names_every_block(
             model.resume(snapshot)
 
 
+@pytest.mark.slow
 @both
 def test_the_pin_of_a_session_holds_both_parts(backend: str, options: BlockOptions, root: Path) -> None:
     with opened(backend, options, root / "act") as model, model.open_session(SessionConfig(adapters=("act",))) as session:

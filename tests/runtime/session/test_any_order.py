@@ -45,6 +45,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Subject]:
         yield made
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(steps=STEPS)
 def test_a_session_is_a_list_of_ids(case: Subject, steps: list[tuple[str, object]]) -> None:

@@ -42,6 +42,7 @@ def session(case: Subject) -> Iterator[Session]:
         yield opened
 
 
+@pytest.mark.sampled(1)
 def test_prefix_suffix_and_answer_cost_each_token_once(case: Subject, session: Session) -> None:
     prefix, suffix = case.ids(1, 40), case.ids(2, 9)
     before = case.computed()

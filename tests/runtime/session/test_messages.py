@@ -59,6 +59,7 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speak]:
         yield change
 
 
+@pytest.mark.slow
 def test_each_turn_costs_only_what_is_new(case: Subject) -> None:
     with case.model.open_session() as session:
         contents = ["Where to?"]

@@ -90,6 +90,7 @@ BAD: list[tuple[Callable[[Session], Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("act", "message"), BAD, ids=lambda value: value if isinstance(value, str) else "")
 def test_bad_input_changes_nothing(case: Subject, session: Session, act: Callable[[Session], Any], message: str) -> None:
     before, report = case.computed(), session.explain_context()

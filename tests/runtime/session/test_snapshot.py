@@ -71,6 +71,7 @@ def said(session: Session, count: int | None, *, start: Callable[[], Iterator[An
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [SamplingOptions(temperature=0.0), WARM], ids=["greedy", "sampled"])
 def test_an_answer_cut_at_any_token_goes_on_the_same(case: Subject, sampling: SamplingOptions) -> None:
     options = GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, top_k=3, seed=5)
@@ -95,6 +96,7 @@ def test_an_answer_cut_at_any_token_goes_on_the_same(case: Subject, sampling: Sa
             assert kinds == [("prefix", 0, 23), ("generated", 23, 35)]
 
 
+@pytest.mark.slow
 def test_a_json_answer_cut_at_each_token_is_the_same_answer(case: Subject) -> None:
     grammar = Grammar.json_schema({**SCHEMA, "x-guidance": {"whitespace_flexible": False}})
     options = GenerationOptions(max_tokens=60, sampling=SamplingOptions(temperature=1.5), grammar=grammar, seed=3)

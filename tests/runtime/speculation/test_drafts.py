@@ -42,6 +42,7 @@ def guessed_one_by_one(draft: LanguageModel, said: list[int]) -> tuple[int, int]
     return made, right
 
 
+@pytest.mark.slow
 @both_backends
 @pytest.mark.parametrize("which", ["qwen3", "near"])
 def test_plain_greedy_text_is_the_same_whatever_model_guesses(backend: str, which: str, near: Path) -> None:
@@ -72,6 +73,7 @@ def test_plain_greedy_text_is_the_same_whatever_model_guesses(backend: str, whic
             assert after.tokens_computed - before.tokens_computed == len(PROMPT) + NEW - 1 + drafted - accepted
 
 
+@pytest.mark.sampled(1)
 @both_backends
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
 def test_a_request_of_a_recurrent_model_is_refused_before_anything_is_computed(backend: str, name: str) -> None:

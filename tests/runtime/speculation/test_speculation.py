@@ -79,6 +79,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
     Oracle.said, Oracle.spoilt = (), False
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_right_guesses_save_forwards_and_wrong_ones_cost_no_word(
@@ -204,6 +205,7 @@ def test_a_failing_guess_is_pushed_without(oracle: type[Oracle]) -> None:
         assert_right(model.next_token_logprobs_sync(prompt), prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_draft_model_guesses(backend: str) -> None:
     # given the model itself as its draft: every guess is right
@@ -222,6 +224,7 @@ def test_a_draft_model_guesses(backend: str) -> None:
         assert settled(model)[1].leases == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_under_a_grammar_a_draft_model_changes_no_token(backend: str, temperature: float) -> None:

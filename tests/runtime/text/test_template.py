@@ -42,6 +42,7 @@ def chatml() -> Iterator[ChatTemplate]:
     template.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", ALL)
 def test_the_text_is_the_one_transformers_renders(name: str, chat: str) -> None:
@@ -88,6 +89,7 @@ def test_a_template_that_does_not_parse_is_named_each_time() -> None:
         assert template.child_pid is None
 
 
+@pytest.mark.slow
 def test_a_template_that_loops_is_stopped_and_started_again() -> None:
     # given
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -114,6 +116,7 @@ GREEDY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
 @pytest.mark.parametrize("source", GREEDY)
 def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
@@ -123,6 +126,7 @@ def test_a_template_that_takes_all_memory_is_refused(source: str) -> None:
     template.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", GREEDY)
 def test_where_the_system_bounds_no_memory_the_child_is_watched(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: the road of macOS, where RLIMIT_AS does nothing
@@ -162,6 +166,7 @@ def test_a_child_that_is_watched_may_take_its_time(monkeypatch: pytest.MonkeyPat
     template.close()
 
 
+@pytest.mark.slow
 def test_a_watched_child_that_loops_or_dies_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MEMORY_ENFORCED", False)
     forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -183,6 +188,7 @@ def test_a_template_that_calls_itself_is_refused() -> None:
     template.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "source",
     [
@@ -292,6 +298,7 @@ if sys.argv[1] == "killed":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["forgotten", "killed"])
 def test_the_child_does_not_outlive_its_parent(end: str) -> None:
     # given

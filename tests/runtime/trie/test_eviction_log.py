@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_digests_come_in_one_sum_or_one_by_one(path: tuple[int, ...], above: int
         assert above == at_once[at]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(paths, st.sampled_from(["a", "b"])), min_size=1, max_size=12), st.lists(paths, max_size=20))
 def test_it_knows_what_was_evicted_and_nothing_else(
     kept: list[tuple[tuple[int, ...], str]], asked: list[tuple[int, ...]]

@@ -63,6 +63,7 @@ def check(path: Path, before: list[int], *, whole: bool) -> None:
         assert leftovers(path) == before
 
 
+@pytest.mark.slow
 def test_cancelled_at_any_write(path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_store(path, chat)
     before, place, ends = leftovers(path), 0, list[bool]()
@@ -76,6 +77,7 @@ def test_cancelled_at_any_write(path: Path, file: Path, monkeypatch: pytest.Monk
     assert len(with_store(path, lambda store: store.sessions())) == 2
 
 
+@pytest.mark.slow
 def test_the_disk_fills_up_at_any_write_and_the_next_start_clears_it(
     path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "words"), SPOILED, ids=[words for _, words in SPOILED])
 def test_a_document_that_lies_is_refused(
     path: Path, tmp_path: Path, good: dict[str, Any], change: Callable[[dict[str, Any]], None], words: str
@@ -162,6 +163,7 @@ TEXTS: list[tuple[bytes, str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("data", "words"), TEXTS, ids=[words for _, words in TEXTS])
 def test_what_is_no_session_is_refused(path: Path, tmp_path: Path, data: bytes, words: str) -> None:
     assert words in str(refused(path, tmp_path / "bad.json", data))

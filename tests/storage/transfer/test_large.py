@@ -162,6 +162,7 @@ def test_an_error_at_the_end_leaves_nothing(path: Path, tmp_path: Path) -> None:
     assert leftovers(path) == before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_cancelled_it_leaves_nothing(path: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importer, "SLICE_SECONDS", 0.001)

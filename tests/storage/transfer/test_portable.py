@@ -141,6 +141,7 @@ ROWS: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("statement", "table", "words"), ROWS, ids=[words for _, _, words in ROWS])
 def test_rows_that_lie_are_refused_by_name(path: Path, file: Path, statement: str, table: str, words: str) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as conn:

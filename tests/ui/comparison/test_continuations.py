@@ -41,6 +41,7 @@ async def pinned(window: MainWindow, bench: FakeWorkbench, index: int = 3) -> in
     return node_id
 
 
+@pytest.mark.slow
 def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel, inspector = window.parts.columns, window.parts.inspector
@@ -81,6 +82,7 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
@@ -158,6 +160,7 @@ def test_no_columns_for_the_users_own_words(in_window: Play, idle: FakeWorkbench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
@@ -204,6 +207,7 @@ def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Pl
     in_window(scene)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [560, 900, 1360])
 def test_wide_they_share_the_room_narrow_they_scroll(in_window: Play, idle: FakeWorkbench, width: int) -> None:
     async def scene(window: MainWindow) -> None:

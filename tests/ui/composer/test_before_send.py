@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -58,6 +59,7 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -87,6 +89,7 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"Now": 0.1, "🎉": 0.1, "it": 1.0, "rain": 9.0, "there": 0.1}
@@ -119,6 +122,7 @@ def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     finish(bench)
     (tmp_path / "日本.txt").write_text("a boat\n")
@@ -216,6 +220,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     full = Composition(12, None, 8200, 8192)
@@ -265,6 +270,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: Play, bench: FakeWorkbench) -> None:
     counting(bench, Composition(3, None, 3, 8192, takes_roles=False))
 

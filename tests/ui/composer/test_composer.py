@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -52,6 +53,7 @@ def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

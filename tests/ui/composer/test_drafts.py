@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 
+import pytest
 from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -135,6 +136,7 @@ def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> None:
     async def play() -> None:
         kept: list[WindowState] = []

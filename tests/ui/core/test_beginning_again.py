@@ -30,6 +30,7 @@ class Once:
             self._begin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["", "model.safetensors is another file"])
 def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
     bench.problem = problem
@@ -66,6 +67,7 @@ def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window:
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", ["", "a.gguf: not a GGUF file"])
 def test_another_file_is_imported_and_that_is_stopped(refusal: str, in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
@@ -124,6 +126,7 @@ def test_kv_is_taken_by_who_is_offered_it_at_once(
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["refused", "stopped"])
 def test_a_file_is_written_by_who_hears_that_another_was_not(
     end: str, in_window: Play, bench: FakeWorkbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def test_a_window_that_is_closed_collects_as_before(app: QApplication) -> None:
         assert gc.isenabled() is before
 
 
+@pytest.mark.slow
 def test_without_it_a_busy_thread_takes_what_lies_about(app: QApplication) -> None:
     gc.collect()  # else so much may lie about that this thread is due as soon as it may collect
 

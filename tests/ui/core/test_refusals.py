@@ -29,6 +29,7 @@ def sentences(path: Path) -> Iterator[str]:
             yield node.value
 
 
+@pytest.mark.slow
 def test_no_message_of_an_installed_app_names_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     paths = [path for folder in ("runtime", "storage", "app/workbench") for path in (ROOT / folder).rglob("*.py")]

@@ -113,6 +113,7 @@ def test_a_slider_draws_again_with_the_same_number(inspector: Inspector, vocabul
     assert tab.reset.isHidden()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"])
 @pytest.mark.parametrize("keys", [Qt.Key.Key_PageDown, Qt.Key.Key_PageUp])
 def test_every_slider_moves_by_keys_and_gives_what_the_runtime_gives(

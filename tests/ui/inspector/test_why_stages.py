@@ -55,6 +55,7 @@ def stages_of(run: TokenRun) -> dict[str, Stage]:
 NAMES = ("raw", "bias", "penalties", "dry", "temperature", "top_k", "top_p", "min_p", "typical", "xtc", "draw")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_stage_shows_what_it_did_to_the_likeliest(inspector: Inspector, vocabulary: Vocabulary, name: str) -> None:
     tab, run = show(inspector, vocabulary, ALL)
@@ -147,6 +148,7 @@ def test_the_rows_stand_in_the_order_in_which_the_stages_acted(inspector: Inspec
     assert [stage for _, stage in rows][-4:] == ["top_p", "min_p", "typical", "draw"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("setting", [dial.setting for dial in DIALS])
 def test_every_dial_that_is_dragged_draws_what_replay_draws(inspector: Inspector, vocabulary: Vocabulary, setting: str) -> None:
     tab, run = show(inspector, vocabulary, ALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -31,6 +32,7 @@ async def opened(window: MainWindow) -> ModelsPage:
     return page
 
 
+@pytest.mark.slow
 def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
     bench.plan = replace(PLAN, kept=100_000_700)
@@ -118,6 +120,7 @@ def test_a_refused_plan_names_the_cause(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page, link = await opened(window), window.parts.status.downloads

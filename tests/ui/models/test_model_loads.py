@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -175,6 +176,7 @@ def test_weights_that_were_chosen_for_a_model_can_be_taken_back(in_window: Play,
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gate = asyncio.Semaphore(0)
 

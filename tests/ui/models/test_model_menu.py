@@ -64,6 +64,7 @@ def test_a_key_of_the_window_closes_the_list_and_does_what_it_does(in_window: Pl
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["send", "new", "choose"])
 def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench: FakeWorkbench, way: str) -> None:
     finish(bench)

@@ -140,6 +140,7 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gguf = (
         130_000_000,
@@ -191,6 +192,7 @@ def choose(page: ModelsPage, button: QWidget, path: str) -> None:
     dialog.close()
 
 
+@pytest.mark.slow
 def test_a_folder_is_revealed(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -208,6 +210,7 @@ def test_a_folder_is_revealed(in_window: Play, monkeypatch: pytest.MonkeyPatch) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -231,6 +234,7 @@ def test_the_keyboard_goes_from_top_to_bottom(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_more_models_lead_here(in_window: Play, bench: FakeWorkbench) -> None:
     bench.choices = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -16,6 +17,7 @@ LEFT = Qt.MouseButton.LeftButton
 UNENCRYPTED = "http:// to vllm.example sends prompts, answers and the key unencrypted; use https://, or confirm it"
 
 
+@pytest.mark.slow
 def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -69,6 +71,7 @@ def test_a_server_is_connected_opened_and_taken_off_the_list(in_window: Play, be
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_not_waited_for(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
 

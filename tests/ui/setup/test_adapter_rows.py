@@ -16,6 +16,7 @@ from ui import AdapterChoice, AdapterLine, MainWindow
 from ui.controller.setup import SAMPLING
 
 
+@pytest.mark.slow
 def test_an_adapter_is_added_from_a_folder_scaled_moved_and_taken_off(
     in_window: Play, bench: FakeWorkbench, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def stacked(bench: FakeWorkbench, session_id: int, scale: float) -> None:
     bench.keep_setup(session_id, adapters=[line])  # the fake's own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "shown"), [(0.1234, "0.1234"), (1 / 3, "0.3333"), (1.0, "1.00"), (0.125, "0.125")])
 def test_a_scale_keeps_its_digits_until_it_is_moved(in_window: Play, bench: FakeWorkbench, scale: float, shown: str) -> None:
     stacked(bench, TRIP, scale)

@@ -40,6 +40,7 @@ def choose(combo: QComboBox, steps: int) -> None:
         QTest.keyClick(combo, Qt.Key.Key_Down if steps > 0 else Qt.Key.Key_Up)
 
 
+@pytest.mark.slow
 def test_weights_in_fewer_bits_are_a_row_of_their_own(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -52,6 +53,7 @@ def test_weights_in_fewer_bits_are_a_row_of_their_own(in_window: Play, bench: Fa
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -84,6 +86,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -106,6 +109,7 @@ def test_what_holds_after_a_reload_offers_one(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolled(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -139,6 +143,7 @@ def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -294,6 +299,7 @@ def test_a_choice_is_as_low_again_when_the_text_is_smaller_again(app: QApplicati
     assert combo.height() == combo.sizeHint().height()
 
 
+@pytest.mark.slow
 def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -319,6 +325,7 @@ def test_one_tab_alone_stands_out_whichever_way_it_was_reached(in_window: Play) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) -> None:
     bench.held = replace(bench.held, notes=("the text size must be between 100 and 200 %, not 7; the default is used",))
 
@@ -329,6 +336,7 @@ def test_what_could_not_be_taken_is_said(in_window: Play, bench: FakeWorkbench) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)

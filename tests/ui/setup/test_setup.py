@@ -264,6 +264,7 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, FORM)).form
@@ -322,6 +323,7 @@ def test_without_a_model_it_says_so_and_offers_one(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_tools_are_checked_and_offered(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, TOOLS)).tools

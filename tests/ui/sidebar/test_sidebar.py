@@ -118,6 +118,7 @@ def test_a_title_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [Qt.Key.Key_Delete, Qt.Key.Key_Backspace])
 def test_no_bare_key_destroys(in_window: Play, bench: FakeWorkbench, key: Qt.Key) -> None:
     async def scene(window: MainWindow) -> None:
@@ -226,6 +227,7 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
@@ -343,6 +345,7 @@ def test_ten_thousand_sessions_are_one_list(app: QApplication) -> None:
     panel.close()
 
 
+@pytest.mark.slow
 def test_the_sidebar_is_as_wide_as_it_is_dragged(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(1360, 860)

@@ -34,6 +34,7 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_each_script_is_met_in_each_font_in_a_turn_of_its_own(
     in_window: Play, bench: FakeWorkbench, laid_out: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_system_decides_unless_less_is_chosen(app: QApplication, monkeypatch
     assert current_theme().fade_ms == 0
 
 
+@pytest.mark.slow
 def test_another_branch_fades_in_over_the_one_before(
     in_window: Play, bench: FakeWorkbench, motion: Motion, monkeypatch: pytest.MonkeyPatch
 ) -> None:

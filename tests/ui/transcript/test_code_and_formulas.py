@@ -148,6 +148,7 @@ def lightness(transcript: TranscriptView) -> tuple[int, int]:
     return min(seen), max(seen)
 
 
+@pytest.mark.slow
 def test_formulas_become_pictures_and_are_copied_as_their_source(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, f"so *this* {EULER} holds, and then\n{SUM}\nagain")
     assert shown_text(transcript) == "so this \ufffc holds, and then\n\ufffc\nagain"
@@ -158,6 +159,7 @@ def test_formulas_become_pictures_and_are_copied_as_their_source(qtbot: QtBot, s
     assert QGuiApplication.clipboard().text() == f"so this {EULER} holds, and then\n{SUM}\nagain"
 
 
+@pytest.mark.slow
 def test_formulas_have_the_colour_and_the_size_of_their_text(qtbot: QtBot, qapp: QApplication, show: Show) -> None:
     transcript = read(qtbot, show, SUM)
     assert lightness(transcript)[0] < 60
@@ -170,6 +172,7 @@ def test_formulas_have_the_colour_and_the_size_of_their_text(qtbot: QtBot, qapp:
     assert transcript.read.page.boxes[0].body.height > 1.6 * normal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [420, 780])
 def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, width: int) -> None:
     transcript = read(qtbot, show, "$$" + " + ".join(f"x_{{{n}}}" for n in range(40)) + "$$", width=width)
@@ -178,6 +181,7 @@ def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, wi
     assert document.idealWidth() <= transcript.read.column()[1] + 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "formula",
     [
@@ -202,6 +206,7 @@ def test_what_cannot_be_drawn_stays_its_source(qtbot: QtBot, show: Show, formula
     assert shown_text(transcript).replace("\u2028", "\n") == f"a {formula} b \ufffc c"
 
 
+@pytest.mark.slow
 def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show) -> None:
     text = "\n\n".join(f"$a_{{{n}}}$ and $${'{' * 300}$$" for n in range(80))
     transcript = read(qtbot, show, text)
@@ -210,6 +215,7 @@ def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show)
     assert 0 < len(drawn) < 20
 
 
+@pytest.mark.slow
 def test_the_longest_text_without_an_end_of_its_formula_is_shown(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, r"\[" + "x^{" * 60_000)
     assert "\ufffc" not in transcript.read.page.boxes[0].body.layout.document(0).toPlainText()

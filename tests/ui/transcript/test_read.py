@@ -91,6 +91,7 @@ def test_what_is_cut_off_stays_so_while_more_arrives(parts: list[str], data: st.
     assert list(stretches(text))[: len(frozen)] == frozen
 
 
+@pytest.mark.slow
 def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show: Show) -> None:
     text = "".join(f"line {i} of a pasted file\n" for i in range(900))
     transcript = show(session(turn(1, "user", run_of([text], [1.0], Origin.TYPED))))
@@ -256,6 +257,7 @@ def test_what_would_hide_or_act_is_seen(qtbot: QtBot, show: Show, role: str, bef
         assert transcript.read.page.boxes[0].body.code(0) == HIDDEN
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "text",
     ["x" * 200_000, "> " * 3000, "- " * 3000, "[" * 5000, "*" * 5000, "| " * 3000 + "\n" + "|-" * 3000, "\x1b\u202e" * 9],

@@ -225,6 +225,7 @@ ASKED: dict[str, Asked] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_before_all_is_laid_out_has_the_answer_it_has_afterwards(qtbot: QtBot, show: Show, name: str) -> None:
     early, late = (show(session(session_id=9)) for _ in range(2))

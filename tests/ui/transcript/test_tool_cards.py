@@ -77,6 +77,7 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
 def test_it_stands_in_the_text_between_its_answer_and_the_line_under_it(
     in_window: Play, bench: FakeWorkbench, mode: Mode

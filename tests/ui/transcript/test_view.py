@@ -152,6 +152,7 @@ def test_scores_that_come_later_colour_the_turn(show: Show) -> None:
     assert picture.pixelColor(box.center().x(), box.top() + 2).name() == "#e0a595"  # between the strongest step and the window
 
 
+@pytest.mark.slow
 def test_a_session_of_a_hundred_thousand_tokens_is_laid_out_in_slices(qtbot: QtBot, show: Show) -> None:
     transcript = show(long_session(turns=10, count=10_000))
     assert at_end(transcript)
@@ -198,6 +199,7 @@ def test_another_text_size_wraps_again(qtbot: QtBot, show: Show) -> None:
 # ---- modes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [False, True])
 def test_switching_modes_keeps_the_place(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
     # given a long session, also on a machine that lays out next to nothing at a time

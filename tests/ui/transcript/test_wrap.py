@@ -152,6 +152,7 @@ def test_a_place_is_on_the_line_that_holds_it(faces: Faces) -> None:
         assert table.line_of(table.start(line)) == line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["x" * 1_000_000, "e" + "\u0301" * 20_000, "\x1b" * 30_000, "word " * 100_000])
 def test_monstrous_tokens_are_survived(faces: Faces, text: str) -> None:
     tokens = tokens_of(["a", text, "b"])

@@ -91,6 +91,7 @@ def test_the_bar_says_ready_or_the_speed_and_the_rest_when_asked(in_window: Play
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_was_done_is_said_for_a_while_and_is_no_warning(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_told_notice_goes_by_itself(in_window: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ui.widgets.labels.TOLD_MS", 60)
 

@@ -33,6 +33,7 @@ def in_documentation(in_window: Play, look: Callable[[DocumentationBox], None]) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_every_page_is_shown(in_window: Play) -> None:
     assert DOCS is not None
     titles = [title for title, _ in pages(DOCS)]
@@ -66,6 +67,7 @@ def test_links_are_followed_and_those_to_the_web_left_to_the_system(in_window: P
     in_documentation(in_window, look)
 
 
+@pytest.mark.slow
 def test_text_is_smaller_than_headings_and_code_has_its_own_face_on_every_page(in_window: Play) -> None:
     def look(box: DocumentationBox) -> None:
         for at in range(box.list.count()):

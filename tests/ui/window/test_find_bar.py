@@ -32,6 +32,7 @@ def seen(pane: QAbstractScrollArea, top: int) -> np.ndarray[tuple[int, ...], np.
     return np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.bytesPerLine() // 4, 4).copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [Mode.TOKENS, Mode.READ])
 def test_all_places_are_marked_in_either_mode_and_in_text_without_numbers(
     in_window: Play, bench: FakeWorkbench, mode: Mode

@@ -26,6 +26,7 @@ def _drawn(folder: Path, scale: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_it_is_drawn_at_full_resolution(part: str, drawn: dict[int, Path]) -> None:
     # given the same at one device pixel per pixel and at two

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
@@ -51,6 +52,7 @@ def test_it_is_gone_where_nothing_is_coloured(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_next_window_has_the_same(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(_: MainWindow) -> None:
         window = MainWindow(bench, state=WindowState(colours="margin"))

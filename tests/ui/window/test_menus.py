@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtGui import QAction, QCursor, QEnterEvent
@@ -207,6 +208,7 @@ def test_macos_finds_the_entries_that_belong_into_its_own_menu(in_window: Play) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.settings.trigger()
@@ -222,6 +224,7 @@ def test_what_looks_like_words_has_the_cursor_of_a_link(in_window: Play) -> None
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_about_shows_the_licences_of_what_is_shipped(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.about.trigger()

@@ -35,6 +35,7 @@ def assert_in_place(window: MainWindow, parts: list[QWidget]) -> None:
         assert not place(one, window).intersects(place(other, window)), (one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [560, 700, 900])
 @pytest.mark.parametrize("title", ["A spring trip", "A title of a great many words " * 4])
 def test_nothing_overlaps_whatever_panel_is_asked_for(in_window: Play, bench: FakeWorkbench, width: int, title: str) -> None:
@@ -108,6 +109,7 @@ def test_the_title_and_the_branch_give_way_before_the_models_name(in_window: Pla
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_bar_fits_at_any_text_size(in_window: Play, bench: FakeWorkbench, app: QApplication) -> None:
     title = "What the lighthouse keeper wrote about cats and the sea"
     bench.views[TRIP] = replace(bench.views[TRIP], title=title, branch_name="the ending in which it rains all the time")
@@ -145,6 +147,7 @@ def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ["A spring trip", "What the lighthouse keeper wrote about cats and the sea"])
 @pytest.mark.parametrize("percent", [100, 200])
 def test_a_branchs_name_can_be_read_or_is_not_there(
@@ -169,6 +172,7 @@ def test_a_branchs_name_can_be_read_or_is_not_there(
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("percent", [100, 200])
 def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, app: QApplication, percent: int) -> None:
     async def scene(window: MainWindow) -> None:

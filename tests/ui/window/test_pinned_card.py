@@ -315,6 +315,7 @@ def test_a_refused_row_is_not_asked_for_again_until_another_model_runs(in_window
     in_window(scene)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ended", ["refused", "pinned", "left"])
 def test_a_branch_that_does_not_come_pins_nothing_later(in_window: Play, bench: FakeWorkbench, ended: str) -> None:
     visit = visit_of(bench)
@@ -352,6 +353,7 @@ def test_a_branch_that_does_not_come_pins_nothing_later(in_window: Play, bench: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_it_covers_neither_the_token_nor_the_actions(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
@@ -382,6 +384,7 @@ def test_it_covers_neither_the_token_nor_the_actions(in_window: Play, bench: Fak
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_streaming_text_under_a_resting_pointer_opens_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = window.parts.transcript

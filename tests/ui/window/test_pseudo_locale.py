@@ -67,6 +67,7 @@ def test_words_keep_what_is_filled_in() -> None:
     assert pseudo("{0} · {1}") == "{0} · {1}"
 
 
+@pytest.mark.slow
 def test_nothing_that_is_written_is_cut_off(
     foreign: Qt.LayoutDirection, in_window: Play, bench: FakeWorkbench, request: pytest.FixtureRequest
 ) -> None:

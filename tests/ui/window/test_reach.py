@@ -105,6 +105,7 @@ async def ready(window: MainWindow, width: int = 1360) -> None:
     window.parts.composer.setFocus()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("panel", range(4))
 def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWorkbench, mode: Mode, panel: int) -> None:
@@ -128,6 +129,7 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("page", [MODEL, SYSTEM, SAMPLING, FORM, TOOLS])
 def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
     async def scene(window: MainWindow) -> None:
@@ -140,6 +142,7 @@ def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", range(7))
 def test_each_page_of_the_settings(in_window: Play, page: int) -> None:
     async def scene(window: MainWindow) -> None:
@@ -205,6 +208,7 @@ def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -268,6 +272,7 @@ def test_a_whole_journey_by_keys_alone(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
 def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mode: Mode) -> None:
     finish(bench)

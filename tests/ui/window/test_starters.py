@@ -25,6 +25,7 @@ async def empty(window: MainWindow) -> None:
     await until(window.starters.card.isVisible)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True])  # at the longest length of an answer
 def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench, *, cut: bool) -> None:
     finish(bench)
@@ -83,6 +84,7 @@ def test_what_is_stopped_is_not_followed_up(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_ones_own_text_is_coloured_without_an_answer(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"rain": 9.0}

@@ -92,6 +92,7 @@ def seen(top: QWidget) -> Iterator[str]:
             yield from (text for action in part.actions() for text in (action.text(), action.toolTip()))
 
 
+@pytest.mark.slow
 def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.layers = layers_of(bench.vocabulary)

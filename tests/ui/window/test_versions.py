@@ -22,6 +22,7 @@ OTHER = 4  # a session that nothing runs in
 Play = Callable[[Scene], None]
 
 
+@pytest.mark.slow
 def test_another_version_of_a_turn_is_counted_in_its_place(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         assert window.controller.shown is not None

@@ -64,6 +64,7 @@ def test_who_clicks_a_token_needs_no_explanation(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_of_two_windows_that_open_at_once_one_explains(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_is_imported_from_a_file_at_the_first_start(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"models"})
     bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)

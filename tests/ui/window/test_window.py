@@ -113,6 +113,7 @@ def test_panels_fold_from_the_right_and_come_back(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_composer_stands_under_the_text_in_both_modes(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         parts = window.parts
@@ -161,6 +162,7 @@ def test_read_and_tokens_by_mouse_and_key(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_scheme_changes_while_the_window_is_open(in_window: Play, app: QApplication) -> None:
     async def scene(window: MainWindow) -> None:
         def ground() -> str:
@@ -175,6 +177,7 @@ def test_the_scheme_changes_while_the_window_is_open(in_window: Play, app: QAppl
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_closing_in_the_middle_of_a_stream_asks_once_and_says_closed(arun: Arun, bench: FakeWorkbench) -> None:
     async def play() -> None:
         kept: list[WindowState] = []
