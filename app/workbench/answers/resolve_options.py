@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, A
     resolved = speaker.model.resolve_options(said, session=layer, preset=preset)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
     if answer.continues is not None:
-        resolved, answer.changed, chosen = answer.continues.under(resolved, asked, seed_was_chosen=chosen)
+        lacks = speaker.model.lacks
+        resolved, answer.changed, chosen = answer.continues.under(resolved, asked, lacks, seed_was_chosen=chosen)
     answer.made_with = made_with(resolved, speaker, asked, seed_was_chosen=chosen)
     answer.options = resolved.options
     return answer.options
@@ -87,15 +88,19 @@ class Continued(Struct, frozen=True):
         on = (child for child in tree.children(node.id) if tree.leaves_at_end(child))
         return cls(made, options, any(not child.turn_start and child.stats.get("generated") for child in on))
 
-    def under(self, now: ResolvedOptions, asked: Asked, *, seed_was_chosen: bool) -> tuple[ResolvedOptions, list[str], bool]:
+    def under(
+        self, now: ResolvedOptions, asked: Asked, lacks: Collection[str], *, seed_was_chosen: bool
+    ) -> tuple[ResolvedOptions, list[str], bool]:
         """How it goes on: options, what of them was changed since in words, and whether the seed was chosen.
 
         What the session (or the command) says now and did not say then holds, and so does another preset that was chosen for
-        the session; what a preset itself says by now does not. What belongs to a model is that of the model which goes on.
+        the session; what a preset itself says by now does not. What belongs to a model is that of the model which goes on,
+        and settings that it lacks are left out, as they are of a preset.
 
         Args:
             now: What an answer that begins now is made with.
             asked: What its session asks for.
+            lacks: Settings that the model does not have (`LanguageModel.lacks`).
             seed_was_chosen: Whether the seed of `now` was chosen.
         """
         then = self._sources()
@@ -110,7 +115,7 @@ class Continued(Struct, frozen=True):
             who = {*then.get(name, "default").split(" and "), *sources.get(name, "default").split(" and ")}
             if new[name] == value:
                 continue
-            if who & by_hand:
+            if who & by_hand or name.removeprefix("sampling.") in lacks:
                 was = translate("Workbench", "{0} {1} (was {2})")
                 changed.append(was.format(name.removeprefix("sampling."), words(new[name]), words(value)))
             elif not who & _OF_A_MODEL:

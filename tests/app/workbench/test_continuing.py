@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from runtime import SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Engine, Scene, own_tokens
@@ -92,6 +94,23 @@ def test_what_was_set_for_the_session_since_holds_and_is_said(play: Play) -> Non
         assert (options["sampling"]["temperature"], options["seed"]) == (0.5, seed)
 
     play(scene, options=DRAWN)
+
+
+def test_a_setting_that_the_model_lacks_by_now_is_left_out_and_said(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, turn = await stopped(s)
+        model = s.workbench.services.supervisor.running
+        assert model is not None
+        assert (await made(s, session_id, turn))["options"]["sampling"]["min_p"] == 0.05
+        with monkeypatch.context() as patch:  # a server's, with the other settings
+            patch.setattr(type(model.transport), "capabilities", model.transport.capabilities - {"min_p"})
+            await s.workbench.answers.continue_turn(session_id, turn.node_id)
+            on = await s.last(session_id)
+        assert on.note == "continued with min_p 0 (was 0.05) · reached the length limit"
+        sampling = (await made(s, session_id, on))["options"]["sampling"]
+        assert (sampling["temperature"], sampling["min_p"]) == (1.5, 0.0)
+
+    play(scene, options=replace(DRAWN, sampling=SamplingOptions(temperature=1.5, min_p=0.05)))
 
 
 def test_what_was_taken_back_for_the_session_since_is_said_too(play: Play) -> None:
