@@ -100,6 +100,7 @@ async def top_many(
     ordered: bool = True,
     skip: Container[int] = (),
     adapters: Adapters = None,
+    priority: Priority = Priority.BACKGROUND,
     progress: ShowProgress = False,
     on_fault: OnFault | None = None,
 ) -> AsyncGenerator[tuple[int, TopLogprobs], None]:
@@ -114,12 +115,12 @@ async def top_many(
         ordered: In the order of the texts, or as they are completed.
         skip: Numbers of texts that are done already.
         adapters: As of `next_token_logprobs`.
+        priority: Before which other requests they are computed.
         progress: A tqdm bar, or a callable.
         on_fault: Gets the errors of single texts.
     """
-    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(
-        texts, partial(model.top_logprobs, n=n, chosen=chosen, adapters=adapters), progress
-    )
+    work = partial(model.top_logprobs, n=n, chosen=chosen, adapters=adapters, priority=priority)
+    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, work, progress)
     async with aclosing(stream) as answers:
         async for answer in answers:
             yield answer

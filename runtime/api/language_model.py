@@ -266,6 +266,7 @@ class LanguageModel:
         *,
         chosen: Sequence[int] = (),
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         cache_salt: str = "",
     ) -> TopLogprobs:
         """The `n` likeliest tokens after `ids`, and exactly how much probability all others have together.
@@ -278,9 +279,13 @@ class LanguageModel:
             n: At least one; the vocabulary has the last say.
             chosen: Ids whose values are wanted wherever they stand.
             adapters: As of `next_token_logprobs`.
+            priority: As of `next_token_logprobs`.
             cache_salt: As of `next_token_logprobs`.
         """
-        return (await self.batch_top_logprobs([ids], n, chosen=chosen, adapters=adapters, cache_salt=cache_salt))[0]
+        found = await self.batch_top_logprobs(
+            [ids], n, chosen=chosen, adapters=adapters, priority=priority, cache_salt=cache_salt
+        )
+        return found[0]
 
     async def batch_top_logprobs(
         self,
@@ -289,13 +294,14 @@ class LanguageModel:
         *,
         chosen: Sequence[int] = (),
         adapters: Adapters = None,
+        priority: Priority = Priority.INSPECTOR,
         cache_salt: str = "",
     ) -> list[TopLogprobs]:
         """The same for several sequences at once; duplicates cost nothing."""
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
-        named = {"batch": paths, "priority": Priority.INSPECTOR, **_under(adapters, cache_salt)}
+        named = {"batch": paths, "priority": check_priority(priority), **_under(adapters, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
         return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 

@@ -59,7 +59,10 @@ def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder
         list(remote.generate_sync([5, 6], max_tokens=1))
         remote.top_logprobs_sync([5, 6], 2)
         remote.score_sync([5, 6], priority=Priority.BACKGROUND)
-        assert [body.get("priority") for body in server.bodies("/v1/completions")] == ([-1, None, 1] if orders else [None] * 3)
+        remote.top_logprobs_sync([5, 6], 2, priority=Priority.BACKGROUND)
+        list(remote.top_many_sync([[5, 6]], 2))  # background work, if nothing else is said
+        sent = [body.get("priority") for body in server.bodies("/v1/completions")]
+        assert sent == ([-1, None, 1, 1, 1] if orders else [None] * 5)
 
 
 def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:

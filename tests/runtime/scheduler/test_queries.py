@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
@@ -65,8 +66,9 @@ def test_a_query_joins_its_like_in_flight() -> None:
         assert model.metrics().forward_calls == 1
 
 
+@pytest.mark.parametrize("ask", [LanguageModel.next_token_logprobs, LanguageModel.top_logprobs])
 @pytest.mark.parametrize(("priority", "joins"), [(Priority.CHAT, 1), (Priority.INSPECTOR, 1), (Priority.BACKGROUND, 0)])
-def test_a_query_joins_its_like_where_that_is_as_urgent(priority: Priority, joins: int) -> None:
+def test_a_query_joins_its_like_where_that_is_as_urgent(ask: Any, priority: Priority, joins: int) -> None:
     gate = Gate()
     with fake_model(Behaviour(before_forward=gate)) as model:
 
@@ -74,14 +76,13 @@ def test_a_query_joins_its_like_where_that_is_as_urgent(priority: Priority, join
             gate.shut()
             before = asyncio.create_task(model.next_token_logprobs([7]))
             await asyncio.to_thread(gate.reached.wait)
-            first = asyncio.create_task(model.next_token_logprobs([1, 2, 3], priority=priority))
+            first = asyncio.create_task(ask(model, [1, 2, 3], priority=priority))
             await asyncio.to_thread(wait_for_jobs, model, 1)
             second = asyncio.create_task(model.next_token_logprobs([1, 2, 3]))
             await asyncio.to_thread(wait_for_jobs, model, 2)
             gate.open()
-            for row in (await first, await second):
-                assert_right(row, [1, 2, 3])
-            await before
+            assert_right(await second, [1, 2, 3])
+            await asyncio.gather(before, first)
 
         asyncio.run(main())
         assert (model.metrics().queries_deduplicated, model.metrics().tokens_computed) == (joins, 4)
