@@ -97,6 +97,15 @@ async def run_cells():
 asyncio.run(run_cells())
 """
 
+
+def sizing(out: str) -> None:
+    """The table under the formula has what it prints."""
+    row = r"^\| ([^|]+?) \| (\d+)[^|]* \| ([\d.]+) GB \| (\d+) KiB \| (\d+) \|$"
+    table = re.findall(row, PAGES["docs/cluster.md"], re.MULTILINE)
+    assert re.findall(r"^(.+?) +(\d+) GPUs +([\d.]+) GB +(\d+) KiB +(\d+)$", out, re.MULTILINE) == table
+    assert len(table) == len(out.splitlines())
+
+
 CHECKS: dict[str, Callable[[str], None]] = {  # by a text of one example alone
     "embed_sync": says("' Paris'"),
     "replay_draw": stages_and_options,
@@ -109,6 +118,7 @@ CHECKS: dict[str, Callable[[str], None]] = {  # by a text of one example alone
     "BaseModel": pet,
     "render_chat(question, tools=tools)": tools_in_a_prompt,
     '"zone": "CET"': says("Let me look.  clock {'zone': 'CET'}"),
+    "kv_heads, width, gpus in [": sizing,
     "offload_memory_bytes": says("bytes of weights are on disk"),
 }
 

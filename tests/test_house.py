@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -264,9 +265,14 @@ def test_the_texts_name_targets_and_commands_that_exist() -> None:
     text = "".join((*PAGES.values(), *((ROOT / file).read_text("utf-8") for file in ("SECURITY.md", "CHANGELOG.md"))))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
-    for command in set(re.findall(r"\belsewise ((?:ask|bench|chat|doctor|embed|score|serve|models \w+|sessions \w+))\b", text)):
+    options: defaultdict[str, set[str]] = defaultdict(set)  # by command, with those of all its lines
+    named = r"\belsewise ((?:ask|bench|chat|doctor|embed|score|serve|models \w+|sessions \w+))\b([^`|;\n]*)"
+    for command, rest in re.findall(named, text):
+        options[command].update(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))
+    for command, wanted in options.items():
         done = CliRunner().invoke(cli, [*command.split(), "--help"])
         assert done.exit_code == 0, f"{command}: {done.output}"
+        assert wanted - set(re.findall(r"--[a-z][a-z-]*", done.output)) == set(), command
 
 
 @pytest.mark.parametrize(

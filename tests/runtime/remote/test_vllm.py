@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from runtime import GenerationOptions, Grammar, LanguageModel, ModelShelf, Priority, RuntimeFault, connect, load
+from tests.pages import PAGES, blocks
 from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_VLLM", "")
@@ -113,6 +115,20 @@ def local() -> Iterator[LanguageModel]:
 def remote(address: str, request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     with connect(address, tokenizer=request.param) as made:
         yield made
+
+
+@pytest.mark.skipif(not VENV, reason="only a server is there")
+def test_the_commands_of_the_documentation_are_its_own() -> None:
+    page = PAGES["docs/cluster.md"]
+    shell = "".join(blocks(page, "bash")).replace("\\\n", " ")
+    said = re.findall(r"`(--[a-z-]+)", page.partition("## Against a real vLLM")[0])
+    wanted = {*re.findall(r" (--[a-z-]+)", shell), *said}
+    command = [str(Path(VENV).absolute() / "bin" / "vllm"), "serve", "--help=all"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert len(wanted) > 10
+    assert wanted - set(re.findall(r"--[a-z][a-z-]+", done.stdout)) == set()
+    (variables,) = Path(VENV).glob("lib/python*/site-packages/vllm/envs.py")
+    assert set(re.findall(r"`(VLLM_[A-Z_]+)`", page)) <= set(re.findall(r"VLLM_[A-Z_]+", variables.read_text("utf-8")))
 
 
 def test_what_it_says_of_itself(remote: LanguageModel) -> None:
