@@ -25,13 +25,15 @@ def form_refused(fault: GrammarError) -> str:
     return words.format(fault)
 
 
-def check_has(model: LanguageModel, control: str) -> None:
+def check_has(model: LanguageModel | None, control: str) -> None:
     """Refuses what a control needs and the model does not have, in the words that stand beside the control.
+
+    Where none runs, nothing is known of it yet.
 
     Raises:
         Refusal: It lacks it.
     """
-    words = lacking(control, model.info.name, model.lacks)
+    words = "" if model is None else lacking(control, model.info.name, model.lacks)
     if words:
         raise Refusal(words)
 

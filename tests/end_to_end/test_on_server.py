@@ -74,6 +74,7 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert refused(token.unscored, token.score_button).endswith(f"{name} does not score given texts.")
         assert not window.acts.score.isEnabled()
         assert not window.acts.beams.isEnabled()
+        assert window.acts.similar.statusTip() == f"{name} makes no embeddings, by which turns are compared."
 
         # its layers, and its cache
         inspector.show_page(inspector.layers)

@@ -16,9 +16,10 @@ from PySide6.QtWidgets import QMenu
 from ui.commands.menu import all_to_front, list_recent, list_windows, press, zoom
 from ui.controller.setup import MODEL, SAMPLING, SYSTEM
 from ui.core.shown import Fork, Shown
-from ui.port import QT_TRANSLATE_NOOP, SessionSummary, StatusView, TurnStatus, TurnView, translate
+from ui.port import QT_TRANSLATE_NOOP, EngineState, SessionSummary, StatusView, TurnStatus, TurnView, translate
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
+from ui.widgets.controls import allow
 from ui.window.legend import name_of
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class Possible(Struct, frozen=True):
         return self.shown is not None and bool(self.shown.view.turns)
 
     @property
+    def has_words(self) -> bool:
+        """A turn has more than what the template put there."""
+        return self.shown is not None and any(has_own_words(turn.run) for turn in reversed(self.shown.view.turns))
+
+    @property
     def has_branches(self) -> bool:
         """There are at least two."""
         return self.shown is not None and len(self.shown.view.branches) > 1
@@ -91,6 +97,10 @@ class Possible(Struct, frozen=True):
         answer = self.answer
         return answer is not None and answer.status is TurnStatus.PARTIAL and has_own_words(answer.run) and self.can_answer
 
+    def problem(self, control: str) -> str:
+        """Why the model does not do what a control needs: it cannot, or there is none."""
+        return self.status.reason if self.lacks_model else self.status.lacking(control)
+
     def can_step(self, by: int) -> bool:
         """There is a sibling `by` places away."""
         return self.fork is not None and self.fork.step(by) is not None
@@ -107,7 +117,7 @@ class Actions(QObject):
         super().__init__(window)
         self._window = window
         self._entries: list[tuple[str, QAction | None]] = []  # menu, what stands in it; None: a separator
-        self._can: dict[QAction, Callable[[Possible], bool]] = {}
+        self._can: dict[QAction, tuple[Callable[[Possible], bool], str]] = {}  # and what it needs
         self._exclusive: defaultdict[str, QActionGroup] = defaultdict(lambda: QActionGroup(self))
         w, command = window, self._command
         # fmt: off
@@ -140,7 +150,8 @@ class Actions(QObject):
         self.find = command(EDIT, self.tr("Find in Session…"), lambda: w.intents.find(), "Ctrl+F", separated=True)
         self.find_next = command(EDIT, self.tr("Find Next"), lambda: w.intents.find_next(+1), "Ctrl+G")
         self.find_previous = command(EDIT, self.tr("Find Previous"), lambda: w.intents.find_next(-1), "Ctrl+Shift+G")
-        self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S")
+        self.similar = command(EDIT, self.tr("Similar Turns…"), lambda: w.similar.look(), "Ctrl+Shift+S",
+            can=lambda now: now.has_words, needs="similar")
         self.search = command(EDIT, self.tr("Search Sessions"), lambda: w.intents.search(), "Ctrl+Shift+F")
 
         self.read = command(VIEW, self.tr("Read"), lambda: w.presenter.set_mode(Mode.READ), "Ctrl+1", exclusive="mode")
@@ -186,7 +197,7 @@ class Actions(QObject):
         self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.intents.find_columns(8, beams=False),
             "Ctrl+Alt+8", can=lambda now: now.can_answer)
         self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.intents.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
-            can=lambda now: now.can_answer and not now.status.lacking("beams"))
+            can=lambda now: now.can_answer, needs="beams")
         self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.intents.prune(), "Ctrl+Alt+P",
             can=lambda now: now.has_branches and not now.running, separated=True)
         self.previous = command(SESSION, self.tr("Previous Variant"), lambda: w.controller.tree.step_variant(-1), "Ctrl+[",
@@ -198,12 +209,13 @@ class Actions(QObject):
         self.second = command(SESSION, self.tr("Compare with a Model…"), lambda: w.controller.second.ask_menu(), "Ctrl+Shift+D",
             can=lambda now: now.has_turns and not now.lacks_model)
         self.score = command(SESSION, self.tr("Score Session"), lambda: w.transfers.score(),
-            can=lambda now: now.has_turns and not now.running and not now.lacks_model and not now.status.lacking("score"))
+            can=lambda now: now.has_turns and not now.running, needs="score")
         self.setup = command(SESSION, self.tr("Model and Adapters…"), lambda: w.popover.toggle(MODEL), "Ctrl+Shift+M",
             separated=True)
         self.system = command(SESSION, self.tr("System Prompt…"), lambda: w.popover.toggle(SYSTEM))
         self.sampling = command(SESSION, self.tr("Sampling…"), lambda: w.popover.toggle(SAMPLING), "Ctrl+Shift+P")
-        self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.controller.cache.clear(), separated=True)
+        self.clear_cache = command(SESSION, self.tr("Clear Cache"), lambda: w.controller.cache.clear(), separated=True,
+            can=lambda now: now.status.engine in (EngineState.READY, EngineState.BUSY), needs="cache")
 
         self.minimise = command(WINDOW, self.tr("Minimise"), lambda: w.showMinimized(), "Ctrl+M")
         self.zoom = command(WINDOW, self.tr("Zoom"), lambda: zoom(w))
@@ -219,8 +231,8 @@ class Actions(QObject):
 
     def refresh(self, now: Possible) -> None:
         """What can be done now."""
-        for action, can in self._can.items():
-            action.setEnabled(can(now))
+        for action, (can, needs) in self._can.items():
+            allow(action, can(now), now.problem(needs) if needs else "")
         pinned = now.summary is not None and now.summary.pinned
         self.pin.setText(self.tr("Unpin Session") if pinned else self.tr("Pin Session"))
         self.undo.setText(self.tr("Undo {0}").format(now.undo) if now.undo else self.tr("Undo"))
@@ -263,6 +275,7 @@ class Actions(QObject):
         keys: str = "",
         *,
         can: Callable[[Possible], bool] | None = None,
+        needs: str = "",
         separated: bool = False,
         checkable: bool = False,
         exclusive: str = "",
@@ -270,7 +283,8 @@ class Actions(QObject):
     ) -> QAction:
         """A row of the table: an action at the end of its menu, behind a separator where it is `separated`.
 
-        Of the actions that are `exclusive` by one name, one is checked.
+        It is disabled, and says why, where the model lacks what it `needs` (`ui.port.engine.NEEDS`). Of the actions that are
+        `exclusive` by one name, one is checked.
         """
         action = QAction(words, self._window)
         action.setMenuRole(role)
@@ -280,7 +294,7 @@ class Actions(QObject):
         if keys:
             action.setShortcut(QKeySequence(keys))
         if can is not None:
-            self._can[action] = can
+            self._can[action] = can, needs
         if separated:
             self._entries.append((menu, None))
         self._entries.append((menu, action))
@@ -295,6 +309,7 @@ class Actions(QObject):
 
     def _menu(self, name: str) -> QMenu:
         menu = QMenu(translate("Actions", name), self._window)
+        menu.setToolTipsVisible(True)
         for where, action in self._entries:
             if where == name:
                 menu.addSeparator() if action is None else menu.addAction(action)

@@ -10,7 +10,7 @@ from ui.commands.actions import Actions
 from ui.comparison.model_facts import Compared
 from ui.controller import Controller
 from ui.core.shown import Spot
-from ui.port import EngineState, PathComparison, SessionView
+from ui.port import EngineState, PathComparison, SessionView, StatusView
 from ui.transcript import Mode
 from ui.transcript.path import has_own_words
 from ui.window.frame import Frame
@@ -88,17 +88,14 @@ class SimilarPresenter(QObject):
     Args:
         controller: Compares.
         parts: Of the window.
-        acts: Of the window.
         parent: Owns it.
     """
 
-    def __init__(self, controller: Controller, parts: Frame, acts: Actions, parent: QObject) -> None:
+    def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
-        self._controller, self._parts, self._act = controller, parts, acts.similar
+        self._controller, self._parts = controller, parts
         self._runs = False  # a model
-        for news in (controller.session_shown, controller.status_changed, controller.activity_changed):
-            news.connect(self._refresh)
-        self._refresh()
+        controller.status_changed.connect(self._take_status)
 
     def look(self) -> None:
         """At the turn of the token that is pinned, else at the last one that has words."""
@@ -120,13 +117,7 @@ class SimilarPresenter(QObject):
         said = (turn.node_id for turn in reversed(shown.view.turns) if has_own_words(turn.run))
         return next(said, None)
 
-    def _refresh(self) -> None:
-        """Without a turn there is nothing to ask; without a model the status bar has the reason, and the way to another."""
-        status = self._controller.workbench.status
-        problem = status.reason if status.engine is EngineState.NONE else ""
-        self._act.setEnabled(self._chosen() is not None and not problem)
-        self._act.setStatusTip(problem)
-        self._act.setToolTip(problem or self._act.text())
+    def _take_status(self, status: StatusView) -> None:
         ran, self._runs = self._runs, status.engine in (EngineState.READY, EngineState.BUSY)
         if self._runs and not ran:
             self._controller.similar.look_with_model()

@@ -45,6 +45,8 @@ NEEDS: Final = {  # by control
         ),
     ),
     "speculation": Need("speculative", QT_TRANSLATE_NOOP("Needs", "The server of {0} decides about speculation itself.")),
+    "similar": Need("embed", QT_TRANSLATE_NOOP("Needs", "{0} makes no embeddings, by which turns are compared.")),
+    "ban": Need("banned_tokens", QT_TRANSLATE_NOOP("Needs", "{0} bans no tokens.")),
     "server": Need("kv", QT_TRANSLATE_NOOP("Needs", "{0} is on a server: give other programs that server’s address.")),
 }
 

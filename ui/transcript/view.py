@@ -15,7 +15,7 @@ from ui.transcript.overlay.card import Card
 from ui.transcript.overlay.pointing import Colouring, Pointing, Resolver
 from ui.transcript.overlay.strip import EntropyStrip
 from ui.transcript.pane.find import Finder, Match, beginning
-from ui.transcript.pane.pane import OF_TURNS
+from ui.transcript.pane.pane import OF_TURNS, Lacking, nothing_lacking
 from ui.transcript.pane.selection import Veil
 from ui.transcript.path import Path, Turn
 from ui.transcript.read_mode.read_pane import ReadPane
@@ -60,6 +60,7 @@ class TranscriptView(QWidget):
     def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
         super().__init__(parent)
         self._path = Path()
+        self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
         self._mode = Mode.TOKENS
         ink, faces = Ink(palette), Faces()
@@ -234,6 +235,10 @@ class TranscriptView(QWidget):
     def set_vocabulary(self, resolver: Resolver) -> None:
         """Where the bytes of alternatives come from."""
         self._pointing.resolve = resolver
+
+    def set_lacking(self, lacking: Lacking) -> None:
+        """Says what the model lacks for a control that is offered here."""
+        self.lacking = self.tokens.lacking = self.read.lacking = lacking
 
     def show_under(self, parts: Mapping[int, QWidget]) -> None:
         """Puts widgets under the text of turns, by node id, in whichever mode is shown."""

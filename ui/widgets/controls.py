@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent
+from PySide6.QtGui import QAction, QColor, QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -25,7 +25,7 @@ from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
-from ui.widgets.labels import Caption, Label
+from ui.widgets.labels import Caption, Label, plain_tooltip
 
 LINE_PX = 12.5
 
@@ -61,6 +61,16 @@ def restyle(made: QPushButton, kind: str) -> None:
         made.setCursor(_cursor(kind))
         made.style().unpolish(made)
         made.style().polish(made)
+
+
+def allow(part: QAction | QWidget, possible: bool, problem: str, tip: str = "") -> None:
+    """Whether it can be used now; with a problem it cannot, and says why under the mouse, where its tip is otherwise.
+
+    Of an action, menus show that where their tool tips are visible.
+    """
+    part.setEnabled(possible and not problem)
+    part.setToolTip(plain_tooltip(problem or tip))
+    part.setStatusTip(problem)
 
 
 def row(*parts: QWidget | int, spacing: int = 8) -> QHBoxLayout:

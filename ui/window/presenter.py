@@ -44,7 +44,6 @@ class Presenter(QObject):
         self.mode = Mode.TOKENS
         self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
-        self._runs = False  # as last told: a model is loaded
         self._writers: tuple[int, str, str] | None = None  # of which session it was told who wrote it, and who goes on
         self._status = StatusView(EngineState.NONE)  # as last told: what needs a model, or more than it has, is left
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
@@ -96,6 +95,7 @@ class Presenter(QObject):
         controller.draws.column_tokens.connect(parts.columns.append)
         parts.panels_changed.connect(self.refresh)
         parts.transcript.set_vocabulary(controller.token_bytes)
+        parts.transcript.set_lacking(lambda control: self._status.lacking(control))
         self._counted_length = 0  # tokens of the path when its context was counted
         self._meter = QTimer(self, singleShot=True, interval=METER_MS)  # runs only while tokens arrive
         self._meter.timeout.connect(self._move_meter)
@@ -297,16 +297,14 @@ class Presenter(QObject):
 
     def _show_status(self, status: StatusView) -> None:
         self._parts.status.show_status(status)
-        runs = status.engine in (EngineState.READY, EngineState.BUSY)
-        self._acts.clear_cache.setEnabled(runs and not status.lacking("cache"))
-        if runs != self._runs:  # it was unloaded, or another one is loaded
-            self._runs = runs
+        before, self._status = self._status, status
+        runs, ran = (each.engine in (EngineState.READY, EngineState.BUSY) for each in (status, before))
+        if runs != ran:  # it was unloaded, or another one is loaded
             self._parts.pinned.forget_row()
         self._tell_writer(status)
         wait = self.tr("{0}: choose a model first").format(status.reason) if status.lacks_model else ""
         self._parts.composer.set_waiting(wait)
-        before, self._status = self._status, status
-        if (status.lacks_model, status.lacks) != (before.lacks_model, before.lacks):
+        if (runs, *_lacking(status)) != (ran, *_lacking(before)):
             self.refresh()
             self._show_pin_again()
         self._count_again()
@@ -328,3 +326,8 @@ class Presenter(QObject):
         held = self._parts.inspector.token.spot
         if held is not None:
             self.show_pin((held.node_id, held.index))
+
+
+def _lacking(status: StatusView) -> tuple[object, ...]:
+    """What decides which controls do nothing, and why."""
+    return status.lacks_model and status.reason, status.model, status.lacks

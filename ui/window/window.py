@@ -129,7 +129,7 @@ class MainWindow(QMainWindow):
         self.setup = SetupController(self.controller, workbench)
         self._workbench = workbench
         self.welcome = Welcome(self.controller, self.parts, self)
-        self.similar = SimilarPresenter(self.controller, self.parts, self.acts, self)
+        self.similar = SimilarPresenter(self.controller, self.parts, self)
         self.tree = TreePresenter(self.controller, self.parts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
         self.starters = Starters(

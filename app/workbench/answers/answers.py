@@ -140,7 +140,7 @@ class Answers:
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
         session = await self._sessions.whole(session_id, node_id)
-        self._check_branches()
+        check_has(self._supervisor.running, "branch")
         new = beside(session, node_id, index)
         place = session.locate(node_id, index)
         assert place is not None  # or there were nothing beside it
@@ -155,7 +155,7 @@ class Answers:
     async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
         """A sibling that has these words from `index` on, and goes on from there."""
         session = await self._sessions.whole(session_id, node_id)
-        self._check_branches()
+        check_has(self._supervisor.running, "branch")
         new = beside(session, node_id, index)
         text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
         if not text:
@@ -172,11 +172,6 @@ class Answers:
         with self._running.claim(target.session) as answer:
             await self._running.settle(target.session)
             await self._go_on(answer, target.place(replace(new, text=text)), given)
-
-    def _check_branches(self) -> None:
-        """Refuses a branch at a token where the running model names no tokens by their ids."""
-        if self._supervisor.running is not None:
-            check_has(self._supervisor.running, "branch")
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""

@@ -20,6 +20,7 @@ from app.workbench.answers.resolve_options import seeded
 from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Streaming
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
+from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Speaker
@@ -111,6 +112,8 @@ class Continuations:
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(translate("Workbench", "{0} continuations: ask for 2 to {1}").format(wanted, MOST_COLUMNS))
         self._running.check_idle(session_id)
+        if index is not None:
+            check_has(self._supervisor.running, "branch")
         new = point(session, node_id, index)
         target = await self._copies.target(session)
         with self._running.claim(target.session) as claimed:

@@ -131,6 +131,8 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
             await s.workbench.answers.branch(session_id, turn.node_id, at, 3)
         with pytest.raises(Refusal, match="returns no token ids"):
             await s.workbench.answers.write(session_id, turn.node_id, at, "other words")
+        with pytest.raises(Refusal, match="returns no token ids"):
+            await s.workbench.continuations.continue_many(session_id, turn.node_id, at, 2)
         monkeypatch.undo()
 
     play(scene)

@@ -195,7 +195,7 @@ def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, serve
 @pytest.mark.slow
 def test_a_lost_connection_keeps_the_text_and_waits_for_a_click(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
-        await connected(s, served)
+        await s.workbench.models.choose(served.url)  # the address alone, as of `elsewise --connect`
         session_id = await s.asked()
         s.call["max_tokens"] = 3000
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "go on"))

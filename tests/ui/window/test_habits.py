@@ -9,12 +9,15 @@ from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel, QMenu, QWidget
 
+from tests.ui.comparison.similar_window import press
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow
+from ui import EngineState, MainWindow, StatusChanged, StatusView
 from ui.transcript import Mode
+from ui.transcript.pane.meta import Action
+from ui.widgets.labels import plain_tooltip
 
 Play = Callable[[Scene], None]
 Key = Qt.Key
@@ -73,6 +76,63 @@ def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench)
         QTest.keyClick(view.read, Key.Key_A, CONTROL)
         entry(view.read, QPoint(1, 1), "Copy", QContextMenuEvent.Reason.Keyboard)
         assert "Where should we go in April?" in QApplication.clipboard().text()
+
+    in_window(scene)
+
+
+def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play, bench: FakeWorkbench) -> None:
+    visit, name = bench.views[TRIP].turns[1].node_id, "<big> at host"
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        acts, view, port = window.acts, window.parts.transcript, window.parts.transcript.tokens.viewport()
+        lacks = frozenset({"token_ids", "banned_tokens", "beam_generate", "embed", "scores", "kv"})
+        bench.status = StatusView(EngineState.READY, model=name, lacks=lacks)
+        bench.emit(StatusChanged(bench.status))
+        await until(lambda: not acts.similar.isEnabled())
+        # in the menus
+        no_vectors, no_ids = f"{name} makes no embeddings, by which turns are compared.", f"{name} returns no token ids"
+        for act, reason in (
+            (acts.similar, no_vectors),
+            (acts.beams, "no beam search"),
+            (acts.score, "does not score given texts"),
+            (acts.clear_cache, "is on its server"),
+        ):
+            assert not act.isEnabled()
+            assert reason in act.statusTip()
+            assert act.toolTip() == plain_tooltip(act.statusTip())
+        assert acts.four_ways.isEnabled()
+        assert all(menu.toolTipsVisible() for menu in acts.menus())
+        # in the menu of a token and its turn
+        at = centre(view, visit, LISBON)
+        QApplication.sendEvent(port, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, at, port.mapToGlobal(at)))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        disabled = {act.text(): act.statusTip() for act in menu.actions() if not act.isEnabled()}
+        assert list(disabled) == [*(f"{count} Continuations from Here" for count in (2, 4, 8)), "Similar"]
+        assert disabled.pop("Similar") == no_vectors
+        assert all(reason.startswith(no_ids) for reason in disabled.values())
+        assert menu.toolTipsVisible()
+        menu.close()
+        # in the line under a turn
+        press(window, 1, Action.SIMILAR)
+        assert port.toolTip() == plain_tooltip(no_vectors)
+        assert port.cursor().shape() is not Qt.CursorShape.PointingHandCursor
+        press(window, 1, Action.COPY)
+        assert port.toolTip() == ""
+        assert bench.asked("similar_turns") == []
+        # on the card of a token
+        window.presenter.pin(visit, LISBON)
+        card = window.parts.pinned
+        card.open()
+        for button, reason in ((card.branch, no_ids), (card.ban, f"{name} bans no tokens.")):
+            assert not button.isEnabled()
+            assert button.statusTip().startswith(reason)
+        bench.emit(StatusChanged(StatusView(EngineState.READY)))
+        await until(card.ban.isEnabled)
+        assert acts.similar.isEnabled()
+        assert (acts.similar.statusTip(), card.ban.toolTip()) == ("", plain_tooltip("Ban the marked token in this session"))
 
     in_window(scene)
 

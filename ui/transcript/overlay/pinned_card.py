@@ -21,7 +21,7 @@ from ui.transcript.overlay.card import words_before
 from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
-from ui.widgets.controls import button, row
+from ui.widgets.controls import allow, button, row
 from ui.widgets.labels import ElidedLabel, Label, native
 
 WIDTH = 372
@@ -102,13 +102,8 @@ class PinnedCard(QWidget):
         column.addWidget(self.field)
         column.addLayout(row(self.write, 1))
         column.addSpacing(4)
-        for action, tip in (
-            (self.branch, self.tr("Branch to the marked token (Return, or its number)")),
-            (self.preview, self.tr("Show what would follow the marked token (Space)")),
-            (self.why, self.tr("Show how this token was drawn")),
-            (self.ban, self.tr("Ban the marked token in this session")),
-        ):
-            action.setToolTip(tip)
+        self.preview.setToolTip(self.tr("Show what would follow the marked token (Space)"))
+        self.why.setToolTip(self.tr("Show how this token was drawn"))
         for count, choice in self.ways.items():
             choice.setAccessibleName(self.tr("{0} continuations from here").format(count))
             choice.setToolTip(choice.accessibleName())
@@ -261,10 +256,11 @@ class PinnedCard(QWidget):
             (self.tr("Write “{0}” and go on") if self._can_continue else self.tr("Write “{0}” here")).format(short)
         )
         can_branch = self._can_choose and current is not None and not current.chosen
-        self.branch.setEnabled(can_branch)
+        lacking, tip = self._transcript.lacking, self.tr("Branch to the marked token (Return, or its number)")
+        allow(self.branch, can_branch, lacking("branch"), tip)
         self.preview.setVisible(self._can_continue)
         self.preview.setEnabled(can_branch)
-        self.ban.setEnabled(current is not None)
+        allow(self.ban, current is not None, lacking("ban"), self.tr("Ban the marked token in this session"))
         for part in (*self.ways.values(), self._ways_label):
             part.setVisible(self._can_continue)
 

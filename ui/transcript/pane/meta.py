@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from itertools import pairwise
 
@@ -102,13 +103,14 @@ class MetaLine:
                 return part.action
         return Action.NONE
 
-    def paint(self, painter: QPainter, ink: Ink, *, hovered: bool, pointed: Action) -> None:
+    def paint(self, painter: QPainter, ink: Ink, *, hovered: bool, pointed: Action, disabled: Collection[Action] = ()) -> None:
         """Draws the line; the painter's origin is its top left. `pointed` is the action under the mouse."""
         colours = {Tone.FAINT: ink.faint, Tone.SOFT: ink.soft, Tone.ACCENT: ink.accent}
         for part in self.parts(hovered=hovered):
             under = part.action is not Action.NONE and part.action is pointed
             painter.setFont(self._font(part.tone))
-            painter.setPen(ink.text if under and part.tone is not Tone.ACCENT else colours[part.tone])
+            tone = Tone.FAINT if part.action in disabled else part.tone
+            painter.setPen(ink.text if under and tone is not Tone.ACCENT else colours[tone])
             painter.drawText(part.box, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, part.text)
 
     def _flow(self, wanted: list[_Wanted]) -> list[MetaPart]:
@@ -223,6 +225,7 @@ def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
     return [(translate("Transcript", "retry"), Action.REGENERATE)] if view.can_retry else []
 
 
+NEEDS = {Action.SIMILAR: "similar"}  # of the model, as `ui.port.engine.NEEDS` names it
 IN_MENU = (Action.REPEAT, Action.SIMILAR)  # found there too, by their whole names: where there is no room the line has them not
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
@@ -11,13 +11,15 @@ from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
 from ui.theme.scheme import current_theme
-from ui.transcript.pane.meta import Action, actions_of
+from ui.transcript.pane.meta import NEEDS, Action, actions_of
 from ui.transcript.pane.page import BodyT, Box, TranscriptPage
 from ui.transcript.pane.scroller import Scroller
 from ui.transcript.path import Turn
 from ui.transcript.spoken import speak
 from ui.transcript.text.faces import TURN_GAP_PX
 from ui.transcript.text.ink import Ink
+from ui.widgets.controls import allow
+from ui.widgets.labels import plain_tooltip
 
 _RAIL_LINE_PX = 3
 _UNDER_GAP_PX = 8  # from the text to what stands under it
@@ -25,6 +27,14 @@ _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
+
+Lacking = Callable[[str], str]  # why a control of `ui.port.engine.NEEDS` does nothing with the model; "" where it does
+
+
+def nothing_lacking(_control: str) -> str:
+    """Before a window says what the model lacks."""
+    return ""
+
 
 OF_TURNS = (  # signals of what is asked for in the line under a turn
     "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
@@ -48,6 +58,7 @@ class Pane(Scroller[BodyT]):
     def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
         self._ink = ink
+        self.lacking: Lacking = nothing_lacking
         self._hovered: int | None = None  # the box whose actions show
         self._pointed = Action.NONE
         self._cursor = Qt.CursorShape.ArrowCursor
@@ -163,7 +174,9 @@ class Pane(Scroller[BodyT]):
             if height:
                 box.body.paint(painter, self._ink, (clip.top() - top, clip.bottom() + 1 - top))
             painter.translate(0, box.meta_top)
-            box.meta.paint(painter, self._ink, hovered=index == self._hovered, pointed=self._pointed)
+            hovered = index == self._hovered
+            disabled = [action for action in NEEDS if self._lacking(action)] if hovered else ()
+            box.meta.paint(painter, self._ink, hovered=hovered, pointed=self._pointed, disabled=disabled)
             painter.restore()
 
     def _paint_rail(self, painter: QPainter, box: Box[BodyT], top: int) -> None:
@@ -210,6 +223,7 @@ class Pane(Scroller[BodyT]):
         index = self._box_at(at)
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setToolTipsVisible(True)
         self._fill_menu(menu, index, at)
         if index is not None:
             box = self._page.boxes[index]
@@ -217,7 +231,8 @@ class Pane(Scroller[BodyT]):
             for action in actions_of(box.turn.view):
                 words = translate("Transcript", action.value)
                 words = translate("Transcript", "copy the turn") if action is Action.COPY else words
-                menu.addAction(words[:1].upper() + words[1:], partial(self._act, box, action))
+                entry = menu.addAction(words[:1].upper() + words[1:], partial(self._act, box, action))
+                allow(entry, True, self._lacking(action))
         if menu.isEmpty():
             menu.deleteLater()
         else:
@@ -262,7 +277,11 @@ class Pane(Scroller[BodyT]):
     def _point_at(self, point: QPoint) -> int | None:
         """The mouse is there: which box is under it."""
         index = self._box_at(point)
-        self._hover(index, self._action_in(index, point, hovers=True))
+        action = self._action_in(index, point, hovers=True)
+        why_not = plain_tooltip(self._lacking(action))
+        if why_not != self.viewport().toolTip():
+            self.viewport().setToolTip(why_not)
+        self._hover(index, Action.NONE if why_not else action)
         return index
 
     def _show_cursor(self, shape: Qt.CursorShape) -> None:
@@ -284,8 +303,13 @@ class Pane(Scroller[BodyT]):
         top = box.top + box.meta_top - self.verticalScrollBar().value()
         self.viewport().update(QRect(0, top, self.viewport().width(), box.meta.reach + 2))
 
+    def _lacking(self, action: Action) -> str:
+        return self.lacking(NEEDS[action]) if action in NEEDS else ""
+
     def _act(self, box: Box[BodyT], action: Action) -> None:
         view = box.turn.view
+        if self._lacking(action):
+            return
         if action is Action.PREVIOUS:
             self.variant_requested.emit(view.variants[view.variant - 1])
         elif action is Action.NEXT:

@@ -18,6 +18,7 @@ from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode import walk
 from ui.transcript.tokens_mode.marked_pane import MarkedPane
 from ui.transcript.tokens_mode.walk import TokenAt
+from ui.widgets.controls import allow
 
 _HOVER_MS = 60
 COUNTS = (2, 4, 8)  # of continuations that the menu offers
@@ -187,7 +188,8 @@ class TokensPane(MarkedPane):
         if turn.is_answer and not turn.is_open:
             for count in COUNTS:
                 words = self.tr("{0} Continuations from Here").format(count)
-                menu.addAction(words, partial(self.columns_wanted.emit, turn.node_id, token.token, count, False))
+                entry = menu.addAction(words, partial(self.columns_wanted.emit, turn.node_id, token.token, count, False))
+                allow(entry, True, self.lacking("branch"))
 
     # ---- the keyboard ---------------------------------------------------------------------------------------------
 
