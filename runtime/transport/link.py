@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from runtime.loading.progress import OnLoad
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_run
 from runtime.transport.child import EngineLimits, EngineProcess, Vigil
-from runtime.transport.frames import Connection
+from runtime.transport.frames import MAX_PAYLOAD, Connection
 from runtime.transport.messages import (
     LOAD_ID,
     Beat,
@@ -36,6 +37,8 @@ from runtime.transport.messages import (
     Load,
     Loaded,
     Loading,
+    MessageError,
+    Part,
     Progress,
     Push,
     Reply,
@@ -79,12 +82,13 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call: what is sent, and what waits for its answer."""
+    """One call: what is sent, what waits for its answer, and what came of a large one."""
 
     id: int
     payload: bytes
     method: Method
     waiter: Waiter
+    came: bytearray = field(default_factory=bytearray)
 
 
 class EngineLink:
@@ -323,6 +327,8 @@ class EngineLink:
                     self._loaded = None
             case Chunk():
                 self._on_chunk(reply)
+            case Part():
+                self._on_part(reply)
             case Progress():
                 if (ticket := self._waiting.get(reply.id)) is not None:  # else cancelled meanwhile
                     ticket.waiter.progress(reply.progress)
@@ -348,10 +354,22 @@ class EngineLink:
             self._cancel(chunk.id)
             ticket.waiter.fault(unreadable)
 
-    def _on_end(self, reply: Result | End | Failure) -> None:
-        ticket = self._waiting.pop(reply.id, None)
+    def _on_part(self, part: Part) -> None:
+        ticket = self._waiting.get(part.id)
         if ticket is None:  # cancelled meanwhile
             return
+        if len(ticket.came) + part.data.nbytes > MAX_PAYLOAD:
+            raise MessageError(f"an answer of more than {MAX_PAYLOAD:,} bytes")
+        ticket.came.extend(part.data)
+
+    def _on_end(self, reply: Result | End | Failure) -> None:
+        ticket = self._waiting.get(reply.id)
+        if ticket is None:  # cancelled meanwhile
+            return
+        if ticket.came and isinstance(reply, Result):
+            self._keep(self._read_large(ticket))
+            return
+        del self._waiting[reply.id]
         try:
             match reply:
                 case Result():
@@ -361,12 +379,26 @@ class EngineLink:
                 case Failure():
                     ticket.waiter.fault(unpack_fault(reply.fault))
         except (RuntimeFault, ValueError) as unreadable:  # msgspec's errors are ValueErrors
-            ticket.waiter.fault(RuntimeFault(f"the engine's answer cannot be read: {unreadable}"))
+            ticket.waiter.fault(_unread(unreadable))
+
+    async def _read_large(self, ticket: Ticket) -> None:
+        """Reads what came in parts on another thread: other messages would wait for the copy of a GiB."""
+        tell: Callable[[], None]
+        try:
+            tell = partial(ticket.waiter.result, await asyncio.to_thread(ticket.method.read_answer, msgspec.Raw(ticket.came)))
+        except (RuntimeFault, ValueError) as unreadable:
+            tell = partial(ticket.waiter.fault, _unread(unreadable))
+        if self._waiting.pop(ticket.id, None) is not None:
+            tell()
 
     def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _unread(error: Exception) -> RuntimeFault:
+    return RuntimeFault(f"the engine's answer cannot be read: {error}")
 
 
 async def end_link(link: EngineLink, *, grace: float | None = None) -> None:

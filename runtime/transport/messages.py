@@ -144,11 +144,18 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     own_ends: AnswerEnds = msgspec.field(default_factory=AnswerEnds)
 
 
+class Part(msgspec.Struct, tag="part", frozen=True):
+    """Some bytes of a large answer to a call, in their order: other messages go between them, and a Result behind the last."""
+
+    id: int
+    data: memoryview
+
+
 class Result(msgspec.Struct, tag="result", frozen=True):
     """The answer to a call."""
 
     id: int
-    value: msgspec.Raw  # of the type the method table says
+    value: msgspec.Raw  # of the type the method table says; not looked at where Parts came
 
 
 class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
@@ -203,7 +210,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 Request = Load | Call | Cancel | Drop | Shutdown
-Reply = Loading | Loaded | Result | Chunk | Progress | Step | End | Failure | Push | Beat
+Reply = Loading | Loaded | Part | Result | Chunk | Progress | Step | End | Failure | Push | Beat
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -28,6 +28,7 @@ from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, 
 from runtime.transport.messages import MessageError, encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
+LARGE = 1 << 21  # bytes of an answer, beyond which it is sent in parts of so many
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -289,9 +290,13 @@ class Method:
         arguments = msgspec.structs.asdict(_decoded(self._decode_arguments, raw))
         return {name: _with_ids(value) for name, value in arguments.items()}
 
-    def write_answer(self, value: object) -> msgspec.Raw:
-        """The answer, for a Result."""
-        return msgspec.Raw(encode(self.answer.pack(value)))
+    def write_answer(self, value: object) -> list[memoryview]:
+        """The bytes of the answer, for a Result, in pieces; the data of a large array is not copied."""
+        packed = self.answer.pack(value)
+        if isinstance(packed, Array) and LARGE < packed.data.nbytes < 1 << 32:
+            head = encode(msgspec.structs.replace(packed, data=b""))[:-2]  # without the mark and the length of no bytes
+            return [memoryview(head + b"\xc6" + packed.data.nbytes.to_bytes(4, "big")), packed.data]
+        return [memoryview(encode(packed))]
 
     def read_answer(self, raw: msgspec.Raw) -> Any:  # the table's type; each caller knows its own
         """The inverse of `write_answer`.

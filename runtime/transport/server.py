@@ -16,6 +16,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import NoReturn
 
+import msgspec
+
 from runtime.api.language_model import LanguageModel
 from runtime.backends.registry import register_backend
 from runtime.branches import Branches
@@ -40,6 +42,7 @@ from runtime.transport.messages import (
     Loaded,
     Loading,
     MessageError,
+    Part,
     Progress,
     Push,
     Result,
@@ -49,7 +52,7 @@ from runtime.transport.messages import (
     encode,
     pack_fault,
 )
-from runtime.transport.methods import METHODS
+from runtime.transport.methods import LARGE, METHODS
 
 _log = logging.getLogger(__name__)
 _PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
@@ -207,13 +210,21 @@ class Server:
         if method.streams:
             await self._send_runs(call.id, transport.stream(call.method, **arguments))
             return encode(End(call.id))
-        payload = encode(Result(call.id, method.write_answer(await transport.call(call.method, **arguments))))
-        if len(payload) > MAX_PAYLOAD:
+        pieces = method.write_answer(await transport.call(call.method, **arguments))
+        nbytes = sum(map(len, pieces))
+        if nbytes > MAX_PAYLOAD:
             raise InvalidRequestError(
-                f"the answer of {call.method} takes {len(payload):,} bytes, more than the {MAX_PAYLOAD:,} that cross the "
+                f"the answer of {call.method} takes {nbytes:,} bytes, more than the {MAX_PAYLOAD:,} that cross the "
                 "pipe at once; ask for fewer rows"
             )
-        return payload
+        if nbytes <= LARGE:
+            return encode(Result(call.id, msgspec.Raw(pieces[0])))
+        for piece in pieces:
+            for at in range(0, len(piece), LARGE):
+                self._post(encode(Part(call.id, piece[at : at + LARGE])))
+                self._flush()
+                await self.connection.drained()  # others are answered meanwhile: a GiB takes seconds
+        return encode(Result(call.id, msgspec.Raw(encode(None))))
 
     async def _send_runs(self, call: int, branches: Branches[TokenRun]) -> None:
         for branch in self._dropped.pop(call, ()):

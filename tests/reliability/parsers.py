@@ -402,7 +402,7 @@ def frame_samples(_: Path) -> list[bytes]:
     from runtime.options.sampling import SamplingOptions
     from runtime.transport.arrays import pack_array
     from runtime.transport.frames import encode_group
-    from runtime.transport.messages import Call, Cancel, Chunk, End, Load, Result, encode
+    from runtime.transport.messages import Call, Cancel, Chunk, End, Load, Part, Result, encode
 
     def call(number: int, method: str, **arguments: Any) -> Call:
         return Call(number, method, msgspec.Raw(encode(arguments)))
@@ -418,7 +418,12 @@ def frame_samples(_: Path) -> list[bytes]:
         Cancel(2),
     ]
     rows = pack_array(np.ones((3, 4), np.float32))
-    replies = [Result(1, msgspec.Raw(encode(rows))), Chunk(2, {"ids": pack_array(np.arange(3))}), End(2)]
+    replies = [
+        Part(1, memoryview(b"12")),
+        Result(1, msgspec.Raw(encode(rows))),
+        Chunk(2, {"ids": pack_array(np.arange(3))}),
+        End(2),
+    ]
     return [b"".join(bytes(piece) for piece in encode_group([encode(m) for m in part])) for part in (requests, replies)]
 
 

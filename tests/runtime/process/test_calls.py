@@ -9,6 +9,7 @@ import pytest
 
 from runtime import (
     ContextOverflowError,
+    EngineDiedError,
     GenerationOptions,
     GrammarError,
     InvalidRequestError,
@@ -19,6 +20,7 @@ from runtime import (
     RuntimeFault,
     SamplingOptions,
 )
+from runtime.transport.methods import LARGE
 from tests.runtime.process.conftest import command, eventually, spawn_fake, state_of
 from tests.runtime.process.fake_answers import EOS, VOCAB, logprobs_of
 
@@ -100,15 +102,21 @@ def test_a_thousand_calls_at_once_are_one_batch(client: LanguageModel) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
-def test_big_vectors_arrive_whole() -> None:
-    width = 262_144
-    with asyncio.run(spawn_fake("vocabulary", context_length=width)) as client:
-        batch = [[i] for i in range(48)]
-        rows = asyncio.run(client.batch_next_token_logprobs(batch))  # 50 MB
-        assert rows.shape == (48, width)
-        for ids, row in zip(batch, rows, strict=True):
-            np.testing.assert_array_equal(row, logprobs_of(ids, width))
+def test_a_large_answer_arrives_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    width, batch = 100_000, [[i] for i in range(12)]
+
+    async def scenario() -> None:
+        async with await spawn_fake("vocabulary", context_length=width) as client:
+            got = await client.batch_next_token_logprobs(batch)
+            assert got.nbytes > 2 * LARGE
+            assert (got.flags.writeable, got.flags.aligned) == (True, True)
+            np.testing.assert_array_equal(got, np.stack([logprobs_of(ids, width) for ids in batch]))
+            # and more than may cross is not taken in
+            monkeypatch.setattr("runtime.transport.link.MAX_PAYLOAD", LARGE)
+            with pytest.raises(EngineDiedError, match=f"unreadable .an answer of more than {LARGE:,} bytes"):
+                await client.batch_next_token_logprobs(batch)
+
+    asyncio.run(scenario())
 
 
 def test_ids_may_be_numpy(client: LanguageModel) -> None:

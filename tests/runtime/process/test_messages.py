@@ -21,6 +21,7 @@ from runtime.transport.messages import (
     Failure,
     Load,
     MessageError,
+    Part,
     Push,
     Result,
     Shutdown,
@@ -42,6 +43,7 @@ _REQUESTS = [
     Shutdown(),
 ]
 _REPLIES = [
+    Part(1, memoryview(b"12")),
     Result(1, msgspec.Raw(encode([1, 2]))),
     Chunk(2, pack_run(run_of([1, 2]))),
     End(2),

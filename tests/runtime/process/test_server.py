@@ -20,6 +20,7 @@ from runtime.transport.messages import (
     Failure,
     Load,
     Loaded,
+    Part,
     Push,
     Result,
     Shutdown,
@@ -236,6 +237,27 @@ def test_an_answer_too_large_for_the_pipe_is_refused(monkeypatch: pytest.MonkeyP
             fault = (await peer.until(Failure, 1)).fault
             assert fault.kind == "InvalidRequestError"
             assert "more than the 1,000 that cross the pipe at once; ask for fewer rows" in fault.message
+
+    asyncio.run(scenario())
+
+
+def test_a_large_answer_goes_in_parts_and_another_one_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LARGE", 5_000)
+    monkeypatch.setattr("runtime.transport.frames._HIGH_WATER", 5_000)
+
+    async def scenario() -> None:
+        async with serving() as (_, peer):
+            peer.send(LOAD)
+            await peer.until(Loaded)
+            # given one that is more than the system takes at once, and a small one, asked for behind it
+            peer.send(told(1, "large 2000000"), told(2, "repeat a"))
+            await peer.until(Result, 1)
+            # then the small one is there before most of the large one, which is whole
+            replies = [reply for reply in peer.replies if isinstance(reply, Part | Result)]
+            parts = [reply for reply in replies if isinstance(reply, Part)]
+            assert replies.index(await peer.until(Result, 2)) < len(parts) / 2
+            value = b"".join(part.data for part in parts)
+            assert msgspec.msgpack.decode(value) == [ord("x")] * 2_000_000
 
     asyncio.run(scenario())
 
