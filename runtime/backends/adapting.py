@@ -13,7 +13,7 @@ import numpy as np
 from runtime.adapters.adapter import Adapter, LowRank, ModuleShape
 from runtime.adapters.matching import check_copy
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.tree import Bool, Int64
+from runtime.backends.packs.tree import Bool, Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.buckets import Bucket
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
-from runtime.backends.packed import (
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.packed import (
     Float32,
     PackedBackend,
     State,
@@ -32,9 +32,9 @@ from runtime.backends.packed import (
     joined,
     steps_of,
 )
-from runtime.backends.sized import state_size
+from runtime.backends.packs.sized import state_size
+from runtime.backends.packs.tree import ROOT, Bool, Int64
 from runtime.backends.stored import Stored
-from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions

@@ -15,9 +15,9 @@ from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
-from runtime.backends.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Stored
-from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder

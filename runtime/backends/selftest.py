@@ -19,9 +19,9 @@ import numpy as np
 
 from runtime.backends.base import Part
 from runtime.backends.facts import KvFormat
-from runtime.backends.packed import Float32, PackedBackend, chain_parents
-from runtime.backends.sized import FirstForward
-from runtime.backends.tree import ROOT, Int64
+from runtime.backends.packs.packed import Float32, PackedBackend, chain_parents
+from runtime.backends.packs.sized import FirstForward
+from runtime.backends.packs.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
 from runtime.loading.measurements import keep_measurement, measurement

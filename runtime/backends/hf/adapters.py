@@ -16,7 +16,7 @@ from runtime.backends.adapting import Change, LinearAdapters
 from runtime.backends.hf.cache import to_device
 from runtime.backends.hf.offload import own_weight
 from runtime.backends.hf.weights import PackedLinear
-from runtime.backends.tree import Int64
+from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError
 from runtime.records import Float32
 

@@ -18,14 +18,13 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
-from runtime.backends.hf.arguments import Arguments
-from runtime.backends.hf.attention import OWN, attention_of
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
 from runtime.backends.hf.codec import codec_of
-from runtime.backends.hf.graphs import Graphs
+from runtime.backends.hf.forward.arguments import Arguments
+from runtime.backends.hf.forward.attention import OWN, attention_of
+from runtime.backends.hf.forward.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
@@ -33,13 +32,14 @@ from runtime.backends.hf.payload import TorchPayload
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
-from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.packs.buckets import Bucket, reach_of
+from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.packs.sized import FirstForward, state_size
+from runtime.backends.packs.step import Ragged, joint_stacks, joint_want
+from runtime.backends.packs.tree import Bool, Int64, runs
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
-from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import small_copies
-from runtime.backends.step import Ragged, joint_stacks, joint_want
 from runtime.backends.stored import Stored
-from runtime.backends.tree import Bool, Int64, runs
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder

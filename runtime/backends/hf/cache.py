@@ -22,12 +22,12 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from runtime.backends.buckets import Bucket
-from runtime.backends.packed import Step, WorkingPack
-from runtime.backends.sized import MOVED_SLOTS, UNBOUNDED
-from runtime.backends.step import Ragged
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.packed import Step, WorkingPack
+from runtime.backends.packs.sized import MOVED_SLOTS, UNBOUNDED
+from runtime.backends.packs.step import Ragged
+from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Shape
-from runtime.backends.tree import Int64
 from runtime.errors import UnsupportedFeatureError
 
 FIRST_CAPACITY = 64  # slots

@@ -13,8 +13,8 @@ import torch
 
 from runtime.backends.hf.cache import Tensors, TorchPack, to_index
 from runtime.backends.hf.codec import Codec
+from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
-from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
 

@@ -12,7 +12,7 @@ from mlx.nn.layers.quantized import QuantizedLinear
 
 from runtime.adapters.adapter import LowRank, ModuleShape
 from runtime.backends.adapting import Change, LinearAdapters
-from runtime.backends.tree import Int64
+from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 

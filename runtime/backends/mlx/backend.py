@@ -19,7 +19,6 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.base import Cost
-from runtime.backends.buckets import Bucket, reach_of
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.blank import Blank
@@ -30,7 +29,11 @@ from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameter
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.mlx.readings import Readings
-from runtime.backends.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.packs.buckets import Bucket, reach_of
+from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
+from runtime.backends.packs.sized import FirstForward, state_size
+from runtime.backends.packs.step import joint_stacks, joint_want
+from runtime.backends.packs.tree import ROOT, Bool, Int64
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
@@ -41,11 +44,8 @@ from runtime.backends.selftest import (
     prove,
     stream_warning,
 )
-from runtime.backends.sized import FirstForward, state_size
 from runtime.backends.small import VOCABULARY, small_copies
-from runtime.backends.step import joint_stacks, joint_want
 from runtime.backends.stored import Stored
-from runtime.backends.tree import ROOT, Bool, Int64
 from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder

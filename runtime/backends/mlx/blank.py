@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from runtime.backends.tree import Int64
+from runtime.backends.packs.tree import Int64
 
 
 class Blank:

@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from runtime.backends.buckets import Bucket
-from runtime.backends.packed import Step
-from runtime.backends.tree import Int64
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.packed import Step
+from runtime.backends.packs.tree import Int64
 
 
 class Window:

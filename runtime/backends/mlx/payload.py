@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from runtime.backends.mlx.cache import Arrays, MlxPack
 from runtime.backends.mlx.codec import Codec
+from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
-from runtime.backends.tree import Int64
 from runtime.errors import SnapshotFormatError
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags, TokenStacks
 from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
-from runtime.backends.tree import count_chains
+from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.kv.payloads import SlotRun
 from runtime.trie import Lease, Node

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.backends.base import ROOT
-from runtime.backends.buckets import Bucket, Row, aligned, alike, levels, pieces
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.backends.tree import Int64, count_chains, segments
+from runtime.backends.packs.buckets import Bucket, Row, aligned, alike, levels, pieces
+from runtime.backends.packs.tree import Int64, count_chains, segments
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 

@@ -15,7 +15,7 @@ from runtime import load
 from runtime.backends.base import ROOT
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.backend import load as load_hf
-from runtime.backends.tree import Int64
+from runtime.backends.packs.tree import Int64
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
 from runtime.records import Float32

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from runtime import load
-from runtime.backends import sized
 from runtime.backends.hf import backend as hf
 from runtime.backends.mlx import backend as mlx
 from runtime.backends.mlx import memory
 from runtime.backends.mlx.memory import DeviceLimits
+from runtime.backends.packs import sized
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
 from tests.fakes import engine_of

@@ -10,9 +10,9 @@ import pytest
 
 from runtime.backends import selftest
 from runtime.backends.base import ROOT
-from runtime.backends.buckets import Bucket
 from runtime.backends.fake import Behaviour, FakeBackend, FakePack
-from runtime.backends.packed import Step
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.packed import Step
 from runtime.backends.selftest import self_test
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
@@ -227,7 +227,9 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
     loaded.check(more, [*stem[:11], *right, *stem[:3]], slice(15, None))
 
 
-@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.arguments.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
+@pytest.mark.parametrize(
+    ("backend", "broken"), [("hf", "hf.forward.arguments.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")]
+)
 def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runtime.backends.base import ROOT
-from runtime.backends.buckets import Bucket, Shared, worth_sharing
 from runtime.backends.hf.cache import SlotLayer
-from runtime.backends.sized import UNBOUNDED
-from runtime.backends.tree import Int64, SlotTree
+from runtime.backends.packs.buckets import Bucket, Shared, worth_sharing
+from runtime.backends.packs.sized import UNBOUNDED
+from runtime.backends.packs.tree import Int64, SlotTree
 from tests.runtime.backends.reference import Float32, Loaded, append, chain, log_softmax
 
 FULL = [(backend, name) for backend in ("hf", "mlx") for name in ("lfm2", "falcon_h1")]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.backends.tree import ROOT, SlotTree, segments
+from runtime.backends.packs.tree import ROOT, SlotTree, segments
 from runtime.errors import InvalidRequestError
 
 

@@ -7,7 +7,7 @@ Three ways to push tokens, chosen per call:
   library as they are, no mask of ours, the library's normal use of a cache;
 - *tree*: everything else, in one forward, with a mask that lets each token see its ancestors and itself;
 - *chains*: recurrent models, and any model whose tree numbers failed the self-test: chains of new tokens as rows of
-  one forward (`runtime.backends.chains`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
+  one forward (`runtime.backends.packs.chains`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
   mask as a tree has it, or a gathered copy of each row's path where that is cheaper or the first way failed the self-test.
 """
 
@@ -24,10 +24,10 @@ import psutil
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import DeviceLogits, Part, Payload
-from runtime.backends.chains import ChainedBackend
-from runtime.backends.sized import FirstForward, P, State, WorkingPack
-from runtime.backends.step import Float32, Ragged, Step, joined, steps_of
-from runtime.backends.tree import ROOT, Bool, Int64, Undo
+from runtime.backends.packs.chains import ChainedBackend
+from runtime.backends.packs.sized import FirstForward, P, State, WorkingPack
+from runtime.backends.packs.step import Float32, Ragged, Step, joined, steps_of
+from runtime.backends.packs.tree import ROOT, Bool, Int64, Undo
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.options.load import BATCH_ROWS, CHUNK_TOKENS
 

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from runtime.backends.hf.arguments import Arguments
 from runtime.backends.hf.cache import TorchPack
-from runtime.backends.step import Step
+from runtime.backends.hf.forward.arguments import Arguments
+from runtime.backends.packs.step import Step
 
 MOST_TOKENS = 64  # of a forward: of more the device's work shows
 MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond

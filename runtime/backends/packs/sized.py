@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from runtime.backends.base import Cost
+from runtime.backends.packs.tree import Int64, SlotTree
 from runtime.backends.stored import Shape, StateShapes
-from runtime.backends.tree import Int64, SlotTree
 from runtime.info import ModelInfo
 
 State = Any  # recurrent state after one token: a library's arrays, never changed once kept

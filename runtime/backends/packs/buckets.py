@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.backends.sized import UNBOUNDED
-from runtime.backends.tree import ROOT, Bool, Int64
+from runtime.backends.packs.sized import UNBOUNDED
+from runtime.backends.packs.tree import ROOT, Bool, Int64
 
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Stack, TokenStacks
-from runtime.backends.buckets import Bucket
-from runtime.backends.sized import State
-from runtime.backends.tree import Bool, Int64
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.sized import State
+from runtime.backends.packs.tree import Bool, Int64
 
 Float32 = npt.NDArray[np.float32]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime.backends.buckets import Bucket, Row, Shared, aligned, alike, levels, pieces, worth_sharing
-from runtime.backends.sized import UNBOUNDED, P, SizedBackend, State, shapes_of, state_size
-from runtime.backends.step import Float32, Step, joined, steps_of
-from runtime.backends.tree import ROOT, Bool, Int64, SlotTree, count_chains, segments
+from runtime.backends.packs.buckets import Bucket, Row, Shared, aligned, alike, levels, pieces, worth_sharing
+from runtime.backends.packs.sized import UNBOUNDED, P, SizedBackend, State, shapes_of, state_size
+from runtime.backends.packs.step import Float32, Step, joined, steps_of
+from runtime.backends.packs.tree import ROOT, Bool, Int64, SlotTree, count_chains, segments
 from runtime.errors import InvalidRequestError
 
 
@@ -62,7 +62,7 @@ class ChainedBackend(SizedBackend[P]):
         buckets: Whether chains may share a forward as its rows; else each has one of its own.
         ragged: Whether rows of one forward may have pasts of different length.
         shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
-        vain, reach: See `runtime.backends.buckets.worth_sharing`.
+        vain, reach: See `runtime.backends.packs.buckets.worth_sharing`.
         together: Whether one forward may run over several packs.
         forwards: Calls of the model, since load; those that failed too.
         speed: Tokens per second to begin with: a guess, but where the forward at load was slow.

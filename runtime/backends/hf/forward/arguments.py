@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.backends.buckets import Bucket
 from runtime.backends.hf.cache import JointCache, TorchPack, to_device
-from runtime.backends.step import Step
-from runtime.backends.tree import Bool, Int64
+from runtime.backends.packs.buckets import Bucket
+from runtime.backends.packs.step import Step
+from runtime.backends.packs.tree import Bool, Int64
 
 FOLDED = 64  # tokens: a mask of more is dearer with a copy for each head than what its heads would copy
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers

@@ -1,0 +1,1 @@
+"""How a forward of transformers is called: its arguments, its attention, CUDA graphs of it."""
