@@ -49,6 +49,17 @@ async def settled(window: MainWindow) -> None:
     await asyncio.sleep(0.2)
 
 
+async def new_session(window: MainWindow, **options: object) -> None:
+    """A session of its own, shown before anything is typed, with these options."""
+    controller, before = window.controller, window.controller.shown
+    controller.new_session()
+    await until(lambda: controller.shown is not None and controller.shown is not before and not controller.shown.view.turns)
+    await settled(window)
+    assert controller.shown is not None
+    for name, value in options.items():
+        await controller.workbench.setup.set_option(controller.shown.session_id, name, value)
+
+
 async def said(window: MainWindow, text: str) -> None:
     """A message and its answer, or why there is none."""
     QTest.keyClicks(window.parts.composer.field, text)
@@ -104,18 +115,14 @@ async def models(window: MainWindow, workbench: AppWorkbench, folder: Path, name
 
 async def no_model(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A message to a missing model: the message is kept, with the reason under it."""
-    window.controller.new_session()
-    await settled(window)
+    await new_session(window)
     await said(window, "Is anyone there?")
     keep(window, folder / f"{name}.png")
 
 
-async def scripts(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+async def scripts(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """Emoji of several code points, Chinese, Japanese, Arabic, Hebrew: typed, scored, answered."""
-    window.controller.new_session()
-    await settled(window)
-    assert window.controller.shown is not None
-    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 40)
+    await new_session(window, max_tokens=40)
     window.parts.composer.field.setPlainText(SCRIPTS)
     await said(window, "")
     keep(window, folder / f"{name}.png")
@@ -131,12 +138,9 @@ async def keep_cache(window: MainWindow, path: Path) -> None:
     window.apply(AppSettings(scheme=scheme))
 
 
-async def cache(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+async def cache(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The cache after an answer."""
-    window.controller.new_session()
-    await settled(window)
-    assert window.controller.shown is not None
-    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 40)
+    await new_session(window, max_tokens=40)
     await said(window, "Name three colours.")
     await keep_cache(window, folder / f"{name}.png")
 
@@ -225,21 +229,16 @@ async def _starters(window: MainWindow, workbench: AppWorkbench, height: int) ->
     window.acts.sidebar.trigger()
     workbench.models.warm_up()
     await until(lambda: window.controller.engine is EngineState.READY)
-    window.controller.new_session()
+    await new_session(window, max_tokens=160, seed=3)
     await until(window.starters.card.isVisible)
-    assert window.controller.shown is not None
-    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 160)
-    await workbench.setup.set_option(window.controller.shown.session_id, "seed", 3)
     return window.starters.card
 
 
-async def depth(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+async def depth(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """An answer coloured by the layer at which each token was decided, one of them in the Depth tab."""
-    window.controller.new_session()
-    await settled(window)
-    assert window.controller.shown is not None
-    await workbench.setup.set_option(window.controller.shown.session_id, "max_tokens", 60)
+    await new_session(window, max_tokens=60)
     await said(window, "Why does a prism split light into colours? Answer in two sentences.")
+    assert window.controller.shown is not None
     answer, inspector = window.controller.shown.view.turns[-1], window.parts.inspector
     QTest.mouseClick(inspector.tabs[4], Qt.MouseButton.LeftButton)
     leading = np.flatnonzero((answer.run.rank == 1) & (answer.run.logprob < -0.2))
@@ -312,8 +311,7 @@ async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
 
 async def rare_options(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The less common settings of the sampler, unfolded."""
-    window.controller.new_session()
-    await settled(window)
+    await new_session(window)
     window.resize(1360, 1280)
     window.popover.open(1)
     await asyncio.sleep(0.3)

@@ -163,8 +163,7 @@ async def preview_in_place(window: MainWindow, _: AppWorkbench, folder: Path, na
 
 async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The sampling options of the session, and the source of each."""
-    window.controller.new_session()
-    await settled(window)
+    await more.new_session(window)
     window.popover.open(SAMPLING)
     await asyncio.sleep(0.3)
     field = window.popover.sampling.options.fields["temperature"]
@@ -176,9 +175,8 @@ async def sampling(window: MainWindow, _: AppWorkbench, folder: Path, name: str)
 
 async def form(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A schema that cannot be used, with the message of the grammar library; at 900 pixels."""
-    window.controller.new_session()
     window.resize(900, 700)
-    await settled(window)
+    await more.new_session(window)
     window.popover.open(FORM)
     await asyncio.sleep(0.3)
     QTest.mouseClick(window.popover.form.kinds.buttons[1], Qt.MouseButton.LeftButton)

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.workbench import AppWorkbench
 from runtime.loading.paths import models_dir
-from tests.tools.more_scenes import keep, said, settled, until
+from tests.tools.more_scenes import keep, new_session, said, settled, until
 from tests.tools.screenshots import answers, pin, surprising, take
 from ui import MainWindow, Scheme
 from ui.controller.setup import FORM, MODEL, SAMPLING
@@ -54,13 +54,9 @@ async def connecting(server: str, url: str, window: MainWindow, workbench: AppWo
     keep(window.settings, folder / f"{name}-listed.png")
 
 
-async def chat(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
+async def chat(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """A coloured answer, a branch of it, why its token was drawn, and what a server does not have."""
-    window.controller.new_session()
-    await settled(window)
-    assert window.controller.shown is not None
-    for option, value in (("max_tokens", 60), ("seed", 3)):
-        await workbench.setup.set_option(window.controller.shown.session_id, option, value)
+    await new_session(window, max_tokens=60, seed=3)
     await said(window, QUESTION)
     turn = answers(window)[-1]
     pin(window, turn.node_id, surprising(turn))
