@@ -45,8 +45,7 @@ class Turn:
     def tokens(self) -> Tokens:
         """What it says, token by token."""
         if self._tokens is None:
-            self._tokens = Tokens(self.view.run, self._measure)
-            self._tokens.lay_over(self._over)
+            self._tokens = Tokens(self.view.run, self._measure, self._over)
         return self._tokens
 
     @property
@@ -118,16 +117,11 @@ class Turn:
         self.version += 1
         return False
 
-    def colour_by(self, measure: Measure) -> None:
-        self._measure = measure
+    def colour_by(self, measure: Measure, over: Over | None = None) -> None:
+        """See `Tokens.colour_by`."""
+        self._measure, self._over = measure, over
         if self._tokens is not None:
-            self._tokens.colour_by(measure)
-
-    def lay_over(self, over: Over | None) -> None:
-        """Its tokens are coloured by numbers that are not their own; None: by their own again."""
-        self._over = over
-        if self._tokens is not None:
-            self._tokens.lay_over(over)
+            self._tokens.colour_by(measure, over)
 
 
 def is_same(turn: Turn, new: TurnView) -> bool:
@@ -175,8 +169,8 @@ class Path:
                 continue
             turn = held.get(turn_view.node_id)
             if turn is None:
-                turn = Turn(turn_view, self.measure)
-                self._lay_over(turn)
+                turn = Turn(turn_view)
+                self._colour(turn)
             elif not is_same(turn, turn_view):
                 turn.take(turn_view)
                 changed.append(len(turns))
@@ -197,14 +191,13 @@ class Path:
     def colour_by(self, measure: Measure) -> None:
         self.measure = measure
         for turn in self.turns:
-            turn.colour_by(measure)
-            self._lay_over(turn)
+            self._colour(turn)
 
     def take_depth(self, node_id: int, depth: TurnDepth) -> None:
         """The layers of a turn are known."""
         self.depths[node_id] = depth
         for turn in self.turns:
-            self._lay_over(turn)
+            self._colour(turn)
 
     def compare(self, compared: Compared | None, *, coloured: bool) -> None:
         """The numbers of a second model are known; None: not any more.
@@ -215,17 +208,17 @@ class Path:
         """
         self.compared, self.shows_difference = compared, coloured and compared is not None
         for turn in self.turns:
-            self._lay_over(turn)
+            self._colour(turn)
 
-    def _lay_over(self, turn: Turn) -> None:
+    def _colour(self, turn: Turn) -> None:
+        over: Over | None = None
         if self.compared is not None and self.shows_difference:
-            turn.lay_over(self.compared.marks(turn.node_id))
+            over = self.compared.marks(turn.node_id)
         elif self.measure is Measure.LAYER:
             depth = self.depths.get(turn.node_id)
             steps = layer_steps(depth) if depth is not None else np.empty(0, np.uint8)
-            turn.lay_over((steps, steps == UNDERLINED))
-        else:
-            turn.lay_over(None)
+            over = steps, steps == UNDERLINED
+        turn.colour_by(self.measure, over)
 
     def index(self, node_id: int) -> int | None:
         """Which turn it is; None where it is not shown. The streaming one is the last."""

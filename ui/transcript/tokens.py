@@ -21,7 +21,7 @@ END = 0b1000_0000  # the end-of-sequence token: kept, not shown
 
 Over = tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]  # steps and underlines of the first tokens of a run
 
-_SEAL = 64  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
+_SEAL = 512  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
 _FEW = 8  # tokens up to which a plain loop is quicker than arrays
 _BY_ORIGIN = np.zeros(256, np.uint8)
 _BY_ORIGIN[[int(Origin.SAMPLED), int(Origin.PICKED), int(Origin.GRAMMAR)]] = GENERATED
@@ -33,9 +33,8 @@ _LN2 = math.log(2)
 class Tokens:
     """A run that grows. `texts` and `marks` are flat; the numbers stay in the runs they came in."""
 
-    def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL) -> None:
-        self._measure = measure
-        self._over: Over | None = None
+    def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL, over: Over | None = None) -> None:
+        self._measure, self._over = measure, over
         self.texts: list[str] = []
         self.marks = bytearray()  # one byte a token: step and flags
         self._blocks: list[TokenRun] = []
@@ -75,18 +74,11 @@ class Tokens:
         self.texts.extend(_shown_texts(run[held:]))
         return True
 
-    def colour_by(self, measure: Measure) -> None:
-        self._measure = measure
-        self._mark_again()
-
-    def lay_over(self, over: Over | None) -> None:
-        """Colours by numbers that are no part of the tokens, as long as these hold; None: by its own again."""
-        if over is None and self._over is None:
+    def colour_by(self, measure: Measure, over: Over | None = None) -> None:
+        """Colours by another number; `over`: by numbers that are no part of the tokens, as long as these hold."""
+        if measure is self._measure and over is None and self._over is None:
             return
-        self._over = over
-        self._mark_again()
-
-    def _mark_again(self) -> None:
+        self._measure, self._over = measure, over
         self.marks[:] = b"".join(self._marks_of(b, start) for b, start in zip(self._blocks, self._starts, strict=True))
 
     def _marks_of(self, run: TokenRun, start: int) -> bytes:

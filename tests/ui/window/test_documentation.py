@@ -82,6 +82,11 @@ def test_text_is_smaller_than_headings_and_code_has_its_own_face_on_every_page(i
                 block = block.next()
             assert max(sizes["text"]) < max(sizes["heading"]), box.list.item(at).text()
             assert sizes.get("code", sizes["text"]) != sizes["heading"], box.list.item(at).text()
+        assert DOCS is not None
+        commands = [line for line in (DOCS / "cli.md").read_text("utf-8").splitlines() if line.startswith("elsewise ")]
+        box.page.show_page(DOCS / "cli.md")
+        longest = box.page.document().find(max(commands, key=len)).block()
+        assert (longest.layout().lineCount(), box.page.horizontalScrollBar().maximum() > 0) == (1, True)
 
     in_documentation(in_window, look)
 

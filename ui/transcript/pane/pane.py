@@ -167,7 +167,7 @@ class Pane(Scroller[BodyT]):
             top = box.top - scrolled
             if top > clip.bottom():
                 break
-            self._paint_rail(painter, box, top)
+            self._paint_rail(painter, box, top, clip)
             painter.save()
             painter.translate(self._left, top)
             height = box.body.height
@@ -179,11 +179,13 @@ class Pane(Scroller[BodyT]):
             box.meta.paint(painter, self._ink, hovered=hovered, pointed=self._pointed, disabled=disabled)
             painter.restore()
 
-    def _paint_rail(self, painter: QPainter, box: Box[BodyT], top: int) -> None:
+    def _paint_rail(self, painter: QPainter, box: Box[BodyT], top: int, clip: QRect) -> None:
         faces, x = self._page.faces, self._left - _RAIL_GAP_PX - _RAIL_LINE_PX
         colour = {Tier.WARM: self._ink.accent, Tier.DISK: self._ink.disk}.get(box.turn.view.tier)
         if colour is not None:
             painter.fillRect(QRectF(x, top, _RAIL_LINE_PX, box.height), colour)
+        if top + faces.pitch < clip.top():  # while an answer streams, its role stands above what is painted
+            return
         metrics = QFontMetricsF(faces.role)
         painter.setFont(faces.role)
         painter.setPen(self._ink.soft)

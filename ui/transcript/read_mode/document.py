@@ -210,10 +210,11 @@ def _selected(frame: QTextFrame) -> QTextCursor:
 
 
 def _set_code(frame: QTextFrame, faces: Faces) -> None:
-    """The face of code, and long lines wrapped."""
+    """The face of code; its lines are not wrapped: the page is scrolled."""
     mono, line = QTextCharFormat(), QTextBlockFormat()
     mono.setFont(mono_font(13 * faces.share))
     line.setLineHeight(_CODE_LINE_PERCENT, _PROPORTIONAL)
+    line.setNonBreakableLines(True)
     cursor = _selected(frame)
     cursor.setBlockFormat(line)
     cursor.setCharFormat(mono)

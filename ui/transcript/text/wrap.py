@@ -94,6 +94,8 @@ class LineTable:
             The first line that may have changed.
         """
         changed = len(self._first) - 1
+        if changed and self._first[-1] >= self._wrapped:
+            changed -= 1  # the last line is empty: the caret stands on the one above it
         while not self.done:
             self._stretch()
             if deadline is not None and perf_counter() > deadline:

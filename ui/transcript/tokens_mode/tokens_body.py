@@ -92,7 +92,7 @@ class TokensBody:
             line -= 1  # it ended with bytes of a character; they belong to the next line if that completes it
         for held in [k for k in self._shaped if k >= line]:
             del self._shaped[held]
-        return max(line - 1, 0) * self._faces.pitch  # behind a newline that ended the text the caret stood a line above
+        return line * self._faces.pitch
 
     def refresh(self) -> None:
         """The numbers changed."""
