@@ -2,7 +2,8 @@
 
 `python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms
 timer ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while
-answers stream, and while the long session is exported as JSON.
+answers stream, and while the long session is exported as JSON. An answer is left for alternatives and for typed words: until
+the first token behind them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from app.window import run_window
 from app.workbench import AppWorkbench
 from app.workbench.transfer.exports import FORMATS
 from benchmarks.parts.shelf import WORDS, save_long
+from runtime import Origin
 from storage import SessionStore
 from ui import EngineState, MainWindow, Scheme, TurnStatus, TurnView, apply_theme
 
@@ -38,6 +40,7 @@ AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it i
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.002
 SENTENCE = "What happened next?"
+LEFT_AT = 16  # tokens of an answer, the header's among them
 
 
 class Ticks(QObject):
@@ -88,6 +91,7 @@ class Scenes:
         self._folder = folder
         self._room = room
         self.ticks = Ticks()
+        self.first_tokens: dict[str, list[float]] = {"alternative": [], "typed": []}  # milliseconds to them
 
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
         """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
@@ -109,6 +113,7 @@ class Scenes:
             await self._export(long)
         for lap in range(laps):
             await self._prefill(lap, prompt)
+        await self._branches()
         with self.ticks.during("stream"):
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
@@ -127,6 +132,34 @@ class Scenes:
             self._window.controller.answers.send(text)
             await until(lambda: generated(self._last()) > 0)
         await self._stop()
+
+    async def _branches(self) -> None:
+        """An answer is left at one token, for each of its alternatives and for as many words, by turns."""
+        await self._new_session()
+        answers = self._window.controller.answers
+        answers.send(SENTENCE)
+        await until(lambda: generated(self._last()) > LEFT_AT)
+        await self._stop()
+        left = self._last()
+        assert left is not None  # there is an answer
+        record = left.run.record(LEFT_AT)
+        others = [token for token in record.top_ids if token != record.token_id]
+        for token, word in zip(others, WORDS, strict=False):
+            await self._first_token("alternative", lambda token=token: answers.branch(left.node_id, LEFT_AT, token))
+            await self._first_token("typed", lambda word=word: answers.write(left.node_id, LEFT_AT, f" {word}", print))
+
+    async def _first_token(self, name: str, ask: Callable[[], None]) -> None:
+        before, start = self._last(), time.perf_counter()
+        ask()
+        await until(lambda: self._is_other(before))
+        self.first_tokens[name].append((time.perf_counter() - start) * 1000)
+        await self._stop()
+
+    def _is_other(self, before: TurnView | None) -> bool:
+        """Whether another answer than before has a token of the model's behind those it was begun with."""
+        last = self._last()
+        other = last is not None and before is not None and last.node_id != before.node_id
+        return other and last is not None and len(last.run) > LEFT_AT + 1 and last.run.origin[-1] == Origin.SAMPLED
 
     async def _answer(self, end: float) -> None:
         """One answer in a new session, whole or until the time is up."""
@@ -187,7 +220,7 @@ async def played(
             await scenes.play(prompt, seconds, laps)
         finally:
             window.close()
-        return scenes.ticks.found
+        return scenes.ticks.found | scenes.first_tokens
 
     def on_shown(window: MainWindow, workbench: AppWorkbench) -> None:
         acting.append(asyncio.create_task(act(window, workbench)))

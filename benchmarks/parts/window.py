@@ -174,6 +174,7 @@ def _share(frames: Sequence[float], percent: float) -> float:
 
 WINDOW_ROW = "window"
 P99_MS, MAX_MS = 16.0, 50.0
+TYPED_BAR = 1.1  # times of an alternative
 IDLE = "idle"
 LIMIT = "the same of a window that has nothing to do"
 
@@ -208,4 +209,7 @@ def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Siz
             rows.append(
                 Verdict(WINDOW_ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=Limit(least, LIMIT))
             )
+    typed, alternative = (statistics.median(found[name]) for name in ("typed", "alternative"))
+    what = f"times an alternative's {alternative:.0f} ms: the first token after typed words"
+    rows.append(Verdict(WINDOW_ROW, case.backend, case.model, what, typed / alternative, TYPED_BAR, at_least=False))
     return tuple(rows)
