@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported
@@ -145,8 +146,8 @@ class Scenes:
         record = left.run.record(LEFT_AT)
         others = [token for token in record.top_ids if token != record.token_id]
         for token, word in zip(others, WORDS, strict=False):
-            await self._first_token("alternative", lambda token=token: answers.branch(left.node_id, LEFT_AT, token))
-            await self._first_token("typed", lambda word=word: answers.write(left.node_id, LEFT_AT, f" {word}", print))
+            await self._first_token("alternative", partial(answers.branch, left.node_id, LEFT_AT, token))
+            await self._first_token("typed", partial(answers.write, left.node_id, LEFT_AT, f" {word}", print))
 
     async def _first_token(self, name: str, ask: Callable[[], None]) -> None:
         before, start = self._last(), time.perf_counter()
