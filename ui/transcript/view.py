@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import QEvent, QObject, Signal
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
 from ui.port import SessionView, TurnView
@@ -78,6 +78,8 @@ class TranscriptView(QWidget):
         self.latest = button(self.tr("Jump to latest ↓"), "quiet")
         self.latest.setParent(self._stack)
         self.latest.hide()
+        self._way_down = QTimer(self, singleShot=True, interval=0)  # once, when the bar stands where it is to stand
+        self._way_down.timeout.connect(self._show_way_down)
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -105,8 +107,8 @@ class TranscriptView(QWidget):
         self.latest.clicked.connect(lambda _checked=False: self._go_down())
         self._stack.installEventFilter(self)
         for pane in self._panes():
-            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._show_way_down())
-            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._show_way_down())
+            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._way_down.start())
+            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._way_down.start())
             pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
             self._pass_on(pane, *OF_TURNS)

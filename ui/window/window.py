@@ -125,10 +125,10 @@ class MainWindow(QMainWindow):
         self.transfers = Transfers(workbench, self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
+        self.welcome = Welcome(self.controller, self.parts, self)  # first: what it shows takes room of the transcript
         self.presenter = Presenter(self, self.controller, self.parts, self.acts)
         self.setup = SetupController(self.controller, workbench)
         self._workbench = workbench
-        self.welcome = Welcome(self.controller, self.parts, self)
         self.similar = SimilarPresenter(self.controller, self.parts, self)
         self.tree = TreePresenter(self.controller, self.parts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)

@@ -19,11 +19,12 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import stack_of_session
 from app.workbench.setup.beginning import LEFT_OUT, Beginning, file_block, left_out
 from app.workbench.tree.runs import EMPTY
-from app.workbench.tree.session import WholeSession
-from app.workbench.tree.tree import Turn
+from app.workbench.tree.session import OpenSession, WholeSession
+from app.workbench.tree.tree import Segment, Turn
 from app.workbench.windows import Windows
 from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, TokenRun, clean_text
+from storage import NodeRow
 from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
@@ -90,10 +91,16 @@ class Drafts:
             )
             if session is None:
                 return composition
+            parent, at = session.place(replaces)
+            root = _system(session, parent)
+            counted = at is None and not session.has_unread_text(parent) and (root is None or root.whole)
+            if counted and used > model.info.context_length:  # its tokens need not be read: nothing can be computed of it
+                opening = 0 if root is None else session.segment_length(Segment(root, None))
+                return await self._with_parts(composition, model, root, opening, used, tokens)
             whole = await self._sessions.whole(session_id, replaces)
             unread = await _unread(model, whole, replaces)
             composition = replace(composition, context_used=composition.context_used + unread)
-            return await self._with_parts(composition, model, whole, text, replaces)
+            return await self._with_ids(composition, model, whole, text, replaces)
         except EngineDiedError:
             await self._supervisor.died(model)
             return Composition(None, None, used, None)
@@ -178,10 +185,10 @@ class Drafts:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
-    async def _with_parts(
+    async def _with_ids(
         self, composition: Composition, model: LanguageModel, session: WholeSession, text: str, replaces: int | None
     ) -> Composition:
-        """What the context is made of, and how much of it is there already."""
+        """What the context is made of by its tokens, and how much of it is there already."""
         try:
             placed = await self._placed(model, session, text, replaces)
         except EngineDiedError:
@@ -201,25 +208,47 @@ class Drafts:
                 raise
             except RuntimeFault:  # adapters that are not in place yet
                 warm = 0
-        path = session.tree.path(session.place(replaces)[0])
-        root = path[0].node if path and path[0].node.role == "system" else None
+        root = _system(session, session.place(replaces)[0])
         opening = len(new.system) or (len(session.runs.get(root.id, EMPTY)) if root is not None else 0)
+        before, draft = len(held) + len(new.system), len(new.user) + len(new.header)
+        return await self._with_parts(composition, model, root, opening, before, draft, warm)
+
+    async def _with_parts(
+        self,
+        composition: Composition,
+        model: LanguageModel,
+        root: NodeRow | None,
+        opening: int,
+        before: int,
+        draft: int,
+        warm: int = 0,
+    ) -> Composition:
+        """What the context is made of.
+
+        Args:
+            composition: Gets it.
+            model: Counts the tokens of files.
+            root: The system prompt, where there is one.
+            opening: Tokens of it.
+            before: Tokens before the draft, those among them.
+            draft: Tokens of the draft.
+            warm: How many of all of them are there already.
+        """
         files = 0
         for file in Beginning.of(root).files if root is not None else ():
             files += len(await model.tokenize_async(file_block(file)))
         files = min(files, opening)
-        before = len(held) + len(new.system)
         lengths = (
             (PartKind.SYSTEM, opening - files),
             (PartKind.FILES, files),
             (PartKind.HISTORY, max(before - opening, 0)),
-            (PartKind.DRAFT, len(new.user) + len(new.header)),
+            (PartKind.DRAFT, draft),
         )
         parts, start = [], 0
         for kind, length in lengths:
             parts.append(ContextPart(kind, length, min(max(warm - start, 0), length)))
             start += length
-        return replace(composition, parts=tuple(parts), new_tokens=len(ids) - warm)
+        return replace(composition, parts=tuple(parts), new_tokens=start - warm)
 
     async def _placed(self, model: LanguageModel, session: WholeSession, text: str, replaces: int | None) -> _Placed | None:
         """The ids before a draft and those it adds; None where it would leave another turn in its middle."""
@@ -233,6 +262,12 @@ class Drafts:
         messages = [*session.messages(session.tree.turns(parent)), {"role": "user", "content": text}]
         tools = (session.tools(parent) if parent is not None else []) or None
         return _Placed(held, await render_turn(model, held, messages, tools=tools))
+
+
+def _system(session: OpenSession, tip: int | None) -> NodeRow | None:
+    """The system prompt of a path."""
+    root = session.tree.root(tip)
+    return root if root is not None and root.role == "system" else None
 
 
 async def _unread(model: LanguageModel, session: WholeSession, replaces: int | None) -> int:

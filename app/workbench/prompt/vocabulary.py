@@ -76,6 +76,7 @@ class Vocabulary(TokenBytes):
         super().__init__([])
         self._store = store
         self._of: str | None = None
+        self._digest = ""
         self._told: set[str] = set()  # fingerprints of stacks of adapters that the store knows
 
     async def load(self) -> None:
@@ -89,9 +90,10 @@ class Vocabulary(TokenBytes):
         if self._of == model.info.model_fingerprint:
             return
         self._told.clear()
-        self._take(await model.byte_vocab_async())
+        tokens = await model.byte_vocab_async()
+        digest = self._digest = await asyncio.to_thread(vocabulary_digest, tokens)
+        self._take(tokens)
         self._of = model.info.model_fingerprint
-        digest = vocabulary_digest(self._tokens)
         if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted
             await self._store.save_vocabulary(digest, self._tokens)
         await self._say_what_it_is(model, digest)
@@ -101,7 +103,7 @@ class Vocabulary(TokenBytes):
         """The same, and what the numbers under its adapters stand for."""
         await self.learn(speaker.model)
         if speaker.numbers not in self._told:
-            await self._say_what_it_is(speaker.model, vocabulary_digest(self._tokens), speaker)
+            await self._say_what_it_is(speaker.model, self._digest, speaker)
             self._told.add(speaker.numbers)
 
     async def _say_what_it_is(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:

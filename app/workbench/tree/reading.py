@@ -43,7 +43,7 @@ async def read_whole(store: SessionStore, session: OpenSession, *tips: int | Non
         Refusal: The store cannot read them.
     """
     for tip in tips:
-        await read(store, session, session.unread(session.tree.path(tip)))
+        await read(store, session, session.unread_along(tip))
     assert isinstance(session, WholeSession)  # every open session is one, but only this function says so
     return session
 

@@ -196,6 +196,11 @@ class OpenSession:
         ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self._runs and i not in self.states]
 
+    def unread_along(self, tip: int | None) -> list[int]:
+        """Likewise of the path to `tip`; no node is made for it."""
+        course = self.tree.course(tip)
+        return list(map(int, course.ids[~self.is_read_along(course)]))
+
     def without_tokens(self, node_ids: Iterable[int]) -> list[int]:
         """Those whose tokens were not read, whether they are being written or not."""
         return [i for i in node_ids if i not in self._runs]
@@ -240,8 +245,10 @@ class OpenSession:
 
     def has_unread_text(self, tip: int | None) -> bool:
         """Whether a turn along a path is text so far: it counts as one token, however long it is."""
-        nodes = (segment.node for segment in self.tree.path(tip))
-        return any(node.has_text and not (node.token_count or len(self._runs.get(node.id, EMPTY))) for node in nodes)
+        course, (ids, counts) = self.tree.course(tip), self._runs.lengths()
+        rows, tokens = course.rows(ids), course.tokens.copy()
+        tokens[rows[rows >= 0]] += counts[rows >= 0]
+        return bool((course.has_text & (tokens == 0)).any())
 
     def turn_length(self, turn: Turn) -> int:
         """Tokens of a turn along the path, without putting them together."""

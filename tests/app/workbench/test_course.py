@@ -72,6 +72,10 @@ def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], dat
         assert course.ids.tolist() == [segment.node.id for segment in segments]
         assert [course.stop(at) for at in range(len(course))] == [segment.stop for segment in segments]
         assert held.is_read_along(course).tolist() == [s.node.id in held.runs or s.node.id in held.states for s in segments]
+        assert held.unread_along(row.id) == held.unread(segments)
+        said = [s.node for s in segments if s.node.has_text]
+        unknown = [node for node in said if not (node.token_count or len(held.runs.get(node.id, ())))]
+        assert held.has_unread_text(row.id) == bool(unknown)
         assert len(course.turns) == len(held.tree.turns(row.id))
         for other in rows:
             on_it = [at for at, segment in enumerate(segments) if segment.node.id == other.id]

@@ -12,6 +12,7 @@ import pytest
 from app.workbench.tree.session import OpenSession
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, assert_same_view
+from tests.app.workbench.test_overflow import SMALL, small
 from ui import Refusal, SessionView
 
 Command = Callable[[Scene, int, list[int]], Awaitable[object]]
@@ -126,6 +127,24 @@ def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
         assert_same_view(view, whole)
 
     play(scene)
+
+
+def test_a_draft_behind_more_than_the_context_is_counted_without_what_is_out_of_sight(
+    play: Play, long: tuple[int, list[int], SessionView]
+) -> None:
+    session, _, whole = long
+
+    async def scene(s: Scene) -> None:
+        await s.view(session)
+        await s.workbench.services.supervisor.model()
+        counted = await s.workbench.drafts.compose(session, "xy")
+        assert counted.context_length == SMALL < whole.context_used
+        assert (
+            counted.context_used == counted.new_tokens == sum(part.tokens for part in counted.parts) == whole.context_used + 2
+        )
+        assert not opened(s, session).is_read
+
+    play(scene, engine=small())
 
 
 def test_a_damaged_row_out_of_sight_is_known_at_once_and_no_model_goes_on_from_it(

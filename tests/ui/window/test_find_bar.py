@@ -110,10 +110,10 @@ def test_a_button_leads_to_the_end(in_window: Play, bench: FakeWorkbench) -> Non
         assert not view.latest.isVisible()
         view.tokens.setFocus()
         QTest.keyClick(view.tokens, Key.Key_Home)
-        assert view.latest.isVisible()
+        await until(view.latest.isVisible)
         QTest.mouseClick(view.latest, Qt.MouseButton.LeftButton)
         assert view.tokens.is_at_end
-        assert not view.latest.isVisible()
+        await until(lambda: not view.latest.isVisible())
         # the same in Read
         window.presenter.set_mode(Mode.READ)
         await until(lambda: all(box.body.done for box in view.read.page.boxes))
