@@ -47,13 +47,17 @@ set -eu
 cd "$HOME"
 step() { echo "-- $*"; "$@" > last.log 2>&1 || { cat last.log; echo "FAILED: $*"; exit 1; }; }
 says() { grep -q -- "$@" last.log || { cat last.log; echo "FAILED: it does not say $*"; exit 1; }; }
-await() {  # what comes, the command that shows it
+progress() { ls -l --full-time ./*.log .local/share/elsewise 2>/dev/null | cksum; }  # logs, and the tokens of an answer
+await() {  # what comes, the command that shows it; while something is written it may take half an hour, else three minutes
   what=$1
   shift
-  waited=0
+  waited=0 last=0 seen=
   until "$@"; do
+    now=$(progress)
+    [ "$now" = "$seen" ] || last=$waited
+    seen=$now
     waited=$((waited + 1))
-    [ $waited -lt 180 ] || { tail -n 50 ./*.log; echo "FAILED: $what did not come"; exit 1; }
+    [ $waited -lt 1800 ] && [ $((waited - last)) -lt 180 ] || { tail -n 50 ./*.log; echo "FAILED: $what did not come"; exit 1; }
     sleep 1
   done
 }

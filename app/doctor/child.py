@@ -1,7 +1,7 @@
 """A part of the machine check in a process of its own, which a fault of a driver may end: a line of JSON for each finding.
 
 `python -m app.doctor.child PART BACKEND`; `... write FILE TURNS` is the writer that is killed, `... leave FOLDER BACKEND` what
-ends with a model open.
+ends with a model open, `... bare BACKEND FOLDER` the bare library beside ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         return
     out = os.dup(1)  # what libraries print is not part of the findings
     os.dup2(2, 1)
-    for finding in getattr(import_module(f"app.doctor.{part}"), part)(arguments[0]):
+    for finding in getattr(import_module(f"app.doctor.{part}"), part)(*arguments):
         os.write(out, msgspec.json.encode(finding) + b"\n")
 
 

@@ -89,7 +89,6 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
         for number, (part, backend) in enumerate(steps):
             rows = report.findings.setdefault(f"{part} on {backend}" if backend else part, [])
             name = partial(Doing, number, len(steps), part)
-            tell(name(""))
             seconds = SECONDS[part] * factor
             if part != SLEEP:
                 seconds = min(seconds, end - time.monotonic())
@@ -133,6 +132,7 @@ def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding],
     deadline = time.monotonic() + seconds
     late = False
     try:
+        tell("")
         while line := _next(lines, deadline):
             rows.append(msgspec.json.decode(line, type=Finding))
             tell(rows[-1].name)

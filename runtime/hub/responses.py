@@ -38,7 +38,7 @@ def token_to_send(token: str) -> str:
     """
     found = token or get_token() or ""
     if not (found.isascii() and found.isprintable() and " " not in found and len(found) <= _LONGEST_TOKEN):
-        raise DownloadError("the token for the hub has characters that no token has; set HF_TOKEN anew", "denied")
+        raise DownloadError(f"the token for the hub has characters that no token has; {_LOG_IN}", "denied")
     return found
 
 

@@ -42,14 +42,16 @@ _COMMAND: Final = re.compile(
 
 _OPTION: Final = re.compile(r"\s\([^()]*--(?:adapter|float32|name|plain-http)\b[^()]*\)")
 _TOKENIZER: Final = re.compile(r":\sname\s[a-z\s]+\sby\sconnect\([^()]*\),\s--tokenizer\sFOLDER")
+_VARIABLE: Final = re.compile(r",? or set (?:HF_TOKEN|ELSEWISE_[A-Z_]+)[^;]*?(?= \(|;|$)")
 _INSTALL: Final = re.compile(r"(?s):\s(?:make|pip)\s\w+.*")
 
 
 def in_window(words: str) -> str:
     """A message of the library or the store: in place of the commands that it names, where the window does the same.
 
-    An installed app has no command line that could add a library: there, how to add one is left out.
+    Variables of the environment are left out; from an installed app, which has no command line, how to add a library too.
     """
+    words = _VARIABLE.sub("", words)
     words = _INSTALL.sub("", words) if is_bundle() else words
     words = _TOKENIZER.sub(translate("Refusals", "; get that model in Settings > Models"), _OPTION.sub("", words))
     return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[2]]), words)

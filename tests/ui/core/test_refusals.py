@@ -14,7 +14,7 @@ from tests.pages import ROOT
 from ui import Refusal
 
 OPTIONS = "adapter|float32|name|plain-http|tokenizer|data-dir"
-COMMAND = re.compile(rf"elsewise [a-z]+ (--)?\w|\bmake (setup|run)\b|\bpip install\b|--({OPTIONS})\b")
+COMMAND = re.compile(rf"elsewise [a-z]+ (--)?\w|\bmake (setup|run)\b|\bpip install\b|--({OPTIONS})\b|\bset [A-Z]+_[A-Z]+")
 
 
 def sentences(path: Path) -> Iterator[str]:
@@ -49,6 +49,8 @@ def test_no_message_of_an_installed_app_names_a_command(monkeypatch: pytest.Monk
         ("on the shelf: a; elsewise models import FOLDER puts one there", "on the shelf: a; Settings > Models puts one there"),
         ("log in with 'elsewise models login', or set a token", "log in with Settings > Models, or set a token"),
         ("import a GGUF file first: elsewise models import /a b/c.gguf", "import a GGUF file first: Settings > Models"),
+        ("it refuses; log in, or set HF_TOKEN to one that may; or search", "it refuses; log in; or search"),
+        ("free some space or set ELSEWISE_MODELS (7 bytes are kept)", "free some space (7 bytes are kept)"),
         ("for this host (plain_http=True, --plain-http)", "for this host"),
         (
             "no tokenizer of m is here: name one by connect(..., tokenizer=FOLDER), --tokenizer FOLDER",

@@ -1,0 +1,93 @@
+"""The bare library on some weights in a process of its own, whose threads disturb no other; and how both are measured."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens before an answer, of a text that is only read, new ones; prompts
+ONE, EIGHT, READ = "decode, one stream", "decode, eight streams", "prefill"
+# Answers to prompts, all at once (so many new tokens), and a prompt that is only read.
+Subject = tuple[Callable[[list[list[int]], int], None], Callable[[list[int]], None]]
+
+
+def bare(backend: str, folder: str) -> Iterator[dict[str, float]]:
+    """A lap for each line on the standard input."""
+    subject = _mlx(Path(folder)) if backend == "mlx" else _torch(Path(folder))
+    for number, _ in enumerate(sys.stdin):
+        yield lap(subject, number)
+
+
+def lap(subject: Subject, number: int) -> dict[str, float]:
+    """Tokens per second. Decoding: what a long answer takes beyond a short one."""
+    answer, read = subject
+    found = {}
+    for name, streams in ((ONE, 1), (EIGHT, STREAMS)):
+        prompts = [random_ids(seed) for seed in range(streams)]
+        answer(prompts, 2)
+        short, long = (seconds(lambda new=new: answer(prompts, new)) for new in (1, NEW))  # type: ignore[misc]
+        found[name] = streams * (NEW - 1) / max(long - short, 1e-6)
+    read(random_ids(200 + number, READ_TOKENS))
+    found[READ] = READ_TOKENS / seconds(lambda: read(random_ids(100 + number, READ_TOKENS)))
+    return found
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def random_ids(seed: int, tokens: int = PROMPT) -> list[int]:
+    """A prompt."""
+    ids: list[int] = np.random.default_rng(seed).integers(3, 250, tokens).tolist()
+    return ids
+
+
+def _mlx(folder: Path) -> Subject:
+    import mlx.core as mx
+    from mlx_lm.generate import BatchGenerator, generate_step
+    from mlx_lm.utils import load_model
+
+    model: Any = load_model(folder)[0]
+
+    def answer(prompts: list[list[int]], new: int) -> None:
+        if len(prompts) == 1:
+            for _ in generate_step(mx.array(prompts[0]), model, max_tokens=new):
+                pass
+            return
+        generator = BatchGenerator(model, max_tokens=new)
+        generator.insert(prompts)
+        while generator.next_generated():
+            pass
+        generator.close()
+
+    def read(prompt: list[int]) -> None:
+        mx.eval(model(mx.array([prompt]))[:, -1])
+
+    return answer, read
+
+
+def _torch(folder: Path) -> Subject:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).to(device).eval()
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+
+    def answer(prompts: list[list[int]], new: int) -> None:
+        ids = torch.tensor(prompts, device=device)
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new)
+
+    def read(prompt: list[int]) -> None:
+        with torch.inference_mode():
+            model(torch.tensor([prompt], device=device), logits_to_keep=1)
+
+    return answer, read
