@@ -150,7 +150,7 @@ def man_page() -> str:
                     if inner is not None:
                         yield from of(inner, each, context)
 
-    head = f'.TH ELSEWISE 1 "" "Elsewise {__version__}" "User Commands"\n.SH NAME\nelsewise \\- {SUMMARY}\n.SH COMMANDS'
+    head = f'.TH ELSEWISE 1 "" "Elsewise {__version__}" "User Commands"\n.ad l\n.SH NAME\nelsewise \\- {SUMMARY}\n.SH COMMANDS'
     return "\n".join([head, *of(cli, "elsewise", None), ""])
 
 

@@ -198,9 +198,13 @@ def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 def test_the_man_page_has_every_command_and_is_sound(package: types.ModuleType) -> None:
     page = package.man_page()
+    if shutil.which("groff"):
+        typeset = ["groff", "-man", "-ww", "-z"]
+        assert not subprocess.run(typeset, input=page, capture_output=True, text=True, timeout=60, check=True).stderr
     for command in (*COMMANDS, "models import", "sessions export"):
         assert f".SS elsewise {command} " in page
-    assert {line.partition(" ")[0] for line in page.splitlines() if line.startswith(".")} == {".TH", ".SH", ".SS", ".TP", ".B"}
+    requests = {line.partition(" ")[0] for line in page.splitlines() if line.startswith(".")}
+    assert requests == {".TH", ".ad", ".SH", ".SS", ".TP", ".B"}
     assert not [line for line in page.splitlines() if line.startswith("'")]
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens before an answer, of a text that is only read, new ones; prompts
 ONE, EIGHT, READ = "decode, one stream", "decode, eight streams", "prefill"
 # Answers to prompts, all at once (so many new tokens), and a prompt that is only read.
-Subject = tuple[Callable[[list[list[int]], int], None], Callable[[list[int]], None]]
+Subject = tuple[Callable[[list[list[int]], int], None], Callable[[list[int]], object]]
 
 
 def bare(backend: str, folder: str) -> Iterator[dict[str, float]]:
@@ -30,10 +31,10 @@ def lap(subject: Subject, number: int) -> dict[str, float]:
     for name, streams in ((ONE, 1), (EIGHT, STREAMS)):
         prompts = [random_ids(seed) for seed in range(streams)]
         answer(prompts, 2)
-        short, long = (seconds(lambda new=new: answer(prompts, new)) for new in (1, NEW))  # type: ignore[misc]
+        short, long = seconds(partial(answer, prompts, 1)), seconds(partial(answer, prompts, NEW))
         found[name] = streams * (NEW - 1) / max(long - short, 1e-6)
     read(random_ids(200 + number, READ_TOKENS))
-    found[READ] = READ_TOKENS / seconds(lambda: read(random_ids(100 + number, READ_TOKENS)))
+    found[READ] = READ_TOKENS / seconds(partial(read, random_ids(100 + number, READ_TOKENS)))
     return found
 
 
