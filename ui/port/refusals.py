@@ -42,7 +42,7 @@ _COMMAND: Final = re.compile(
 
 _OPTION: Final = re.compile(r"\s\([^()]*--(?:adapter|float32|name|plain-http)\b[^()]*\)")
 _TOKENIZER: Final = re.compile(r":\sname\s[a-z\s]+\sby\sconnect\([^()]*\),\s--tokenizer\sFOLDER")
-_VARIABLE: Final = re.compile(r",? or set (?:HF_TOKEN|ELSEWISE_[A-Z_]+)[^;]*?(?= \(|;|$)")
+_VARIABLE: Final = re.compile(r",?\sor\sset\s(?:HF_TOKEN|ELSEWISE_[A-Z_]+)[^;]*?(?=\s\(|;|$)")
 _INSTALL: Final = re.compile(r"(?s):\s(?:make|pip)\s\w+.*")
 
 
