@@ -16,7 +16,7 @@ from ui.transcript.pane.page import BodyT, Box, Laid, TranscriptPage
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
-_AT_ONCE_SECONDS = 0.008  # for what is in sight, before the first frame; the rest follows in slices
+_AT_ONCE_SECONDS = 0.005  # for what is in sight, before the first frame; the rest follows in slices
 _SLICE_SECONDS = 0.003
 _SLICE_MS = 4  # from one to the next: there is time for others between them
 
@@ -129,8 +129,14 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         if self._retired or self._page.width <= 0:
             self._stale.add(index)
             return
-        anchor = self.anchor()
-        self._page.refresh(self._page.boxes[index])
+        anchor, box = self.anchor(), self._page.boxes[index]
+        height = box.height
+        self._page.refresh(box)
+        row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
+        if row is None and box.done and box.height == height:  # as with each word of how far the reading of a prompt is
+            reach = max(height, box.meta_top + box.meta.reach)
+            self.viewport().update(0, box.top - self.verticalScrollBar().value(), self.viewport().width(), reach)
+            return
         self._page.place(index)
         self._lay_out(anchor)
 
