@@ -200,6 +200,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("tool", ["uv", "pipx"])
 def test_a_wheel_that_is_installed_as_a_tool_answers_and_has_the_facade(tool: str, wheel: Path, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -207,9 +208,7 @@ def test_a_wheel_that_is_installed_as_a_tool_answers_and_has_the_facade(tool: st
     env |= {"PIPX_HOME": str(tmp_path), "PIPX_BIN_DIR": str(tmp_path / "bin")}
 
     def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-        )
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900, check=False)
 
     uv = Path(sys.executable).with_name("uv")
     pins = tmp_path / "pins.txt"  # without the hashes, which pip would ask of the wheel too
