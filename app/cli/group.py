@@ -23,19 +23,19 @@ from runtime import BackendUnavailableError, RuntimeFault, UnknownBackendError, 
 from storage import StoreError
 
 SHOW_CURSOR: Final = "\x1b[?25h"
-COMMANDS = (
-    "ask",
-    "bench",
-    "chat",
-    "doctor",
-    "embed",
-    "lens",
-    "models",
-    "score",
-    "serve",
-    "sessions",
-    "window",
-)  # modules of `app.cli`, each its command
+COMMANDS = {
+    "ask": "ask",
+    "bench": "bench",
+    "chat": "chat",
+    "doctor": "doctor",
+    "embed": "score.embed",
+    "lens": "score.lens",
+    "models": "models.shelf",
+    "score": "score.score",
+    "serve": "serve",
+    "sessions": "sessions",
+    "window": "window",
+}  # by name, the module of `app.cli` that has it
 
 
 class Commands(click.Group):
@@ -47,7 +47,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"app.cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(f"app.cli.{COMMANDS[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.model_hub import FetchBar, rate_text, time_left
+from app.cli.models.hub import FetchBar, rate_text, time_left
 from runtime import DownloadProgress, ModelShelf, list_shelf_adapters, unfinished_downloads
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.adapters.toys import toy_adapter

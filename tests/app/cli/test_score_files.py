@@ -22,7 +22,7 @@ import pyarrow.ipc as ipc  # as above
 import pyarrow.parquet as pq  # as above
 import pytest
 
-from app.cli import score_files
+from app.cli.score import files as score_files
 from runtime import LanguageModel, RemoteError, load
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.remote.servers import Refused, serving, tokenizer_folder

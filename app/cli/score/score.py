@@ -28,7 +28,7 @@ from app.cli.options import (
     weights_of,
 )
 from app.cli.printing import shown, token_table
-from app.cli.score_files import check_out, score_files
+from app.cli.score.files import check_out, score_files
 from app.cli.settings import Settings
 from runtime import (
     ContextOverflowError,

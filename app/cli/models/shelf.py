@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from app.cli.common import Bar, print_table
-from app.cli.model_connect import connect_command
-from app.cli.model_hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
+from app.cli.models.connect import connect_command
+from app.cli.models.hub import EMBEDDED, catalogue_command, fetch_command, login_command, logout_command, search_command
 from app.cli.options import in_options, load_options
 from app.cli.printing import facts, facts_table, fit_facts, fit_rows, measured_facts, measured_rows, ready_line, shelf_table
 from app.fitting import fits

@@ -1,0 +1,1 @@
+"""`elsewise models`: the shelf, the hub, servers."""

@@ -1,0 +1,1 @@
+"""What a model thinks of texts: `elsewise score`, `lens` and `embed`."""
