@@ -26,9 +26,10 @@ needs_mounts = pytest.mark.skipif(
     reason="needs Linux, and the right to mount in a namespace of its own",
 )
 MOUNTS = {
-    "read-only": 'mount --bind "$D" "$D" && mount -o remount,ro,bind "$D" "$D"',
+    "read-only": 'mount --bind "$D" "$D" && mount -o remount,ro,bind "$D" "$D" &&',
+    "of another user": 'chmod -R a=rX "$D" && setpriv --bounding-set=-all',  # not even root's rights, which go past those
     "full": 'cp -a "$D" "$D.copy" && mount -t tmpfs -o size=1m none "$D" && cp -a "$D.copy/." "$D" '
-    '&& { head -c 2000000 /dev/zero > "$D/filler" 2>/dev/null; true; }',
+    '&& { head -c 2000000 /dev/zero > "$D/filler" 2>/dev/null; true; } &&',
 }
 
 
@@ -58,7 +59,7 @@ def mounted(data: Path, mount: str, temporary: Path, *commands: list[str]) -> li
     """Exit code, stdout and stderr of the commands, in a namespace where the data folder is mounted so."""
     arguments = json.dumps([["--data-dir", str(data), *command] for command in commands])
     done = subprocess.run(
-        [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} && {shlex.join([sys.executable, '-c', EACH, arguments])}"],
+        [*NAMESPACE, "bash", "-c", f"{MOUNTS[mount]} {shlex.join([sys.executable, '-c', EACH, arguments])}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
