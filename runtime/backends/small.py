@@ -18,7 +18,9 @@ _HEAD = 32  # numbers of a head
 _STEP = 24  # tokens between two lengths, half as many as below the first: kernels change for longer calls too
 _MOST_WEIGHTS = 100_000_000  # numbers of a copy whose widths could not be made smaller
 
-_LENGTH = re.compile(r"position|window|chunk|context|seq|^n_ctx$|^max_length$|_len$|floor_scale")
+_LENGTH = re.compile(
+    r"position|window|chunk|context|seq|^n_ctx$|max_length$|_len$|floor_scale|n_floor|local_attention|block_size|distance|extent"
+)
 _NO_LENGTH = re.compile(r"layer|pattern|embedding_type|feed_forward|conv")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
