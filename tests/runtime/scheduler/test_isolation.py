@@ -219,28 +219,45 @@ def test_a_call_of_thousands_by_the_facade_is_right_and_leaves_nothing() -> None
             assert_right(row, ids)
 
 
+def calls(model: LanguageModel, act: Callable[[], object]) -> int:
+    """How many Python functions the owner thread calls meanwhile, steps of generators among them."""
+    count = 0
+
+    def called(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    engine_of(model).call(lambda: sys.setprofile(called)).result()
+    act()
+    engine_of(model).call(lambda: sys.setprofile(None)).result()
+    return count
+
+
 @pytest.mark.slow
 def test_a_query_after_a_pause_costs_the_same_whatever_is_cached() -> None:
-    """Counted in calls of Python functions on the owner thread, steps of generators among them."""
-
-    def calls(edges: int) -> int:
-        count = 0
-
-        def called(_: object, event: str, __: object) -> None:
-            nonlocal count
-            count += event == "call"
-
+    def after_pauses(edges: int) -> int:
         with fake_model() as model:
             rows = [[1, i // 200, i % 200] for i in range(edges)]
             for at in range(0, edges, 200):
                 model.batch_next_token_logprobs_sync(rows[at : at + 200])
             assert settled(model)[1].edges >= edges
-            engine_of(model).call(lambda: sys.setprofile(called)).result()
-            for i in range(5):
-                time.sleep(0.05)  # the pause
-                model.next_token_logprobs_sync([1, i, 255])
-            time.sleep(0.05)
-            engine_of(model).call(lambda: sys.setprofile(None)).result()
-        return count
 
-    assert calls(4_000) <= 1.5 * calls(400)
+            def ask() -> None:
+                for i in range(5):
+                    time.sleep(0.05)  # the pause
+                    model.next_token_logprobs_sync([1, i, 255])
+                time.sleep(0.05)
+
+            return calls(model, ask)
+
+    assert after_pauses(4_000) <= 1.5 * after_pauses(400)
+
+
+@pytest.mark.slow
+def test_each_of_thousands_that_wait_costs_what_each_of_hundreds_does() -> None:
+    def for_each(n: int) -> float:
+        rows = [[1, i // 200, i % 200, 7] for i in range(n)]
+        with fake_model() as model:
+            return calls(model, lambda: model.batch_next_token_logprobs_sync(rows)) / n
+
+    assert for_each(2_000) <= 1.2 * for_each(500)
