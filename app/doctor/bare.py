@@ -1,4 +1,4 @@
-"""The bare library on some weights in a process of its own, whose threads disturb no other; and how both are measured."""
+"""The bare library on some weights: its answers, and its speed, in a process of its own whose threads disturb no other."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from app.doctor.reference import Float32
 
 PROMPT, READ_TOKENS, NEW, STREAMS = 32, 128, 24, 8  # tokens before an answer, of a text that is only read, new ones; prompts
 ONE, EIGHT, READ = "decode, one stream", "decode, eight streams", "prefill"
@@ -51,12 +53,41 @@ def random_ids(seed: int, tokens: int = PROMPT) -> list[int]:
     return ids
 
 
+def bare_logprobs(backend: str, folder: Path, text: list[int]) -> Float32:  # (tokens, vocab)
+    """What follows each token of a text, on the device that the backend computes on."""
+    if backend == "mlx":
+        import mlx.core as mx
+
+        logits = np.array(_mlx_model(folder)(mx.array([text]))[0].astype(mx.float32))
+    else:
+        import torch
+
+        model = _torch_model(folder)
+        with torch.inference_mode():
+            logits = model(torch.tensor([text], device=model.device)).logits[0].float().cpu().numpy()
+    found: Float32 = (logits - np.logaddexp.reduce(logits, axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
+    return found
+
+
+def _mlx_model(folder: Path) -> Any:
+    from mlx_lm.utils import load_model
+
+    return load_model(folder)[0]
+
+
+def _torch_model(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).to(device).eval()
+
+
 def _mlx(folder: Path) -> Subject:
     import mlx.core as mx
     from mlx_lm.generate import BatchGenerator, generate_step
-    from mlx_lm.utils import load_model
 
-    model: Any = load_model(folder)[0]
+    model = _mlx_model(folder)
 
     def answer(prompts: list[list[int]], new: int) -> None:
         if len(prompts) == 1:
@@ -77,18 +108,17 @@ def _mlx(folder: Path) -> Subject:
 
 def _torch(folder: Path) -> Subject:
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).to(device).eval()
+    model = _torch_model(folder)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
 
     def answer(prompts: list[list[int]], new: int) -> None:
-        ids = torch.tensor(prompts, device=device)
+        ids = torch.tensor(prompts, device=model.device)
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new)
 
     def read(prompt: list[int]) -> None:
         with torch.inference_mode():
-            model(torch.tensor([prompt], device=device), logits_to_keep=1)
+            model(torch.tensor([prompt], device=model.device), logits_to_keep=1)
 
     return answer, read

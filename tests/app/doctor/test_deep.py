@@ -65,6 +65,15 @@ def test_a_model_that_departs_is_missed_and_its_layer_named(monkeypatch: pytest.
     assert "layer 1 departs first: full attention" in row.advice
 
 
+def test_beyond_the_bar_it_may_be_twice_as_far_off_as_the_bare_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "references", lambda: [each for each in small() if each.name == "llama"])
+    monkeypatch.setattr(parity, "BAR", 1e-12)  # as on a device whose sums are of another order
+    monkeypatch.setattr(parity, "CALIBRATED", 100.0)
+    [row] = parity.parity("hf")
+    assert row.verdict == "ok"
+    assert 1e-12 < float(row.bar.split()[1]) < 1e-3
+
+
 def test_a_model_that_cannot_be_loaded_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     [llama] = [each for each in small() if each.name == "llama"]
     changed = llama.config | {"num_hidden_layers": 5}  # three are stored
