@@ -150,6 +150,7 @@ def test_mlx_is_not_loaded_in_a_process_forked_from_one_that_has_it(tmp_path: Pa
     assert ran(LOADED_AGAIN, "mlx", tmp_path) == ["load raised ForkedError True", "child ended with 3", "parent is fine"]
 
 
+@pytest.mark.slow
 def test_a_session_store_refuses_a_forked_child_and_serves_its_parent_on(tmp_path: Path) -> None:
     read, write, close, lock, *end = ran(STORE, "", tmp_path)
     assert (read, write) == ("read raised StoreForkedError True", "write raised StoreForkedError True")
@@ -157,6 +158,7 @@ def test_a_session_store_refuses_a_forked_child_and_serves_its_parent_on(tmp_pat
     assert end == ["child ended with 3", "parent is fine"]
 
 
+@pytest.mark.slow
 def test_a_block_file_refuses_a_forked_child_and_loses_nothing(tmp_path: Path) -> None:
     told = ran(BLOCKS, "", tmp_path)
     assert told == [

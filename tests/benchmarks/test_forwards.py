@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path, backend: str) -> None:
     with closing(OurStreams(folder, backend)) as ours:

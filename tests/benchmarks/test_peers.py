@@ -113,6 +113,7 @@ def test_bare_forwards_grow_and_copy_rows(
         subject.answers([A], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "make"), [("hf", TorchStreams), ("mlx", MlxStreams)])
 def test_every_stream_draws_the_same_tokens(folder: Path, backend: str, make: Callable[[Path], Any]) -> None:
     with closing(OurStreams(folder, backend)) as ours, closing(make(folder)) as peer:

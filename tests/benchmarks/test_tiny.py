@@ -33,6 +33,7 @@ def test_both_libraries_read_the_same_model(architecture: str, tmp_path: Path) -
     assert rows[0].std() > 1  # and it has an opinion
 
 
+@pytest.mark.slow
 def test_both_libraries_read_the_same_recurrent_model(tmp_path: Path) -> None:
     assert make_recurrent(tmp_path / "model") == 257
     ids = np.random.default_rng(5).integers(257, size=60).tolist()

@@ -115,6 +115,7 @@ def test_an_installed_app_shows_why_its_sessions_cannot_be_opened_and_the_ways_o
     assert data.sessions.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
     open_app: Callable[[str, str, Scene], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_app_that_macos_runs_from_a_temporary_copy_says_where_it_belongs(
     open_app("x", "fake", scene)
 
 
+@pytest.mark.slow
 def test_a_window_whose_app_was_moved_says_so_when_a_part_is_missing(
     open_app: Callable[[str, str, Scene], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ async def judge(store: SessionStore, texts: Counter[str]) -> str:
     return "set aside" if found else "mended"
 
 
+@pytest.mark.slow
 def test_whatever_bit_flips_is_out_of_the_way(path: Path) -> None:
     outcomes = sweep(path, flips=30, seed=3)
     assert not [name for name in outcomes if name.startswith("WRONG")], outcomes

@@ -93,6 +93,7 @@ def break_the_list(raw: bytearray) -> None:
     raw[at : at + 200] = bytes([0xEE]) * 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [break_header, break_magic, break_definition, break_the_list])
 def test_damage_that_keeps_the_store_from_opening(path: Path, damage: Callable[[bytearray], None]) -> None:
     with_store(path, fill)
@@ -229,6 +230,7 @@ def sweep(path: Path, times: int, seed: int) -> int:
     return saved
 
 
+@pytest.mark.slow
 def test_broken_pages_cost_what_was_on_them(path: Path) -> None:
     assert sweep(path, times=6, seed=3) > 6 * SESSIONS
 

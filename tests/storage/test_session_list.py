@@ -95,6 +95,7 @@ def test_what_is_thrown_away_under_a_clock_that_was_set_back_stays_for_its_days(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_purging_leaves_nothing_behind(path: Path) -> None:
     async def purge(store: SessionStore) -> None:
         parent = None

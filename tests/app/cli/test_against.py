@@ -46,6 +46,7 @@ def test_two_models_side_by_side(elsewise: Elsewise, text: str) -> None:
     assert done.err.count("a byte") == 2
 
 
+@pytest.mark.slow
 def test_each_model_has_weights_and_options_of_its_own(elsewise: Elsewise, text: str) -> None:
     tiny = str(tiny_path("llama"))
 

@@ -69,6 +69,7 @@ def test_the_end_says_who_decided_each_option(elsewise: Elsewise, monkeypatch: p
     assert set(options) == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named",
     [
@@ -96,6 +97,7 @@ def test_any_option_is_given_by_its_name(elsewise: Elsewise, named: dict[str, An
     assert [token["id"] for token in plain[:-1]] != [token["id"] for token in tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "ids"),
     [
@@ -173,6 +175,7 @@ def test_raw_goes_on_with_the_text_itself_and_system_comes_first(elsewise: Elsew
     assert lines(elsewise("ask", "hello", "--system", "be", *greedy).out)[0]["id"] == expected["system"]
 
 
+@pytest.mark.slow
 def test_a_format_takes_the_place_of_the_models_template(elsewise: Elsewise, tmp_path: Path) -> None:
     greedy = (*ASK, "--temperature", "0", "--json")
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")

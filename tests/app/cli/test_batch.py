@@ -216,6 +216,7 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
     assert '1 of them failed ("error" says why)' in done.err
 
 
+@pytest.mark.slow
 def test_lines_have_forms_of_their_own_and_cut_ones_are_marked(elsewise: Elsewise, file: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     write(

@@ -64,6 +64,7 @@ def refuses(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, file: Path, lin
     assert says in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "says"), BAD, ids=[says for _, says in BAD])
 def test_a_bad_line_is_named_before_anything_is_computed(
     elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch

@@ -232,6 +232,7 @@ def test_the_model_stays_where_the_next_one_cannot_be_loaded(talk: Talk, tmp_pat
     assert done.err.count("4 tokens, ") == 2
 
 
+@pytest.mark.slow
 def test_the_model_is_back_after_a_load_that_failed(talk: Talk, tmp_path: Path, loaded: list[str]) -> None:
     wrong = altered("llama", tmp_path / "wrong", intermediate_size=24)  # which only the weights contradict
     done = talk("one", f"/model {wrong}", "two", options=TINY)
@@ -402,6 +403,7 @@ def test_what_a_terminal_would_obey_is_left_out() -> None:
     assert wrapped("a\x1b[2Jb\x07\x9bc\rd") == "a[2Jbcd"
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.sampled_from("ab \n你🎉é"), max_size=12), max_size=12), st.integers(8, 30))
 def test_nothing_is_lost_and_no_line_is_too_long(pieces: list[str], width: int) -> None:
     text = "".join(pieces)

@@ -35,6 +35,7 @@ def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "models"))
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_from_a_server_to_a_model_here(
     elsewise: Elsewise, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_conversation_goes_from_a_server_to_a_model_here(
     assert done.err.count("4 tokens, ") == 3, done.err
 
 
+@pytest.mark.slow
 def test_ask_score_and_embed(elsewise: Elsewise, server: Server, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Hello there")

@@ -81,6 +81,7 @@ def test_a_search_marks_what_runs_here(elsewise: Elsewise, hub: LocalHub, tiny: 
     assert [(entry["source"], entry["runs_here"]) for entry in told] == [("org/tiny", True), ("org/tiny-gguf", False)]
 
 
+@pytest.mark.slow
 def test_a_search_that_finds_nothing_says_so(elsewise: Elsewise, hub: LocalHub) -> None:
     done = elsewise("models", "search", "nothing", "like", "it")
     assert (done.code, done.out, done.err) == (0, "", "no model has these words in its name\n")

@@ -74,6 +74,7 @@ def test_a_line_of_a_batch_is_refused_by_its_own_names(elsewise: Elsewise, file:
             assert done.code != 2 or f'"{name}"' in said or name in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(_PLACES))
 def test_what_is_asked_for_elsewhere_is_told_for_a_command_line(elsewise: Elsewise, file: Path, name: str) -> None:
     done = elsewise("ask", "hi", *FAKE, "--option", f"{name}=1")

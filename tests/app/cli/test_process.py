@@ -51,6 +51,7 @@ def test_streams_and_exit_codes(tmp_path: Path) -> None:
     assert len(bad.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_window_is_not_opened_for_an_engine_that_nobody_has(tmp_path: Path) -> None:
     done = run("--data-dir", str(tmp_path / "data"), "--backend", "nope")
     assert (done.returncode, done.stdout) == (2, "")

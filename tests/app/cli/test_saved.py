@@ -41,6 +41,7 @@ def test_a_session_is_made_and_then_continued(elsewise: Elsewise) -> None:
     assert second.out.strip() in shown.out
 
 
+@pytest.mark.slow
 def test_an_answer_cut_inside_its_structure_is_not_passed_off_as_done(elsewise: Elsewise, data: Path) -> None:
     # given a structure that is cut by a stop text, and one that comes to its end
     flags = ("ask", "hello", "--session", "S", *ASK)
@@ -158,6 +159,7 @@ def test_a_model_that_is_missing_is_told_with_the_command_that_fetches_it(elsewi
     assert "elsewise models" in saved.err
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context_exits_1(elsewise: Elsewise) -> None:
     done = elsewise("ask", "x" * 40_000, "--session", "A", "--backend", "mock")
     assert (done.code, done.out) == (1, "")
@@ -346,6 +348,7 @@ def test_the_list_says_in_which_folder_a_session_stands_and_its_tags(elsewise: E
         assert "Far away" in trip
 
 
+@pytest.mark.slow
 def test_who_only_uses_the_terminal_has_a_backup_of_each_day(
     elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

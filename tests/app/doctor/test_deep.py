@@ -102,6 +102,7 @@ def test_a_part_that_takes_too_long_is_ended() -> None:
     assert "--patience" in row.advice
 
 
+@pytest.mark.slow
 def test_all_parts_together_end_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.doctor.run.TEN_MINUTES", 0.5)
     report = check_machine(["window", "disk"], lambda _: None)
@@ -215,6 +216,7 @@ def test_an_answer_goes_on_after_sleep(sent: signal.Signals, verdict: str, figur
     assert (row.verdict, row.figure) == (verdict, figure), row
 
 
+@pytest.mark.slow
 def test_a_machine_that_stays_awake_is_told_to_sleep() -> None:
     async def check() -> Finding:
         async with await spawn("mock", backend="mock") as model:

@@ -127,6 +127,7 @@ def test_a_call_can_be_demanded(tooled: Served, stream: bool, choice: Any) -> No
     assert set(json.loads(call["function"]["arguments"])) == {"x"}
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_read_stays_text(tooled: Served) -> None:
     text = 'Well <tool_call>{"name": 5}</tool_call> then'
     (choice,) = tooled.post(PATH, messages=HELLO, tools=TOOLS, **exactly(text))["choices"]

@@ -133,6 +133,7 @@ def test_a_smaller_priority_goes_first(served: Served, monkeypatch: pytest.Monke
     assert given == [usual] * 3 + [first] * 3 + [usual] * 3 + [last] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
@@ -217,6 +218,7 @@ def test_an_answer_has_the_form_asked_for(served: Served, form: dict[str, Any], 
     assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [{}, {"n": 2}, {"echo": True}, {"logprobs": 2}, {"logprobs": -1}, {"prompt": [[5], [6, 7]]}])
 def test_a_stream_adds_up_to_the_whole_answer(served: Served, extra: dict[str, Any]) -> None:
     body = {"prompt": IDS, "max_tokens": 9, "seed": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, **extra}
@@ -242,6 +244,7 @@ def test_usage_of_a_stream_comes_only_where_it_is_asked_for(served: Served) -> N
     assert all("usage" not in chunk for chunk in served.stream(PATH, prompt=IDS, max_tokens=2))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_documentation_s_commands_run(served: Served) -> None:
     (block,) = blocks(PAGES["docs/server.md"], "bash")

@@ -75,6 +75,7 @@ def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pyt
     until(lambda: idle(served))
 
 
+@pytest.mark.slow
 def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served) -> None:
     clients = 64
 

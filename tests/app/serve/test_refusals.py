@@ -24,6 +24,7 @@ def error_of(response: Any) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [

@@ -168,6 +168,7 @@ def test_settings_of_another_version_open_one_window(play: Play) -> None:
     play(scene, ["a list"])
 
 
+@pytest.mark.slow
 def test_the_session_that_is_shown_is_known_before_the_windows_are_closed(play: Play) -> None:
     states: list[dict[str, Any]] = []
 

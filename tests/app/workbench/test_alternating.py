@@ -43,6 +43,7 @@ async def fail(s: Scene, session_id: int, how: str) -> None:
     assert (failed.status, own_tokens(failed)) == (TurnStatus.PARTIAL, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed while loading", "stopped while loading", "stopped while reading"])
 def test_messages_after_an_answer_that_never_began_are_answered(play: Play, how: str) -> None:
     async def scene(s: Scene) -> None:

@@ -24,6 +24,7 @@ async def computed(s: Scene) -> int:
     return model.metrics().tokens_computed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -139,6 +139,7 @@ QUESTIONS: dict[str, Callable[[WholeSession], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_a_window_asks_of_a_long_session_takes_no_walk_along_it(name: str) -> None:
     few, many = (calls(partial(QUESTIONS[name], session)) for session in (opened(FEW), opened(MANY)))

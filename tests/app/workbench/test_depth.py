@@ -46,6 +46,7 @@ def _note(told: list[tuple[int, int]], done: int, total: int) -> None:
     told.append((done, total))
 
 
+@pytest.mark.slow
 def test_a_whole_turn_has_at_each_token_the_layer_that_its_depth_has(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked("hi")

@@ -26,6 +26,7 @@ OBITUARY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "note", "state"),
     [

@@ -100,6 +100,7 @@ def test_a_stream_moves_fewer_than_two_rows_per_token() -> None:
     assert growing.moved < 2 * tokens
 
 
+@pytest.mark.slow
 def test_an_answer_costs_in_proportion_to_its_length(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = 0
     join = TokenRun.concat.__func__  # type: ignore[attr-defined]  # the plain function under the classmethod

@@ -206,6 +206,7 @@ def test_continuations_and_beams_are_kept_like_answers(
     assert shelf.blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [True, False])
 def test_the_short_block_at_an_earlier_end_goes(
     tmp_path: Path, request: pytest.FixtureRequest, shelf: MemoryBlocks, restarts: bool

@@ -137,6 +137,7 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path) -> None:
     path = packed(tiny_path("llama"), lambda name: "Q4_0").write(tmp_path / "one.gguf")
 

@@ -160,6 +160,7 @@ def test_the_context_of_an_imported_session_is_counted_once_the_server_has_read_
     play(scene, engine=open_model)
 
 
+@pytest.mark.slow
 def test_what_a_server_cannot_do_is_said_where_it_is_asked_for(play: Play, served: Served) -> None:
     async def scene(s: Scene) -> None:
         await connected(s, served)
@@ -243,6 +244,7 @@ def test_a_server_that_is_given_up_is_not_kept(play: Play, tmp_path: Path, monke
     play(scene, engine=open_model)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_refused_and_nothing_is_kept(play: Play, tmp_path: Path, served: Served) -> None:
     models_dir = tmp_path / "models"
 

@@ -108,6 +108,7 @@ def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.blocks.file.BlockFile.__init__", refused)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_block_file")
 def test_the_window_opens_no_block_file_itself(tmp_path: Path) -> None:
     """Without an engine a process of its own does: what it fails of is an error here, and no more."""

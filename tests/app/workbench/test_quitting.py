@@ -65,6 +65,7 @@ def test_the_steps_of_quitting_together_keep_the_promise() -> None:
     assert answers + kv + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < workbench.ENGINE_SECONDS < QUIT_SECONDS
 
 
+@pytest.mark.slow
 def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     # given one that does not hear that its answer is to stop
     told: list[float | None] = []
@@ -97,6 +98,7 @@ def test_an_engine_has_the_time_that_is_left(play: Play, monkeypatch: pytest.Mon
     assert within <= workbench.ENGINE_SECONDS - workbench.PATIENCE_SECONDS
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_app_leaves_a_partial_answer(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()

@@ -153,6 +153,7 @@ def test_of_continuations_that_said_nothing_the_turn_shown_says_it(play: Play) -
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_well(play: Play) -> None:
     async def scene(s: Scene) -> None:
         watched(s)
@@ -189,6 +190,7 @@ def test_a_continuation_that_ended_before_the_engine_did_is_no_answer_that_went_
     play(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_an_answer_that_says_nothing_has_not_gone_well(play: Play, how: str) -> None:
     async def scene(s: Scene) -> None:

@@ -130,6 +130,7 @@ def test_presets_are_saved_chosen_deleted_and_restored(play: Play) -> None:
     play(second, options=PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile",
     [

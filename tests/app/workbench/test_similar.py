@@ -22,6 +22,7 @@ def order(found: SimilarTurns) -> list[int]:
     return [row.node_id for row in found.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last", "max"])
 def test_turns_stand_in_the_order_of_the_cosine_of_their_vectors(play: Play, path: Path, pooling: Pooling) -> None:
     async def scene(s: Scene) -> None:

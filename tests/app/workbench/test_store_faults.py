@@ -42,6 +42,7 @@ def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_under_a_stream_loses_no_token(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     shown: list[SessionView] = []
@@ -112,6 +113,7 @@ def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
     play(scene, engine=Engine(holds_after=6))
 
 
+@pytest.mark.slow
 def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
@@ -191,6 +193,7 @@ def test_a_damaged_turn_is_named_and_hides_nothing_else(play: Play, path: object
     play(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aside", [False, True])
 def test_no_model_goes_on_from_a_damaged_turn(play: Play, path: object, aside: bool) -> None:
     """A piece in the middle of an answer is lost: what follows it would be another text."""

@@ -19,6 +19,7 @@ def sampled(run: TokenRun) -> list[int]:
     return [i for i, origin in enumerate(run.origin.tolist()) if origin == Origin.SAMPLED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", WAYS, ids=str)
 def test_every_draw_is_made_again_from_the_disk(play: Play, sampling: SamplingOptions) -> None:
     shown: list[TokenRun] = []

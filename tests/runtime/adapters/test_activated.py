@@ -125,6 +125,7 @@ def test_it_begins_at_the_last_invocation_and_nowhere_without_one(llama: Languag
     assert llama.metrics().tokens_computed == before  # it is the very same request
 
 
+@pytest.mark.slow
 @both_backends
 def test_base_and_adapters_go_through_the_model_in_one_forward(llama: LanguageModel, peft: Peft) -> None:
     ids = [*plain(9, 20), *INVOCATION, *plain(10, 3)]

@@ -67,6 +67,7 @@ def test_a_swap_recomputes_nothing_of_either_prefix(case: tuple[LanguageModel, P
             np.testing.assert_allclose(got, peft.logprobs(ids, *stack)[-1], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
     case: tuple[LanguageModel, Peft, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

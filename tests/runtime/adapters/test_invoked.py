@@ -87,6 +87,7 @@ def test_it_goes_on_as_a_branch_and_a_score_would(case: tuple[LanguageModel, lis
         assert records[at].logprob == pytest.approx(float(expected), abs=TOLERANCE * 10)
 
 
+@pytest.mark.slow
 def test_what_it_leaves_in_the_cache_is_right(case: tuple[LanguageModel, list[int]]) -> None:
     # given scores and KV that a stream left behind, some of them from before an activation
     model, invocation = case

@@ -200,6 +200,7 @@ def name_it(model: LanguageModel, way: str, said: str) -> str:
     return model.info.adapters[0].name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["peft", "mlx"])
 @pytest.mark.parametrize("way", ["add", "load", "push"])
 @pytest.mark.parametrize("said", ["org/mine", "org/mine@v1"])
@@ -220,6 +221,7 @@ def test_an_id_is_enough_with_its_revision_or_without(
         assert model.list_adapters() == []
 
 
+@pytest.mark.slow
 def test_an_engine_process_knows_them_too(shelf: Path, toy: Path) -> None:
     import_adapter(toy, "org/mine@v1")
 

@@ -176,6 +176,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     one.backend.unload()
 
 
+@pytest.mark.slow
 def test_rows_side_by_side_are_rows_alone(loaded: Loaded) -> None:
     # given rows of different age, one of them from nothing, with tails of different length
     backend: Any = loaded.backend

@@ -56,6 +56,7 @@ def test_one_chain_equals_the_plain_forward(loaded: Loaded, pack: Any) -> None:
     loaded.check(got, ids)
 
 
+@pytest.mark.slow
 def test_uncached_equals_the_plain_forward(loaded: Loaded) -> None:
     ids = loaded.ids(2, 40)
     loaded.check(log_softmax(loaded.backend.logits_uncached(ids.tolist())), ids, -1)
@@ -72,6 +73,7 @@ def test_chunks_and_single_tokens_equal_the_whole(loaded: Loaded, pack: Any) -> 
     loaded.check(np.concatenate(got), ids)
 
 
+@pytest.mark.slow
 def test_only_wanted_rows_come_back(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(4, 12)
     want = np.array([2, 3, 11])
@@ -103,6 +105,7 @@ def test_a_tree_in_one_call_equals_its_paths_alone(loaded: Loaded, pack: Any) ->
         loaded.check(got[j : j + 1], text, [-1])
 
 
+@pytest.mark.slow
 def test_a_forest_of_unrelated_rows(loaded: Loaded, pack: Any) -> None:
     texts = [loaded.ids(seed, n) for seed, n in ((7, 5), (8, 1), (9, 21))]
     starts = np.cumsum([0, 5, 1])
@@ -157,6 +160,7 @@ def test_a_long_branch_beside_short_ones_in_one_call(loaded: Loaded, pack: Any) 
     loaded.check(got[2:], [*trunk, *short], [-1])
 
 
+@pytest.mark.slow
 @only(SLICEABLE)  # recurrent state is kept at chain ends alone: see test_recurrent
 def test_forks_under_any_slot(loaded: Loaded, pack: Any) -> None:
     ids = loaded.ids(14, 30)
@@ -201,6 +205,7 @@ def test_a_branch_is_taken_out_of_a_tree(loaded: Loaded, pack: Any) -> None:
     loaded.backend.close(fresh)
 
 
+@pytest.mark.slow
 def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -> None:
     # given branches of one trunk, whose last slots follow no recurrent state that somebody else goes on from
     backend, trunk, tails = loaded.backend, loaded.ids(15, 6), [loaded.ids(16 + n, n) for n in (1, 3, 1, 2)]
@@ -221,6 +226,7 @@ def test_chains_taken_at_once_are_those_taken_alone(loaded: Loaded, pack: Any) -
         ) or (loaded.backend.info.backend not in ("hf", "mlx"))
 
 
+@pytest.mark.slow
 @only(SLICEABLE)  # the states of a recurrent one are taken with each chain
 def test_chains_that_lie_between_each_other_are_taken_as_they_are(loaded: Loaded, pack: Any) -> None:
     # given two rows whose slots alternate, and three branches that share their first new slot
@@ -266,6 +272,7 @@ def test_payloads_chain_and_split(loaded: Loaded, pack: Any) -> None:
     backend.close(fresh)
 
 
+@pytest.mark.slow
 def test_export_and_restore(loaded: Loaded, pack: Any) -> None:
     backend, ids, tail = loaded.backend, loaded.ids(23, 20), loaded.ids(24, 3)
     slots, _ = append(backend, pack, ids)
@@ -318,6 +325,7 @@ def test_a_refused_call_leaves_the_pack_as_it_was(loaded: Loaded, pack: Any) -> 
     loaded.check(got, [*ids, *ids[:2]], slice(10, None))
 
 
+@pytest.mark.slow
 def test_hidden_states_read_in_parts_are_those_of_the_plain_forward(loaded: Loaded, pack: Any) -> None:
     backend, ids = loaded.backend, loaded.ids(31, 30)
     got = np.concatenate([backend.extend(pack, part, "hidden") for part in np.split(ids, [7, 8])])

@@ -103,6 +103,7 @@ def test_two_models_share_them_whoever_leaves_first(told: list[tuple[str, int]],
     assert told == [*limits(2 * GIB + memory.SLACK), *BACK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_leaves", [True, False])
 def test_two_loaded_models_share_them(told: list[tuple[str, int]], first_leaves: bool) -> None:
     first = load(tiny_path("llama"), backend="mlx", kv_cache_bytes=GIB)

@@ -151,6 +151,7 @@ def test_without_accelerate_the_install_line_is_named(monkeypatch: pytest.Monkey
         offloaded("llama")
 
 
+@pytest.mark.slow
 def test_accelerate_is_loaded_only_when_asked_for() -> None:
     code = "import runtime, sys; runtime.load; import runtime.options.load; print('accelerate' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -50,6 +50,7 @@ def test_answers_move_by_no_more_than_is_printed(case: tuple[Any, KvDtype], tell
     assert found.mean() <= mean
 
 
+@pytest.mark.slow
 def test_info_says_what_it_costs_and_what_it_saves(case: tuple[Any, KvDtype]) -> None:
     backend, kv_dtype = case
     info = backend.info
@@ -74,6 +75,7 @@ def test_a_cut_moves_no_bit(case: tuple[Any, KvDtype]) -> None:
     backend.close(pack)
 
 
+@pytest.mark.slow
 def test_it_goes_to_disk_and_back_as_it_is(case: tuple[Any, KvDtype]) -> None:
     backend, _ = case
     pack = backend.open_pack()

@@ -227,6 +227,7 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
     loaded.check(more, [*stem[:11], *right, *stem[:3]], slice(15, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "broken"), [("hf", "hf.forward.arguments.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")]
 )

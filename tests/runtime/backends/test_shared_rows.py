@@ -198,6 +198,7 @@ def test_memory_is_borrowed_for_what_is_copied(loaded: Loaded) -> None:
     assert backend.copy_cost(pack, np.full(8, slots[-1])) == 8 * backend.row_bytes(101)
 
 
+@pytest.mark.slow
 def test_states_alone_bound_rows_that_copy_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = loaded.backend
     pack, stem = backend.open_pack(), loaded.ids(1, 100)

@@ -71,6 +71,7 @@ def test_the_first_tokens_can_be_left_out_of_a_load(loaded: Loaded, pack: Any) -
     backend.close(other)
 
 
+@pytest.mark.slow
 def test_slots_can_be_dropped_and_the_rest_goes_on(loaded: Loaded, pack: Any) -> None:
     # given a trunk with three branches and a stranger, when all but two branches are dropped
     backend, trunk = loaded.backend, loaded.ids(6, 15)

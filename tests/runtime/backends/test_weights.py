@@ -161,6 +161,7 @@ def test_the_perplexity_is_that_of_the_text() -> None:
     assert found["float32"] == pytest.approx(float(np.exp(surprise)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_no_two_forms_share_a_fingerprint() -> None:
     infos: list[ModelInfo] = []
     for weights in ("auto", "float32", *FORMS):
@@ -227,6 +228,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         packing.check_weights(LoadOptions(weights="int8"), torch.device("cpu"), ready=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "options", "why"),
     [

@@ -125,6 +125,7 @@ def test_hf_and_mlx(name: str) -> None:
     assert found.kl[1:].max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_one_model_under_other_adapters(tmp_path: Path) -> None:
     a, b = adapters_of("llama", tmp_path)
     peft = Peft("llama", A=a, B=b)

@@ -90,6 +90,7 @@ def test_what_every_branch_may_not_begin_with_is_refused() -> None:
         assert settled(model)[0].tokens_computed == 0
 
 
+@pytest.mark.slow
 def test_branches_that_speculate_are_refused_here_and_over_the_pipe() -> None:
     options = GenerationOptions(max_tokens=3, seed=1, speculative=SpeculativeOptions())
 

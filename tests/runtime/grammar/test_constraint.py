@@ -45,6 +45,7 @@ def walk(constraint: MatcherConstraint, seed: int, most: int = 60) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_mask_is_what_llguidance_says_of_each_tokens_bytes(grammars: Grammars, name: str) -> None:
     grammar, tokens = ALL[name], vocabulary().tokens

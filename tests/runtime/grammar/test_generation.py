@@ -218,6 +218,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_own_stream_alone(model: Langua
     assert accepts(JSON, said(other))
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_an_answer_that_is_complete_only_where_the_grammar_may_end(model: LanguageModel) -> None:
     # given a stop string in the middle of a structure
     cut = stream(model, PROMPT, grammar=JSON, stop=('"age"',), max_tokens=600, seed=4)

@@ -72,6 +72,7 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
     assert begins(REGEX, said(records))
 
 
+@pytest.mark.slow
 def test_requests_of_one_batch_each_follow_their_own_grammar(model: LanguageModel) -> None:
     wanted: list[Grammar | None] = [*ALL.values(), None, Grammar.regex("[a-f]{12}"), LARK, Grammar.regex("(yes|no)")]
     prompts = [[*PROMPT, place] for place in range(len(wanted))]

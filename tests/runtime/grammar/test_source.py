@@ -131,6 +131,7 @@ def test_a_grammar_crosses_the_pipe_as_it_is() -> None:
         assert METHODS["generate"].read_arguments(sent)["options"] == options
 
 
+@pytest.mark.slow
 def test_the_facade_and_a_grammar_import_no_llguidance() -> None:
     code = (
         "import sys, runtime; runtime.GenerationOptions(grammar=runtime.Grammar.regex('a')).check(); runtime.load;"

@@ -61,6 +61,7 @@ def test_more_than_one_process_is_worth_are_shared_out(started: Started, monkeyp
     assert started.count == 2
 
 
+@pytest.mark.slow
 def test_who_ends_the_process_takes_nobody_with_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     # given one in the middle whose rules overflow the stack
     monkeypatch.setattr(trial, "CHILD_STACK", 1 << 20)

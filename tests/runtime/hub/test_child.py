@@ -58,6 +58,7 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
     assert children() == []
 
 
+@pytest.mark.slow
 def test_the_child_ends_in_peace(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     command = [sys.executable, "-m", "runtime.hub.child"]
@@ -133,6 +134,7 @@ def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub
     assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
 
 
+@pytest.mark.slow
 def test_what_is_paused_before_it_begins_asks_nobody_for_weights(hub: LocalHub, tiny: Files) -> None:
     hub.add("org/tiny", tiny)
     pause = threading.Event()

@@ -78,6 +78,7 @@ def test_an_adapter_is_found_as_one(hub: LocalHub) -> None:
     assert (model.kind, model.backends, model.problem) == ("adapter", ("hf", "mlx"), "")
 
 
+@pytest.mark.slow
 def test_gated_and_private_ones_are_marked(hub: LocalHub, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("org/tiny-a", "org/tiny-b", "org/tiny-c"):
         hub.add(name, tiny)

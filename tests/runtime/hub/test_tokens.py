@@ -62,6 +62,7 @@ def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychai
     assert (forget_token(), forget_token(), is_token_kept()) == (True, False, False)
 
 
+@pytest.mark.slow
 def test_it_is_kept_for_one_hub_and_sent_to_no_other(
     private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_it_is_kept_for_one_hub_and_sent_to_no_other(
     assert is_token_kept()
 
 
+@pytest.mark.slow
 def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_token("hf_old")
     monkeypatch.setenv("HF_TOKEN", SECRET)
@@ -82,6 +84,7 @@ def test_the_environments_token_wins(private: LocalHub, keychain: Keychain, monk
     assert token_owner() == "me"
 
 
+@pytest.mark.slow
 def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> None:
     page = f"{private.address}/settings/tokens"
     with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
@@ -101,6 +104,7 @@ def test_what_is_no_token_is_not_kept_and_not_shown(text: str, keychain: Keychai
     assert keychain.kept == {}
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: LocalHub, tiny: Files) -> None:
     # given keyring finds none, or one that keeps nothing
     from keyring.backends.fail import Keyring as Fail
@@ -124,7 +128,7 @@ def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Key
     forget_key(server)
     assert kept_key(server) == ""
     keyring.set_keyring(Null())  # type: ignore[no-untyped-call]  # keyring's own
-    with pytest.raises(KeychainError, match=r"no system keychain .*; or set ELSEWISE_API_KEY and, .* ELSEWISE_API_") as fault:
+    with pytest.raises(KeychainError, match=r"keychain .*; start it, or set ELSEWISE_API_KEY and, .* ELSEWISE_API_") as fault:
         keep_key(server, SECRET)
     assert SECRET not in str(fault.value)
 
@@ -142,6 +146,7 @@ def test_a_keychain_that_refuses_is_a_typed_error(kind: type[Exception], keychai
     assert not is_token_kept()
 
 
+@pytest.mark.slow
 def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keychain: Keychain) -> None:
     # given a child in the middle of its work
     keep_token(SECRET)
@@ -163,6 +168,7 @@ def test_nobody_can_read_it_of_the_process_that_has_it(private: LocalHub, keycha
     assert SECRET not in repr(Order("fetch", "me/tiny", token=SECRET))
 
 
+@pytest.mark.slow
 def test_a_hub_that_quotes_it_is_not_repeated(private: LocalHub, keychain: Keychain, tiny: Files) -> None:
     keep_token(SECRET)
 

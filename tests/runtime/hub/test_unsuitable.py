@@ -43,6 +43,7 @@ def test_a_repository_without_a_model_is_refused(
     assert WEIGHTS not in hub.fetched()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

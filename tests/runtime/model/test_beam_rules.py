@@ -102,6 +102,7 @@ def test_under_a_grammar_it_is_the_search_of_transformers_under_the_same_masks(
         assert one.incomplete is (one.finish_reason == "length")
 
 
+@pytest.mark.slow
 def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(case: tuple[LanguageModel, str]) -> None:
     model, name = case
     ours = beams(model, BeamOptions(4, 12, length_penalty=0.5, early_stopping="never", grammar=GRAMMAR))
@@ -117,6 +118,7 @@ def test_a_whole_answer_ends_a_hypothesis_and_its_numbers_are_the_models_own(cas
     assert settled(model)[0].grammar_tokens > 0
 
 
+@pytest.mark.slow
 def test_with_stops_it_is_the_search_written_down_over_strings(case: tuple[LanguageModel, str]) -> None:
     # given stop strings that occur in what an unhindered search finds
     model, name = case

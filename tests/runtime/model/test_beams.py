@@ -176,6 +176,7 @@ def test_what_was_found_is_in_the_cache(case: tuple[LanguageModel, str]) -> None
     np.testing.assert_allclose(again.logprob, best[0].run.logprob, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_searches_run_beside_each_other_and_beside_streams(case: tuple[LanguageModel, str]) -> None:
     model, _ = case
     options = BeamOptions(3, 6, eos_token_ids=EOS)

@@ -118,6 +118,7 @@ def test_adapters_have_blocks_of_their_own(backend: str, options: BlockOptions, 
         assert model.prefix_match(prefix, adapters=[(two.name, 0.5)]).tokens == 0
 
 
+@pytest.mark.slow
 def test_a_model_made_of_other_weights_finds_nothing(options: BlockOptions) -> None:
     stem = ids(1, 100)
     with load(tiny_path("llama"), backend="hf", blocks=options) as model:

@@ -98,6 +98,7 @@ def test_the_likeliest_are_those_of_each_alone(model: LanguageModel) -> None:
         assert found[number].tail_mass == pytest.approx(1 - np.exp(np.sort(row)[-4:].astype(float)).sum(), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", ["score_many_sync", "top_many_sync"])
 def test_without_a_listener_a_fault_is_raised_with_its_number_behind_what_was_before(many: str) -> None:
     with load("x", backend="fake") as model:

@@ -53,6 +53,7 @@ def gathered(branches: Branches[TokenRecord]) -> dict[int, list[int]]:
     return asyncio.run(gather())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{"grammar": GRAMMAR}, {"adapters": ("A", ("B", 0.5))}, {"grammar": GRAMMAR, "adapters": ("A",)}]
 )

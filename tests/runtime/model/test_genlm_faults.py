@@ -46,6 +46,7 @@ def test_the_same_suffix_after_other_prefixes(case: Case) -> None:
     assert len({row.tobytes() for row in rows}) == len(texts)
 
 
+@pytest.mark.slow
 def test_blocking_calls_go_on_from_the_deepest_cached_place(case: Case) -> None:
     # given a cached text and, deeper, one whose answer alone was asked for
     stem = case.ids(1, 12)
@@ -72,6 +73,7 @@ def test_an_answer_is_the_callers_and_a_hit_changes_nothing(case: Case) -> None:
     assert case.model.metrics().tokens_computed - before == 9
 
 
+@pytest.mark.slow
 def test_nobody_hangs_after_a_batch_that_failed(case: Case) -> None:
     texts = [case.ids(seed, 5) for seed in range(6)]
     case.faults.raise_on = {case.guilty: ZeroDivisionError("broken kernel")}
@@ -91,6 +93,7 @@ def test_nobody_hangs_after_a_batch_that_failed(case: Case) -> None:
     case.faults.raise_on = {}
 
 
+@pytest.mark.slow
 def test_a_cancelled_waiter_leaves_its_batch_mates_alone(case: Case) -> None:
     texts = [case.ids(seed, 6) for seed in range(5)]
 

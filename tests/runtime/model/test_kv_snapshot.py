@@ -148,6 +148,7 @@ def test_what_is_not_a_snapshot_of_ours_is_said(old: str, new: str, match: str, 
         model.kv_restore(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "loading", "match"),
     [

@@ -100,6 +100,7 @@ def test_everything_that_is_pushed_is_counted(backend: str, name: str) -> None:
         asyncio.run(main(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("hf", "llama"), ("mlx", "llama"), ("hf", "lfm2"), ("mlx", "lfm2")])
 def test_what_went_into_calls_that_failed_is_counted_too(backend: str, name: str) -> None:
     # given a model that gives no numbers after one token

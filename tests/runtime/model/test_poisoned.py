@@ -169,6 +169,7 @@ def test_an_answer_that_says_it_ends_alone(backend: str, name: str, value: float
         asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_wrong_guess_of_it_hurts_nobody(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(GREEDY, max_tokens=24, speculative=SpeculativeOptions(method="prompt_lookup"))

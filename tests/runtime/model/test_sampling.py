@@ -79,6 +79,7 @@ def test_a_stream_is_the_same_alone_in_a_batch_on_a_branch_and_warm(model: Langu
     assert tokens(list(model.generate_sync(prompt, options(branch=1)))) != alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_the_same_stream_after_a_reload(backend: str) -> None:
     streams = []

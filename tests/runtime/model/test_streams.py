@@ -165,6 +165,7 @@ def test_where_it_may_not_be_the_model_says_so(case: Case, way_out: str, tell: C
         assert alone(model) == streams
 
 
+@pytest.mark.slow
 def test_a_model_without_keys_and_values_rounds_none() -> None:
     with opened(("hf", "mamba", {"kv_dtype": "f16"})) as model:
         assert said(model.info) == []

@@ -44,6 +44,7 @@ def test_what_lies_above_a_value(seed: int, digits: int, vocab: int, known: int)
         assert ranked.above(value) == int((row > value).sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(0, 3), st.sampled_from([70, 900, 5000]), st.integers(0, 600), st.sampled_from([0, 5, 64])
@@ -101,6 +102,7 @@ def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
     np.testing.assert_allclose(mass, 1.0, rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [63, 3000, 20_011, 50_000])
 @pytest.mark.parametrize("digits", [7, 1])
 @pytest.mark.parametrize("entropy", [None, 0.0, 2.0, 3.0, 5.5, 9.0])  # nats: as many of what lies deeper are looked for

@@ -130,6 +130,7 @@ def test_unknown_scores_say_so() -> None:
     assert np.isnan(none.logprob[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("k", [0, 1, 10])
 def test_scores_of_raw_logits_are_those_of_their_distributions(vocab: int, k: int) -> None:

@@ -119,6 +119,7 @@ def test_a_generation_option_is_refused_by_name_or_taken(model: LanguageModel, n
     assert answers(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*GENERATING, *SAMPLING])
 def test_a_mapping_of_options_is_refused_by_the_name_that_was_given(model: LanguageModel, name: str) -> None:
     for value in VALUES.values():

@@ -96,6 +96,7 @@ def test_so_does_a_real_one_whatever_its_architecture(backend: str, name: str) -
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_bad_requests_are_the_same_errors_here_and_there() -> None:
     async def errors(model: LanguageModel) -> list[BaseException]:
         asked = (

@@ -229,6 +229,7 @@ def test_repeated_loops_leave_nothing_behind(client: LanguageModel) -> None:
     assert len(transport._turns._mailboxes) <= 2  # the last one, and the one it replaced
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_is_cancelled_in_the_engine() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:

@@ -124,6 +124,7 @@ def test_the_steps_of_closing_together_keep_the_promise() -> None:
     assert EngineLimits().close_seconds + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
     async def scenario() -> LanguageModel:
         client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
@@ -228,6 +229,7 @@ def test_a_cancelled_spawn_ends_its_process() -> None:
     assert _held() == before
 
 
+@pytest.mark.slow
 def test_a_forgotten_client_takes_its_engine_along() -> None:
     pid = asyncio.run(spawn_fake()).pid  # nobody keeps it
     gc.collect()

@@ -88,6 +88,7 @@ def test_a_death_while_loading_is_told(source: str, how: str) -> None:
     assert how in asyncio.run(_fails(spawn_fake(source)))
 
 
+@pytest.mark.slow
 def test_killed_from_outside_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
@@ -186,6 +187,7 @@ def test_a_caller_that_slept_does_not_blame_the_engine(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_death_is_noticed_though_a_grandchild_holds_the_pipe() -> None:
     async def scenario() -> None:
         async with await spawn_fake(limits=EngineLimits(beat_seconds=0.05)) as client:

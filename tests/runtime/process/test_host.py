@@ -62,6 +62,7 @@ def test_the_process_ends_with_its_parent(busy: str) -> None:
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_the_process_ends_when_its_parent_is_killed() -> None:
     """Given a program with an engine, when the program is killed, then no engine stays behind."""
     program = (

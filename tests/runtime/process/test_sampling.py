@@ -63,6 +63,7 @@ def test_a_models_own_options_are_known_without_asking(client: LanguageModel) ->
     assert (resolved.sources["eos_token_ids"], resolved.sources["stop"]) == ("model and format", "format")
 
 
+@pytest.mark.slow
 def test_a_mapping_is_not_taken_for_options_on_either_side() -> None:
     wrong: Any = {"max_tokenz": 3, "max_tokens": 2}
 

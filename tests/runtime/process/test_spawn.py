@@ -113,6 +113,7 @@ def test_what_cannot_be_loaded_is_a_typed_error(
     assert capfd.readouterr().err == ""  # the caller was told; no traceback beside it
 
 
+@pytest.mark.slow
 def test_a_backend_registered_here_is_known_there() -> None:
     register_backend("ours", "runtime.backends.mock:load")
     try:

@@ -144,6 +144,7 @@ def test_records_before_an_error_are_kept(client: LanguageModel) -> None:
     assert str(error) == "token 3: the logits hold NaN; try another dtype"
 
 
+@pytest.mark.slow
 def test_records_before_the_engines_death_are_kept() -> None:
     async def scenario() -> None:
         async with await spawn_fake() as client:
@@ -159,6 +160,7 @@ def test_records_before_the_engines_death_are_kept() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_blocking_stream_keeps_them_too() -> None:
     with asyncio.run(spawn_fake()) as client:
         stream = client.generate_sync([2])

@@ -21,6 +21,7 @@ def client() -> Iterator[LanguageModel]:
     client.close()
 
 
+@pytest.mark.slow
 def test_vectors_and_progress_are_those_of_the_same_process(client: LanguageModel) -> None:
     told: list[PromptProgress] = []
     got = asyncio.run(client.embed(TEXTS, "mean", on_progress=told.append))

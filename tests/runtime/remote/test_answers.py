@@ -59,6 +59,7 @@ def test_an_answer_is_the_model_s_own(remote: LanguageModel, model: LanguageMode
         assert [record.token_id for record in theirs] == [record.token_id for record in ours]
 
 
+@pytest.mark.slow
 def test_chat_and_completion(remote: LanguageModel, model: LanguageModel) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9}
     assert remote.render_chat(MESSAGES) == model.render_chat(MESSAGES)

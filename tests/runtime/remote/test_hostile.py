@@ -167,6 +167,7 @@ WHOLE: dict[str, tuple[Raw, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 def test_an_answer_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
     raw, reason, said = WHOLE[kind]

@@ -86,6 +86,7 @@ def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote:
     assert (record.logprob, record.rank) == (-1.0, None)
 
 
+@pytest.mark.slow
 def test_a_kept_connection_that_the_server_has_closed_is_opened_anew(server: Server, remote: LanguageModel) -> None:
     expected = remote.top_logprobs_sync([1, 2], 5)
     server.keeps = False

@@ -34,6 +34,7 @@ async def talk(model: LanguageModel) -> tuple[list[int], list[int], list[int]]:
         return list(session.ids), list(fork.ids), list(resumed.ids)
 
 
+@pytest.mark.slow
 def test_a_session_and_its_fork_are_those_of_the_model(remote: LanguageModel, model: LanguageModel) -> None:
     assert asyncio.run(talk(remote)) == asyncio.run(talk(model))
 

@@ -91,6 +91,7 @@ FEW_OF_MANY: dict[str, Any] = {
 NONE_LEFT: dict[str, Any] = {"top_k": 1, "banned_tokens": (17,), "order": ("top_k", "bias")}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @example(NONE_LEFT, 448, 100, 1.0)
 @example(FEW_OF_MANY, 2, 100, 2.5)  # what is left weighs a hundredth of what stands before it

@@ -198,6 +198,7 @@ def test_ids_and_a_growing_history_draw_the_same() -> None:
         path.append(token)
 
 
+@pytest.mark.slow
 def test_chi_square_of_draws_against_the_last_stage() -> None:
     from runtime.sampling.report import report
 

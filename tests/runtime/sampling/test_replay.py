@@ -154,6 +154,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_other_settings_over_the_head_say_what_the_whole_row_says_or_nothing(
     model: LanguageModel, other: SamplingOptions

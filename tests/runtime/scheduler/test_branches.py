@@ -51,6 +51,7 @@ def test_more_branches_than_a_batch_work_in_turns(kind: str, cache: bool) -> Non
             assert said[branch] == alone(model, PREFIX, replace(OPTIONS, branch=branch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_branches_end_each_on_its_own(kind: str) -> None:
     with fake_model(Behaviour(recurrent=kind == "recurrent")) as model:

@@ -32,6 +32,7 @@ def slices_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, log: list[A
     monkeypatch.setattr(engine_of(model).backend, "hidden_states", noted)
 
 
+@pytest.mark.slow
 def test_thousands_of_texts_in_slices_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     # given 1,500 texts of very different lengths
     rng = np.random.default_rng(3)

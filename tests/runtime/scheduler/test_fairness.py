@@ -73,6 +73,7 @@ def test_between_two_tokens_of_a_chat_comes_one_chunk_and_one_step(kind: str, pr
         assert sum(max(gap) for gap in gaps if len(gap) == 2) >= prompts * LONG - 2 * 256
 
 
+@pytest.mark.slow
 def test_a_short_question_does_not_wait_for_a_long_prompt() -> None:
     # given a long prompt that is being read, when a question of the same priority arrives
     log: list[int | str] = []

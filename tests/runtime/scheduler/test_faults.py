@@ -90,6 +90,7 @@ def test_a_waiter_that_joined_the_guilty_fails_too() -> None:
         assert_right(got[2], [1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("kind", sorted(EXPECTED))
 def test_a_stream_that_fails_in_the_middle_keeps_its_records(kind: str, recurrent: bool) -> None:

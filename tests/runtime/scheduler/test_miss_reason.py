@@ -146,6 +146,7 @@ def test_another_model_or_adapter() -> None:
         assert engine.call(lambda: under_an_adapter(ids[::-1].copy(), 29)).result() == ("new", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("fake", "recurrent"), ("hf", "mamba"), ("mlx", "falcon_h1")])
 def test_a_recurrent_checkpoint(backend: str, name: str) -> None:
     source = (Behaviour(recurrent=True), None) if backend == "fake" else tiny_path(name)

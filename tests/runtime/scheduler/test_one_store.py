@@ -38,6 +38,7 @@ def test_a_chat_is_held_once(backend: str) -> None:
         assert metrics.kv_peak_bytes <= 1.5 * len(ids) * row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
 def test_a_turn_of_a_chat_that_fills_the_budget_computes_its_own_tokens(backend: str) -> None:
     ids = some_ids(1, 400)
@@ -85,6 +86,7 @@ def test_packs_go_with_their_last_edge() -> None:
         assert packs(model) == 1
 
 
+@pytest.mark.slow
 def test_slots_are_moved_and_numbered_anew_without_changing_an_answer() -> None:
     # given a stem with many branches in little room, so that some of a pack's slots are evicted again and again
     stem = some_ids(1, 60)

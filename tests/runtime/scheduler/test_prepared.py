@@ -146,6 +146,7 @@ def test_streams_that_come_and_go_say_what_they_say_alone(backend: str, name: st
             assert [token for token, _ in alone] == [token for token, _ in answer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("broken"), NativePanic("panic"), MemoryError()])
 def test_a_library_that_fails_where_there_are_no_tokens_yet_costs_nobody_anything(error: BaseException) -> None:
     prompt = [5, 6, 7]

@@ -180,6 +180,7 @@ def test_clear_kv_cache_keeps_answers_but_no_kv() -> None:
         assert model.metrics().tokens_computed == 3 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_clearing_while_others_work_disturbs_nobody(kind: str) -> None:
     prompts = [some_ids(seed, 40 + seed) for seed in range(10)]

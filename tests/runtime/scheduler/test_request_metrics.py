@@ -209,6 +209,7 @@ def test_a_window_is_numpys_percentiles() -> None:
         assert got.mean == pytest.approx(last.mean())
 
 
+@pytest.mark.slow
 def test_timings_cross_the_pipe() -> None:
     async def use() -> tuple[Metrics, int]:
         heard: list[Any] = []

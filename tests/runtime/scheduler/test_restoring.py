@@ -41,6 +41,7 @@ def keep(options: BlockOptions, *paths: list[int], kind: str = "attention") -> N
             assert model.save_blocks(path).tokens == len(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [17, 64, 65, 128, 300])
 def test_a_path_that_was_saved_is_not_computed_again(kind: str, n: int, options: BlockOptions) -> None:
@@ -152,6 +153,7 @@ def test_a_checkpoint_on_disk_serves_where_memory_holds_no_place_to_go_on_from(o
 # ---- what must never be fed to the model --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2, 4])
 @pytest.mark.parametrize("harm", ["cut", "swapped", "header", "gone"])
 def test_a_block_that_is_not_what_its_name_says_is_computed(
@@ -203,6 +205,7 @@ def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions)
 # ---- room, leaving, crowds ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [310, 400, 520, 640, 900])
 def test_it_restores_what_fits_and_answers_right(kind: str, tokens: int, options: BlockOptions) -> None:

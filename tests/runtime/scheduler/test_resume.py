@@ -29,6 +29,7 @@ def greedy(prompt: list[int], n: int) -> list[int]:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 16])
 def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # given streams whose prompts begin one another along one path, so that each stands where another passes

@@ -97,6 +97,7 @@ def test_restored_equals_fresh_and_nothing_of_it_is_computed(backend: str, optio
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @both
 def test_the_part_before_the_invocation_serves_the_model_alone(backend: str, options: BlockOptions, root: Path) -> None:
     said = saved(backend, options, root / "act")
@@ -129,6 +130,7 @@ def test_the_part_after_it_is_fed_to_no_other_adapter(backend: str, change: str,
             assert [span.start for span in session.explain_context().adapters] == [0, begin]
 
 
+@pytest.mark.slow
 @both
 def test_a_session_goes_on_from_its_snapshot_and_names_every_block(
     backend: str, options: BlockOptions, root: Path, shelf: MemoryBlocks
@@ -181,6 +183,7 @@ def test_the_pin_of_a_session_holds_both_parts(backend: str, options: BlockOptio
         assert settled(model)[0].tokens_restored == before.tokens_restored
 
 
+@pytest.mark.slow
 @both
 def test_a_kv_snapshot_is_restored_under_its_adapter_alone(
     backend: str, options: BlockOptions, root: Path, tmp_path: Path

@@ -143,6 +143,7 @@ def test_a_forgotten_session_holds_nothing() -> None:
         assert settled(model)[1].pins == 0
 
 
+@pytest.mark.slow
 def test_an_engine_killed_in_mid_decode_is_named_by_everything_that_follows() -> None:
     client = asyncio.run(spawn("anything", "fake"))
     with client, client.open_session() as session:

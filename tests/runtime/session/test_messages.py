@@ -98,6 +98,7 @@ def test_an_answer_keeps_its_tokens_however_its_text_is_cut(words: Subject) -> N
         words.check(session.logprobs_sync(), session.ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.text(min_size=1, max_size=12),

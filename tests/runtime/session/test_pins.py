@@ -27,6 +27,7 @@ def flood(model: LanguageModel, rounds: int = 30, length: int = 100) -> None:
         model.cache_kv([251, seed, *ids(seed, length)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True], ids=["attention", "recurrent"])
 def test_other_texts_push_out_what_nobody_stands_on_and_not_a_session(recurrent: bool) -> None:
     with fake_model(Behaviour(recurrent=recurrent), kv_cache_bytes=BUDGET) as model:
@@ -135,6 +136,7 @@ def test_a_pin_of_bad_ids_is_refused_at_once(bad: list[int]) -> None:
         model.pin(bad)
 
 
+@pytest.mark.slow
 def test_pins_over_the_pipe_count_and_go() -> None:
     with piped("fake", "attention") as case:
         model = case.model

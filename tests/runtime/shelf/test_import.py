@@ -149,6 +149,7 @@ def test_a_taken_name_is_not_overwritten(shelf: Path, gguf: Path) -> None:
     assert resolve("org/name@main") == resolve("org/name") == first
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_made_again(shelf: Path, gguf: Path) -> None:
     # given
     folder = import_model(gguf, "mine")

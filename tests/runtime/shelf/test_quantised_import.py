@@ -92,6 +92,7 @@ def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_are_the_same_by_value(name: str, both: Both) -> None:
     plain, kept = both(name)
@@ -154,6 +155,7 @@ def test_size_and_memory_are_what_they_are_said_to_be(
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
 
 
+@pytest.mark.slow
 def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "llama.gguf")
     plain, kept = (import_model(file, keep_quantised=quantised) for quantised in (False, True))
@@ -180,6 +182,7 @@ def test_layers_that_differ_are_named(both: Both) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a file that nobody imported
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
@@ -234,6 +237,7 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
         import_model(path, keep_quantised=True)
 
 
+@pytest.mark.slow
 def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
     """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each."""
     # given rows as wide as a block of theirs

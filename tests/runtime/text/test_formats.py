@@ -77,6 +77,7 @@ def forms() -> Iterator[dict[str, ChosenFormat]]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAT_FORMATS)
 def test_each_format_writes_what_its_family_does(forms: dict[str, ChosenFormat], name: str) -> None:
     template = forms[name].template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from runtime.trie import Trie
 from tests.runtime.trie.toys import BYTES, Toy, ToyOps, held, put
@@ -44,6 +45,7 @@ def test_one_edge_of_a_hundred_thousand_tokens() -> None:
     assert len(list(trie.nodes())) == 3
 
 
+@pytest.mark.slow
 def test_ten_thousand_branches_cost_one_stem_and_their_tails() -> None:
     trie = Trie(ToyOps(), 10**9)
     stem = list(range(300))

@@ -13,6 +13,7 @@ from tests.storage.blocks.helpers import BUDGET, block
 from tests.storage.faults import fired, run, under
 
 
+@pytest.mark.slow
 def test_one_fault_of_each_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     file = tmp_path / "blocks.sqlite3"

@@ -205,6 +205,7 @@ def test_who_listens_may_end_it(path: Path, tmp_path: Path) -> None:
     assert leftovers(path)[:3] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_what_a_killed_import_left_is_hidden_and_cleared_at_the_next_start(path: Path, tmp_path: Path) -> None:
     with_store(path, chat)
     before = leftovers(path)

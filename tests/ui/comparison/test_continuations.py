@@ -105,6 +105,7 @@ def test_beams_have_their_score_and_number_keys_of_the_menu_work(in_window: Play
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_rules_of_a_beam_search_are_chosen_in_the_inspector(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         rows = window.parts.inspector.token.beam_rows
@@ -147,6 +148,7 @@ def test_without_a_pinned_token_the_end_of_the_answer_is_continued(in_window: Pl
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_no_columns_for_the_users_own_words(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         node_id = idle.views[TRIP].turns[0].node_id
@@ -187,6 +189,7 @@ def test_columns_belong_to_their_session(in_window: Play, idle: FakeWorkbench) -
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
@@ -248,6 +251,7 @@ def test_two_columns_share_a_wide_panel(in_window: Play, idle: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_columns_are_coloured_as_the_transcript_is(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
@@ -274,6 +278,7 @@ def test_a_joint_probability_beyond_floats() -> None:
     assert joint(-2302.6) == "9e−1,001"
 
 
+@pytest.mark.slow
 def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         # given two short continuations

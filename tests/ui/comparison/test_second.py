@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
@@ -22,6 +23,7 @@ from ui.transcript import Measure, Mode
 from ui.transcript.tokens import RARE, STEP
 
 
+@pytest.mark.slow
 def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         # given the numbers of the model in use, in Read mode
@@ -66,6 +68,7 @@ def test_a_path_is_compared_with_a_model_of_the_shelf(in_window: Play, bench: Fa
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.presenter.colour_by(Measure.ENTROPY)
@@ -88,6 +91,7 @@ def test_closing_it_leaves_everything_as_it_was(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_inspector_and_the_card_show_both(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         turn = bench.views[TRIP].turns[1]
@@ -155,6 +159,7 @@ def test_the_kl_of_all_tokens_is_asked_for_where_it_is_of_the_last_ones(in_windo
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
@@ -175,6 +180,7 @@ def test_next_disagreement_goes_round(in_window: Play, bench: FakeWorkbench) -> 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_two_tokens_of_one_span(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.by_bytes = True

@@ -22,6 +22,7 @@ from ui.comparison.model_facts import difference_ranges, difference_steps
 from ui.controller.setup import MODEL
 
 
+@pytest.mark.slow
 def test_it_is_stopped_in_the_middle(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         before = marks(window)
@@ -70,6 +71,7 @@ def test_what_goes_wrong_is_said_in_the_line(in_window: Play, bench: FakeWorkben
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_it_can_be_tried_all_the_same(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.short_of_room = True
@@ -84,6 +86,7 @@ def test_where_memory_is_short_it_can_be_tried_all_the_same(in_window: Play, ben
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_another_session_ends_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await compared(window)
@@ -164,6 +167,7 @@ def test_the_second_model_is_kept_on_request(in_window: Play, bench: FakeWorkben
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_models_popover_has_it_too(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.popover.open(MODEL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAccessible
@@ -123,6 +124,7 @@ def test_a_turn_of_another_branch_is_gone_to_and_that_can_be_undone(in_window: P
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_vectors_are_made_another_way(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = await listed(window)
@@ -141,6 +143,7 @@ def test_vectors_are_made_another_way(in_window: Play, bench: FakeWorkbench) -> 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_scripts_markup_and_invisible_characters_are_shown_as_they_are(in_window: Play, bench: FakeWorkbench) -> None:
     hostile = "<b>bold</b> & \x1b[31m\u202e 🐈‍⬛ 你好 مرحبا שלום"
     bench.elsewhere = [replace(ROME, words=hostile, branch=hostile, tokens=9120)]

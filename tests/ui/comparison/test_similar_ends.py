@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -17,6 +18,7 @@ from ui import EngineState, MainWindow, SessionChanged, StatusChanged, StatusVie
 from ui.widgets.labels import plain_tooltip
 
 
+@pytest.mark.slow
 def test_closing_it_ends_what_is_under_way(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.gate = asyncio.Semaphore(0)

@@ -185,6 +185,7 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     full = Composition(12, None, 8200, 8192)
@@ -290,6 +291,7 @@ def test_a_model_without_roles_says_so_where_the_message_is_written(in_window: P
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_file_goes_where_it_was_chosen_however_long_it_is_read(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("the boat is called Ada")

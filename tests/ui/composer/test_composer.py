@@ -24,6 +24,7 @@ def says(composer: Composer, words: str) -> bool:
     return composer.meter.context.text() == words
 
 
+@pytest.mark.slow
 def test_enter_while_an_answer_streams_says_what_to_do(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -79,6 +80,7 @@ def test_the_context_grows_while_an_answer_streams_without_asking(in_window: Pla
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_edit_begins_another_version_with_the_whole_text(in_window: Play, bench: FakeWorkbench) -> None:
     # given: a message that failed, so that there is no answer to it
     view = bench.views[TRIP]

@@ -49,6 +49,7 @@ def test_a_model_is_verified_again_and_that_is_stopped(problem: str, in_window: 
     in_window(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["", "the disk is full"])
 def test_a_model_is_quantised_again_and_that_is_stopped(problem: str, in_window: Play, bench: FakeWorkbench) -> None:
     bench.problem = problem

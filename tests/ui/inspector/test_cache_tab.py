@@ -65,6 +65,7 @@ def test_it_shows_the_trie_while_somebody_looks(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_it_is_emptied_and_a_path_is_pinned(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         cache = await opened(window)

@@ -42,6 +42,7 @@ def layers_of(vocabulary: Vocabulary, lisbon: list[int] = LISBON) -> LensRun:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
@@ -218,6 +219,7 @@ def test_a_turn_is_coloured_by_layer_on_request(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_refused_says_why_and_another_session_stops_the_work(in_window: Play, bench: FakeWorkbench) -> None:
     answer = bench.turn("assistant", [], run=run_of(bench.vocabulary, [" Lisbon", " Rome"], [3.0, 1.0]))
     bench.views[TRIP] = SessionView(TRIP, "A spring trip", (bench.turn("user", ["Where", "?"]), answer), ())

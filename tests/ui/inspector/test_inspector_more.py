@@ -26,6 +26,7 @@ from ui.theme.text_size import resize_text
 Play = Callable[[Scene], None]
 
 
+@pytest.mark.slow
 def test_the_mass_so_far_is_a_line_over_the_bars(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -44,6 +45,7 @@ def test_the_mass_so_far_is_a_line_over_the_bars(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_alternatives_have_room_for_their_words_at_any_text_size(
     in_window: Play, bench: FakeWorkbench, app: QApplication
 ) -> None:
@@ -62,6 +64,7 @@ def test_alternatives_have_room_for_their_words_at_any_text_size(
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_selected_is_added_up(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -103,6 +106,7 @@ def press(empty: Empty) -> None:
     QTest.mouseClick(empty.button, Qt.MouseButton.LeftButton)
 
 
+@pytest.mark.slow
 def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

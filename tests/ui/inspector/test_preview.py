@@ -27,6 +27,7 @@ def idle(bench: FakeWorkbench) -> FakeWorkbench:
     return bench
 
 
+@pytest.mark.slow
 def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
@@ -57,6 +58,7 @@ def test_space_previews_one_alternative_after_the_other(in_window: Play, idle: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_return_takes_the_alternative_that_is_previewed(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens
@@ -90,6 +92,7 @@ def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, mov
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_space_on_a_bar_of_the_inspector_previews_it_and_return_chooses(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens, buttons = window.parts.transcript.tokens, window.parts.inspector.token.alternatives.buttons
@@ -104,6 +107,7 @@ def test_space_on_a_bar_of_the_inspector_previews_it_and_return_chooses(in_windo
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await pinned(window, idle)
@@ -117,6 +121,7 @@ def test_a_refused_preview_says_why_and_leaves_the_word(in_window: Play, idle: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = window.parts.transcript
@@ -132,6 +137,7 @@ def test_your_own_words_have_no_preview(in_window: Play, idle: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_text_is_painted_as_it_was_once_the_ghost_is_gone(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens

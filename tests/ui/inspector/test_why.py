@@ -253,6 +253,7 @@ def test_emoji_chinese_and_right_to_left_tokens_stand_in_the_bars(inspector: Ins
     assert not inspector.grab().isNull()
 
 
+@pytest.mark.slow
 def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, bench: FakeWorkbench) -> None:
     run = drawn_run(bench.vocabulary, ROW, IN_FORCE)
     answer = bench.turn("assistant", [], run=run)

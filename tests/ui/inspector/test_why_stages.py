@@ -94,6 +94,7 @@ def test_a_cut_says_how_many_are_left_and_of_which_mass(inspector: Inspector, vo
     assert tab.did.text() == f"4 of 3,000 tokens are left, which had {probability(sum(SHARES[:4]))} of the mass."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("acts", "threshold", "said"),
     [

@@ -77,6 +77,7 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_so_and_may_be_fetched_anyway(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -105,6 +106,7 @@ def look_up(page: ModelsPage, plan: object, bench: FakeWorkbench) -> None:
     QTest.mouseClick(page.get.look_button, LEFT)
 
 
+@pytest.mark.slow
 def test_a_refused_plan_names_the_cause(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -161,6 +163,7 @@ def test_a_download_moves_pauses_goes_on_and_is_cancelled(in_window: Play, bench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_download_that_is_done_is_opened(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -180,6 +183,7 @@ def test_a_download_that_is_done_is_opened(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -202,6 +206,7 @@ def test_proposals_have_one_button_each(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_hub_is_searched_when_somebody_asks(in_window: Play, bench: FakeWorkbench) -> None:
     bench.asking = asyncio.Event()
 

@@ -34,6 +34,7 @@ async def card_of(window: MainWindow, name: str) -> LoadCard:
     return row.card
 
 
+@pytest.mark.slow
 def test_a_model_is_opened_after_its_bar_was_seen(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, QWEN)
@@ -48,6 +49,7 @@ def test_a_model_is_opened_after_its_bar_was_seen(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
@@ -67,6 +69,7 @@ def test_one_that_does_not_fit_is_opened_only_when_it_is_said_again(in_window: P
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
@@ -87,6 +90,7 @@ def test_one_that_is_chosen_from_the_menu_and_does_not_fit_shows_its_bar_first(i
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_so_does_one_that_was_fetched(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
 
@@ -101,6 +105,7 @@ def test_so_does_one_that_was_fetched(in_window: Play, bench: FakeWorkbench) -> 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         card = await card_of(window, SMOL)
@@ -127,6 +132,7 @@ def test_a_context_and_weights_are_chosen_for_one_model_and_remembered(in_window
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit = replace(FIT, engine="mlx")
 
@@ -145,6 +151,7 @@ def test_where_weights_have_one_form_none_is_asked_for(in_window: Play, bench: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit, bench.set_weights = replace(FIT, engine="mlx"), "int8"
 
@@ -161,6 +168,7 @@ def test_weights_that_are_set_for_all_models_and_have_no_effect_are_said_so(in_w
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_weights_that_were_chosen_for_a_model_can_be_taken_back(in_window: Play, bench: FakeWorkbench) -> None:
     bench.shelf_fit, bench.own[QWEN] = replace(FIT, engine="mlx"), LoadChoice(2048, "int8")
 
@@ -215,6 +223,7 @@ def test_a_model_is_quantised_in_its_row(in_window: Play, bench: FakeWorkbench) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         part = (await opened(window)).get.token

@@ -34,6 +34,7 @@ def words(menu: QMenu, name: str) -> str:
     return next(action.text() for action in menu.actions() if action.text().startswith(name))
 
 
+@pytest.mark.slow
 def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench: FakeWorkbench) -> None:
     bench.choices[1] = replace(bench.choices[1], last_used=time.time() - 3 * 86_400)
     bench.shelf_fit = replace(FIT, weights=32_000_000_000, longest=0)
@@ -90,6 +91,7 @@ def test_the_settings_of_a_session_close_when_it_is_left(in_window: Play, bench:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -118,6 +120,7 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_here_is_not_offered(in_window: Play, bench: FakeWorkbench) -> None:
     bench.proposed = [replace(bench.proposed[0], here=True), *bench.proposed[1:]]
 

@@ -43,6 +43,7 @@ def pick(row: ShelfRow, action: QAction) -> None:
     QTest.mouseClick(row.menu, LEFT, pos=row.menu.actionGeometry(action).center())
 
 
+@pytest.mark.slow
 def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench) -> None:
     bench.on_shelf[1] = replace(bench.on_shelf[1], title="<b>qwen</b>\n\x1b[31m", problem="model.safetensors is missing")
     bench.on_shelf.append(ShelfModel("me/pirate@1", "me/pirate", "/p", 3_000_000, "adapter, for org/base", kind="adapter"))
@@ -64,6 +65,7 @@ def test_the_shelf_says_what_each_model_is(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_is_verified_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gate = asyncio.Semaphore(0)
 
@@ -91,6 +93,7 @@ def test_a_model_is_verified_in_its_row(in_window: Play, bench: FakeWorkbench) -
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = await opened(window)
@@ -116,6 +119,7 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     bench.on_shelf = []
 

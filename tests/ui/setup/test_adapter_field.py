@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
@@ -15,6 +16,7 @@ from ui import Download, MainWindow
 Play = Callable[[Scene], None]
 
 
+@pytest.mark.slow
 def test_an_adapter_is_got_by_its_name(in_window: Play, bench: FakeWorkbench) -> None:
     bench.gate = asyncio.Semaphore(0)
 
@@ -39,6 +41,7 @@ def test_an_adapter_is_got_by_its_name(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_refusal_stands_under_the_field_and_keeps_what_was_typed(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.popover.open()

@@ -86,6 +86,7 @@ def test_a_scale_keeps_its_digits_until_it_is_moved(in_window: Play, bench: Fake
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_changed_as_another_session_comes_stays_in_its_own(in_window: Play, bench: FakeWorkbench) -> None:
     stacked(bench, TRIP, 1.0)
     stacked(bench, 3, 1.5)

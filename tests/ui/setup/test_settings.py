@@ -126,6 +126,7 @@ def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolle
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)
@@ -176,6 +177,7 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> None:
     bench.damage = ("session 3, turn 2: its tokens fail their checksum",)
 
@@ -193,6 +195,7 @@ def test_data_is_named_and_verified(in_window: Play, bench: FakeWorkbench) -> No
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window)).data
@@ -215,6 +218,7 @@ def test_a_backup_is_made_at_once_and_says_where_it_is(in_window: Play, bench: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     own = tmp_path / "mine.jinja"
     own.write_text("{{ messages }}")
@@ -239,6 +243,7 @@ def test_a_template_of_ones_own_is_a_chat_format(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_all_text_of_the_window_has_the_size_that_is_set(in_window: Play, bench: FakeWorkbench) -> None:
     """Labels, fields, lists, painted parts and fixed heights alike; what is made later too, and back again."""
 

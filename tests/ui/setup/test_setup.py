@@ -67,6 +67,7 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_it_stays_inside_a_narrow_window(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         popover = await opened(window)
@@ -79,6 +80,7 @@ def test_it_stays_inside_a_narrow_window(in_window: Play) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_every_part_can_be_reached_by_tab_and_has_a_name(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         popover = await opened(window)
@@ -109,6 +111,7 @@ def _takes_keys(widget: QWidget) -> bool:
     return bool(widget.focusPolicy() & Qt.FocusPolicy.TabFocus) and proxy is None and not inner
 
 
+@pytest.mark.slow
 def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
@@ -140,6 +143,7 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_slider_sets_its_option_once_it_rests_and_follows_what_is_written(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         options = (await opened(window, SAMPLING)).sampling.options
@@ -246,6 +250,7 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SYSTEM)).system
@@ -350,6 +355,7 @@ def test_tokens_are_written_as_what_they_say_where_it_can_be_read() -> None:
     assert value_of("logit_bias", text_of("logit_bias", {"5": -5}, bytes_of)) == {'" rain"': -5}
 
 
+@pytest.mark.slow
 def test_a_bias_is_typed_as_text_and_shown_as_text(in_window: Play, bench: FakeWorkbench) -> None:
     rain = bench.vocabulary.id_of(" rain")
 

@@ -155,6 +155,7 @@ def press_undo(panel: SessionPanel) -> None:
     QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
 
 
+@pytest.mark.slow
 def test_an_undo_by_key_takes_the_trash_note_away(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
@@ -264,6 +265,7 @@ def test_titles_show_what_is_invisible(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_pin_and_unpin_by_menu_and_by_action(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
@@ -395,6 +397,7 @@ def test_a_branch_says_all_of_itself_under_the_pointer(app: QApplication) -> Non
     assert "<b>" not in said  # it is no markup
 
 
+@pytest.mark.slow
 def test_a_branch_gets_a_name_and_loses_it_by_undo(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         tree = window.parts.sidebar.tree

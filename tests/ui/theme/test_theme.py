@@ -89,6 +89,7 @@ def test_there_is_one_theme_and_it_changes_only_when_it_must(app: QApplication) 
     assert seen == [DARK, LIGHT]
 
 
+@pytest.mark.slow
 def test_numbers_run_as_they_are_written_wherever_the_app_starts() -> None:
     # in a process of its own, where the system writes from right to left (Qt's -reverse)
     code = (

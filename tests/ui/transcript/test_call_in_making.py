@@ -44,6 +44,7 @@ def read(window: MainWindow) -> str:
     return window.parts.transcript.read.selected_text
 
 
+@pytest.mark.slow
 def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -81,6 +82,7 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -100,6 +102,7 @@ def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: P
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_where_no_tools_are_offered_it_is_text(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

@@ -66,6 +66,7 @@ def test_from_place_to_place_and_round(qtbot: QtBot, show: Show) -> None:
     assert transcript.tokens.selected_text == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", Mode)
 def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     # given a machine that lays out next to nothing at a time

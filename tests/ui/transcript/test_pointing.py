@@ -133,6 +133,7 @@ def test_alternatives_without_a_vocabulary_are_called_by_number(qtbot: QtBot, dr
     assert [r.word for r in content.rows] == ["#900", "#901", "Lisbon", "#902"]
 
 
+@pytest.mark.slow
 def test_the_card_goes_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, show: Show) -> None:
     transcript = show(session(*(turn(i, "assistant", written("You| could=a| visit=b", first_id=i * 10)) for i in range(1, 40))))
     transcript.tokens.verticalScrollBar().setValue(0)
@@ -144,6 +145,7 @@ def test_the_card_goes_when_the_mouse_leaves_or_the_page_scrolls(qtbot: QtBot, s
     qtbot.waitUntil(lambda: not transcript.card.isVisible(), timeout=PATIENCE_MS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [300, 500, 780])
 def test_the_card_stays_inside_the_viewport(qtbot: QtBot, show: Show, width: int) -> None:
     transcript = show(drawn(), width=width, height=330)

@@ -195,6 +195,7 @@ def test_a_result_may_have_several_lines(in_window: Play, bench: FakeWorkbench) 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_read_shows_the_card_and_not_what_it_was_made_of(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'

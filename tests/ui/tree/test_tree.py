@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QAccessible
@@ -150,6 +151,7 @@ def test_return_opens_the_branch_and_closes_the_tree(in_window: Play, bench: Fak
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
@@ -186,6 +188,7 @@ def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_tree_follows_what_changes_and_another_session_closes_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
@@ -391,6 +394,7 @@ def test_two_rows_are_compared_and_the_tree_is_there_again(in_window: Play, benc
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
@@ -414,6 +418,7 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_row_that_says_nothing_yet_is_painted(in_window: Play, bench: FakeWorkbench) -> None:
     rows = bench.views[TRIP].branches
     bench.views[TRIP] = replace(bench.views[TRIP], branches=(*rows[:5], replace(rows[5], name="", before="")))

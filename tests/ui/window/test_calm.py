@@ -28,6 +28,7 @@ def choose(window: MainWindow, row: str, key: Qt.Key) -> None:
     QTest.keyClick(combo, key)
 
 
+@pytest.mark.slow
 def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import QEvent, QPoint, Qt
 from PySide6.QtGui import QMouseEvent
@@ -188,6 +189,7 @@ def test_an_engine_that_dies_keeps_the_text_and_says_so(in_window: Play, bench: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         QTest.keyClicks(window.parts.composer.field, "three short words")
@@ -200,6 +202,7 @@ def test_the_draft_is_counted_a_moment_after_typing(in_window: Play, bench: Fake
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_context_is_counted_again_when_the_engine_comes_up(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

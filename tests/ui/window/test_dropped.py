@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtTest import QTest
@@ -34,6 +35,7 @@ def drop(widget: QWidget, paths: Sequence[Path]) -> bool:
     return entered.isAccepted()
 
 
+@pytest.mark.slow
 def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     notes, session, exported = tmp_path / "notes.md", tmp_path / "trip.elsewise", tmp_path / "trip.json"
     plain, picture, model, folder = (tmp_path / name for name in ("data.json", "cat.png", "tiny.gguf", "tiny"))

@@ -125,6 +125,7 @@ def test_a_button_leads_to_the_end(in_window: Play, bench: FakeWorkbench) -> Non
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_words_are_found_by_keys_alone(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         bar, tokens = window.parts.finder, window.parts.transcript.tokens

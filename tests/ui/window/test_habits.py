@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
@@ -40,6 +41,7 @@ async def laid_out(window: MainWindow) -> None:
     await until(lambda: window.isActiveWindow() and bool(boxes) and all(box.body.done for box in boxes))
 
 
+@pytest.mark.slow
 def test_a_token_and_its_turn_have_a_menu(in_window: Play, bench: FakeWorkbench) -> None:
     question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
     finish(bench)
@@ -137,6 +139,7 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
@@ -158,6 +161,7 @@ def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_wi
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_text_is_cut_and_pasted_by_the_menu_also_from_the_conversation(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await laid_out(window)
@@ -177,6 +181,7 @@ def test_text_is_cut_and_pasted_by_the_menu_also_from_the_conversation(in_window
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await laid_out(window)

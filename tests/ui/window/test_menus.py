@@ -136,6 +136,7 @@ def test_copy_by_key_and_by_menu_takes_from_what_has_the_keyboard(in_window: Pla
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_no_label_interprets_markup(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         # given hostile words in every place they can reach

@@ -132,6 +132,7 @@ def test_the_bar_fits_at_any_text_size(in_window: Play, bench: FakeWorkbench, ap
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_recordings_hint_is_cut_with_an_ellipsis(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
@@ -189,6 +190,7 @@ def test_no_panel_stands_outside_the_window_at_any_text_size(in_window: Play, ap
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         window.resize(900, 700)

@@ -86,6 +86,7 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
@@ -114,6 +115,7 @@ def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
@@ -284,6 +286,7 @@ def test_from_a_message_a_key_goes_to_an_uncertain_token_and_a_number_branches(i
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_refused_row_is_not_asked_for_again_until_another_model_runs(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

@@ -100,6 +100,7 @@ def test_nothing_that_is_written_is_cut_off(
     assert found == {}
 
 
+@pytest.mark.slow
 def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

@@ -160,6 +160,7 @@ def test_each_page_of_the_settings(in_window: Play, page: int) -> None:
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_finding_comparing_columns_and_a_narrow_window(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -182,6 +183,7 @@ def test_finding_comparing_columns_and_a_narrow_window(in_window: Play, bench: F
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -293,6 +295,7 @@ def test_the_conversation_is_read_out(in_window: Play, bench: FakeWorkbench, mod
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_segments_are_chosen_by_the_arrows(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         await ready(window)

@@ -54,6 +54,7 @@ def test_a_file_is_imported_again_from_the_menu(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_exported_so_that_it_comes_in_again_is_recent(in_window: Play, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         for form in (exporter.format for exporter in EXPORTS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -47,6 +48,7 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_pinned_token_is_pinned_in_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     make_sample(bench)
@@ -73,6 +75,7 @@ def test_the_pinned_token_is_pinned_in_the_copy(in_window: Play, bench: FakeWork
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_copy_of_another_session_changes_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         bench.emit(SessionCopied(5, bench.views[6]))

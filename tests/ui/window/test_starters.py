@@ -46,6 +46,7 @@ def test_eight_endings_stand_side_by_side(in_window: Play, bench: FakeWorkbench,
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -66,6 +67,7 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_what_is_stopped_is_not_followed_up(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     gate = bench.gate = asyncio.Semaphore(1)

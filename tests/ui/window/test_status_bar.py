@@ -88,6 +88,7 @@ def test_without_a_model_what_needs_one_is_off_and_all_else_goes_on(in_window: P
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_without_a_model_a_message_can_be_written_and_is_sent_when_one_is_there(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QContextMenuEvent
@@ -41,6 +42,7 @@ async def asked(window: MainWindow) -> QFileDialog:
     return dialog
 
 
+@pytest.mark.slow
 def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         for form, action in window.acts.exports.items():
@@ -59,6 +61,7 @@ def test_an_export_asks_for_a_file_and_says_where_it_is(in_window: Play, bench: 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text("[]")
 

@@ -57,6 +57,7 @@ def marks(app: QApplication) -> Iterator[None]:
     app.removeTranslator(translator)
 
 
+@pytest.mark.slow
 def test_no_word_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         window.acts.settings.trigger()

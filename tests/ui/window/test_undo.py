@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -108,6 +109,7 @@ def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, bench: FakeWorkbench) -> None:
     """Given another session that was opened meanwhile: nothing that is out of sight is changed."""
     finish(bench)

@@ -61,6 +61,7 @@ def test_the_token_that_ends_an_answer_is_no_word_of_it() -> None:
     assert typed_text(TokenRun.concat([run, ended])) == "well"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answering", [True, False])
 def test_the_trash_says_that_it_stopped_an_answer(in_window: Play, bench: FakeWorkbench, answering: bool) -> None:
     async def scene(window: MainWindow) -> None:

@@ -19,6 +19,7 @@ Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
 
 
+@pytest.mark.slow
 def test_tokens_are_explained_once(in_window: Play, bench: FakeWorkbench) -> None:
     bench.left_hints = frozenset({"tokens"})
 

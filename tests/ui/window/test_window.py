@@ -48,6 +48,7 @@ def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, 
     in_window(scene)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_loaded_anew_is_named_with_how(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await until(lambda: window.parts.top.model.text() == "SmolLM2 135M Instruct")
