@@ -241,10 +241,12 @@ def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
             assert isinstance(first, LanguageModel)
 
             def kill(words: str, _done: int, _total: int) -> None:
-                others = [child.pid for child in psutil.Process().children() if child.pid != first.pid]
-                if words == "comparing" and others and not killed:
-                    killed.append(others[-1])
-                    os.kill(others[-1], signal.SIGKILL)
+                if words != "comparing" or killed:
+                    return
+                engines = [child.pid for child in psutil.Process().children() if "runtime.transport" in child.cmdline()]
+                killed.extend(pid for pid in engines if pid != first.pid)
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
 
             with pytest.raises(Refusal, match="the engine of x on fake stopped"):
                 await workbench.comparison.compare(session_id, SAME, kill)
