@@ -23,6 +23,17 @@ SECONDS = 120.0  # limit for the load of a process, and again for its end
 CHILD_SECONDS = 15.0  # limit for its children to end after it
 READY = "ready"  # the line that a process prints where it is to receive a signal
 
+
+def running(module: str) -> list[psutil.Process]:
+    """The children of this process that run a module; not those that have ended."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or waits for this process to hear of it
+            if module in child.cmdline():
+                found.append(child)
+    return found
+
+
 _BEGIN = """
 import asyncio, os, signal, sys, threading, time
 from runtime import GenerationOptions, load, spawn

@@ -14,6 +14,7 @@ from app.workbench import AppWorkbench
 from runtime import LanguageModel
 from tests.end_to_end.driving import generated, last, say, until
 from tests.end_to_end.test_window import OpenApp, answered, endless_session, engine_pid, new_session
+from tests.exits import running
 from tests.tiny_models import tiny_folder
 from ui import EngineState, MainWindow, TurnStatus
 
@@ -51,8 +52,7 @@ def test_an_engine_killed_while_nobody_asks_is_started_again(open_app: OpenApp, 
 
 def loading_engine() -> psutil.Process | None:
     """The engine process, while no client has heard from it yet."""
-    children = psutil.Process().children()
-    return next((child for child in children if "runtime.transport" in child.cmdline()), None)
+    return next(iter(running("runtime.transport")), None)
 
 
 @pytest.mark.slow

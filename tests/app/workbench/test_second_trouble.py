@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from app.supervisor import Supervisor
@@ -25,6 +24,7 @@ from storage import SessionStore
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import OPTIONS, Scene, answered, until
 from tests.app.workbench.second_scene import SAME, Engines, Told, compared
+from tests.exits import running
 from tests.tiny_models import tiny_path
 from ui import AdapterChoice, BackendChoice, LoadChoice, NoRoomRefusal, Refusal, SecondChoice, WeightsForm
 
@@ -243,8 +243,7 @@ def test_two_real_engines_and_one_that_is_killed(path: Path) -> None:
             def kill(words: str, _done: int, _total: int) -> None:
                 if words != "comparing" or killed:
                     return
-                engines = [child.pid for child in psutil.Process().children() if "runtime.transport" in child.cmdline()]
-                killed.extend(pid for pid in engines if pid != first.pid)
+                killed.extend(child.pid for child in running("runtime.transport") if child.pid != first.pid)
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
 

@@ -17,6 +17,7 @@ import pytest
 
 from runtime import DownloadError, DownloadProgress, ModelShelf, fetch_model, plan_download, unfinished_downloads
 from runtime.hub.child_protocol import Order
+from tests.exits import running
 from tests.runtime.hub.local_hub import Files, LocalHub, Request, for_file, held, status, stop_after
 
 WEIGHTS = "model.safetensors"
@@ -38,10 +39,6 @@ def small(tiny: Files) -> int:
     return sum(len(data) for name, data in tiny.items() if name.endswith((".json", ".jinja")))
 
 
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "runtime.hub.child" in " ".join(child.cmdline())]
-
-
 @pytest.mark.slow
 def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None:
     # given
@@ -55,7 +52,7 @@ def test_a_model_is_planned_fetched_and_here(hub: LocalHub, tiny: Files) -> None
     assert folder.path == ModelShelf().folder("org/tiny")
     assert folder.path.name == f"org--tiny@{commit[:12]}"
     assert steps[-1].done == steps[-1].total == plan.bytes
-    assert children() == []
+    assert running("runtime.hub.child") == []
 
 
 @pytest.mark.slow
@@ -100,7 +97,7 @@ def test_who_listens_can_stop_it_and_goes_on_later(hub: LocalHub, tiny: Files) -
     with pytest.raises(Stopped):
         fetch_model("org/tiny", stop)
     # then nobody goes on behind one's back, and the next one needs the rest alone
-    assert children() == []
+    assert running("runtime.hub.child") == []
     assert ModelShelf().models() == []
     fetch_model("org/tiny")
     assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"]
@@ -124,7 +121,7 @@ def test_a_pause_keeps_what_came_and_is_gone_on_with_at_its_commit(hub: LocalHub
         fetch_model("org/tiny", look, pause=pause)
     # then
     assert (paused.value.reason, paused.value.kept) == ("paused", here)
-    assert children() == []
+    assert running("runtime.hub.child") == []
     assert ModelShelf().models() == []
     # when it is gone on with after a restart, and the branch has moved meanwhile
     hub.add("org/tiny", {**tiny, WEIGHTS: b"another"})
