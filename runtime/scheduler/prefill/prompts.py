@@ -9,6 +9,7 @@ from typing import Protocol
 
 from runtime.aio import together
 from runtime.options.load import LoadOptions
+from runtime.options.priority import Priority
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.jobs import Job, ScoreJob, StayingJob
 from runtime.scheduler.kv.cache import Cache
@@ -20,6 +21,8 @@ from runtime.scheduler.prefill.publish_results import ResultPublisher
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
 ALONE_SECONDS = 0.4  # and when nobody does
+QUIET_SECONDS = 1.5  # of background work at most, once nothing else has been at work for a while:
+QUIET_SHARE = 0.1  # of that while
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
@@ -37,9 +40,15 @@ class Pace:
     def __init__(self, speed: float, most: int) -> None:
         self._speed, self._most = speed, most
 
-    def chunk(self, *, beside: bool) -> int:
-        """Tokens of the next forward; `beside`: others wait for its end."""
-        by_time = int(self._speed * (CHUNK_SECONDS if beside else ALONE_SECONDS))
+    def chunk(self, *, beside: bool, quiet: float = 0.0) -> int:
+        """Tokens of the next forward.
+
+        Args:
+            beside: Others wait for its end.
+            quiet: Seconds for which only background work has been there: a longer forward costs less for each token.
+        """
+        alone = min(max(QUIET_SHARE * quiet, ALONE_SECONDS), QUIET_SECONDS)
+        by_time = int(self._speed * (CHUNK_SECONDS if beside else alone))
         return min(max(by_time, MIN_CHUNK), self._most)
 
     def measure(self, tokens: int, seconds: float) -> None:
@@ -98,6 +107,7 @@ class Prompts:
         self._park = park
         self._others_give_way = others_give_way
         self._round = 0
+        self._urgent = time.monotonic()  # when work that is not in the background was last seen
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device else most
@@ -120,9 +130,13 @@ class Prompts:
                 return
 
     def _quota(self, *, decoding: bool) -> int:
+        now = time.monotonic()
+        if decoding or any(prefill.job.priority < Priority.BACKGROUND for prefill in self.running):
+            self._urgent = now
         short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
         together = min(short, self.pace.chunk(beside=False))
-        return min(max(self.pace.chunk(beside=decoding), together), self._options.max_batch_tokens)
+        chunk = self.pace.chunk(beside=decoding, quiet=now - self._urgent)
+        return min(max(chunk, together), self._options.max_batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
+from runtime.options.priority import Priority
 from runtime.scheduler.prefill.prefill import CHECKPOINT_TOKENS
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, some_ids
 from tests.tiny_models import tiny_path
@@ -67,6 +69,29 @@ def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pyte
         assert ended.wait(10)
         chunks = [size for size in clock.sizes if size > 1]
         assert all(75 <= size <= 80 for size in chunks[:-1])
+
+
+def test_background_work_alone_goes_in_longer_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model of 400 tokens a second, which has nothing to do but long texts of the background
+    clock = Clock(400.0, monkeypatch)
+
+    def read_behind(seed: int, n: int) -> list[int]:
+        clock.sizes.clear()
+        waiter: Future[Any] = Future()
+        job = replace(query_job(model, some_ids(seed, n), waiter), priority=Priority.BACKGROUND)
+        engine_of(model).submit([job])
+        waiter.result(60)
+        return clock.sizes[:-1]
+
+    with fake_model(Behaviour(before_forward=clock), prefill_chunk_tokens=4_096) as model:
+        # then chunks grow from what takes 400 ms to what takes a second and a half
+        sizes = read_behind(1, 7_500)
+        assert sizes == sorted(sizes)
+        assert sizes[0] == 160
+        assert sizes[-1] == 600
+        # and are short again after anything else, however little
+        read(model, some_ids(3, 20))
+        assert 155 <= read_behind(4, 400)[0] <= 160
 
 
 def test_a_slow_model_reads_some_tokens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
