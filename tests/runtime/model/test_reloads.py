@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import platform
@@ -11,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from runtime import load
+from runtime.loading.model_folder import open_folder
 from runtime.memory import limit_arenas, return_memory
 from runtime.text.tokenizer import Tokenizer
 from tests.tiny_models import tiny_path
@@ -134,6 +137,27 @@ def test_close_frees_the_weights_without_the_collector() -> None:
     before = tensors()
     use("hf")
     assert tensors() == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc for the bytes in use")
+def test_a_thread_keeps_no_words_of_tokenizers_that_are_gone() -> None:
+    class Usage(ctypes.Structure):
+        _fields_: ClassVar = [(f"_{at}", ctypes.c_size_t) for at in range(7)] + [("used", ctypes.c_size_t * 3)]
+
+    usage = ctypes.CDLL(None).mallinfo2
+    usage.restype = Usage
+
+    def used_after(first: int) -> int:
+        text = " ".join(f"word{number}" for number in range(first, first + 1000))
+        tokenizer = Tokenizer.from_folder(open_folder(tiny_path("llama")))
+        tokenizer.encode(text)
+        tokenizer.encode_renamed(text, {"<|im_end|>": "|"})
+        del tokenizer
+        gc.collect()
+        return int(usage().used[0])
+
+    before = used_after(0)
+    assert max(used_after(1000 * number) for number in range(1, 4)) - before < 100_000
 
 
 @pytest.mark.slow
