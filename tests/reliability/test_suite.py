@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests.pages import PAGES
 from tests.reliability import __main__, suite
-from tests.reliability.soak import DEVIATIONS, RELOAD, WARM, growth, largest
+from tests.reliability.soak import DEVIATIONS, RELOAD, WARM, growth, of_a_model
 from tests.reliability.suite import ROWS, Order, Result, Row, Tally, run_all, table
 
 PAGE = PAGES["docs/reliability.md"]
@@ -107,9 +108,13 @@ def test_the_page_has_the_rows_of_the_suite() -> None:
         assert int(tried.replace(",", "")) > 0
 
 
-def test_a_cache_that_fills_with_every_model_is_no_growth_and_one_that_fills_more_each_time_is() -> None:
+def test_what_a_model_takes_and_gives_back_is_no_growth_and_what_stays_is() -> None:
+    draw = random.Random(3)
+    takes = [draw.randrange(RELOAD) for _ in range(4 * WARM // RELOAD)]  # the round of each model in which it takes more
     fills = [18 * (at % RELOAD) for at in range(4 * WARM)]
-    assert growth(largest(fills)) == (0, 0)
-    grown, error = growth(largest([edges + at for at, edges in enumerate(fills)]))
-    assert grown > 1
-    assert grown > DEVIATIONS * error
+    steps = [fill + 200 * (at % RELOAD > takes[at // RELOAD]) for at, fill in enumerate(fills)]
+    for held, which in ((fills, max), (steps, min)):
+        assert growth(of_a_model(held, which)) == (0, 0)
+        grown, error = growth(of_a_model([amount + at for at, amount in enumerate(held)], which))
+        assert grown > 1
+        assert grown > DEVIATIONS * error
