@@ -152,6 +152,8 @@ class Pane(Scroller[BodyT]):
             self._paint(painter, event.rect())
         finally:
             painter.end()
+        if self._due is not None:
+            self._slices.start()  # counted from here: no slice in one turn of the loop with a frame
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         painter.fillRect(clip, self._ink.window)

@@ -213,7 +213,6 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def resizeEvent(self, event: QResizeEvent) -> None:
         anchor = self.anchor()
         super().resizeEvent(event)
-        self.viewport().setUpdatesEnabled(True)  # else old things would be seen beside the new ones
         self._measure()
         if not self._retired:
             self._refresh_stale()
@@ -233,8 +232,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     def _lay_out(self, anchor: Anchor) -> None:
         if self._retired:
             return
-        if not self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height()).done:
-            self._slices.start()
+        self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height())
+        self._slices.stop()  # the rest follows when that was painted
         self._painting.start()
 
     def _paint_now(self) -> None:
