@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import shown
@@ -49,6 +50,8 @@ def texts_of(pieces: Sequence[bytes], stream: Utf8Stream | None = None) -> tuple
     """
     if stream is not None:
         return tuple(stream.feed(piece) for piece in pieces)
+    with suppress(UnicodeDecodeError):  # no character is cut, as in most texts
+        return tuple(map(bytes.decode, pieces))
     whole = Utf8Stream()
     texts = [whole.feed(piece) for piece in pieces]
     if texts:

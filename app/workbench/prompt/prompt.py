@@ -252,7 +252,8 @@ def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
     token_bytes = [model.decode_token(i) for i in ids]
     run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
     # a closing <|im_end|> must not be found where "end" was typed: its bytes are overwritten by what no text holds
-    data = b"".join(b"\xff" * len(b) if model.is_eos(i) else b for i, b in zip(ids, token_bytes, strict=True))
+    ends = set(model.eos_token_ids)
+    data = b"".join(b"\xff" * len(b) if i in ends else b for i, b in zip(ids, token_bytes, strict=True))
     found = [(at, len(c)) for c in (content.encode(), content.strip().encode()) if c and (at := data.rfind(c)) >= 0]
     if not found:
         return run
