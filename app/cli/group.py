@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import codecs
 import gc
 import io
@@ -105,8 +106,10 @@ def start_window(context: click.Context, *, demo: bool = False, files: Sequence[
     if settings.backend != "auto":
         _check_known(settings.backend)
     gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
-    # PySide6 reads the source of each module that is loaded after it: what has no Qt comes first, a tenth of the start.
-    import app.workbench  # noqa: F401  # for that alone
+    plain = builtins.__import__
+    import PySide6.QtWidgets  # noqa: F401  # from here on it reads the source of each module, for `__feature__`
+
+    builtins.__import__ = plain  # which is not used here, and is a tenth of the start
     from app.window import open_window  # Qt is loaded for the window alone
 
     context.exit(open_window(settings.data, settings.model, settings.backend, demo=demo, files=files))
