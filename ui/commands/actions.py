@@ -50,6 +50,7 @@ class Possible(Struct, frozen=True):
     summary: SessionSummary | None  # of the session shown; None while it is not listed
     undo: str  # the label of the step that would be undone
     redo: str  # likewise done again
+    at_token: bool  # one of an answer is pinned: continuations leave in front of it, else from the end of the last answer
 
     @property
     def lacks_model(self) -> bool:
@@ -99,6 +100,8 @@ class Possible(Struct, frozen=True):
 
     def problem(self, control: str) -> str:
         """Why the model does not do what a control needs: it cannot, or there is none."""
+        if control == "branch" and not self.at_token:
+            return ""
         return self.status.reason if self.lacks_model else self.status.lacking(control)
 
     def can_step(self, by: int) -> bool:
@@ -191,11 +194,11 @@ class Actions(QObject):
             "Ctrl+Shift+Return",
             can=lambda now: now.can_continue)
         self.two_ways = command(SESSION, self.tr("2 Continuations"), lambda: w.intents.find_columns(2, beams=False),
-            "Ctrl+Alt+2", can=lambda now: now.can_answer, separated=True)
+            "Ctrl+Alt+2", can=lambda now: now.can_answer, needs="branch", separated=True)
         self.four_ways = command(SESSION, self.tr("4 Continuations"), lambda: w.intents.find_columns(4, beams=False),
-            "Ctrl+Alt+4", can=lambda now: now.can_answer)
+            "Ctrl+Alt+4", can=lambda now: now.can_answer, needs="branch")
         self.eight_ways = command(SESSION, self.tr("8 Continuations"), lambda: w.intents.find_columns(8, beams=False),
-            "Ctrl+Alt+8", can=lambda now: now.can_answer)
+            "Ctrl+Alt+8", can=lambda now: now.can_answer, needs="branch")
         self.beams = command(SESSION, self.tr("4 Beams"), lambda: w.intents.find_columns(BEAMS, beams=True), "Ctrl+Alt+B",
             can=lambda now: now.can_answer, needs="beams")
         self.prune = command(SESSION, self.tr("Prune Branch"), lambda: w.intents.prune(), "Ctrl+Alt+P",

@@ -158,6 +158,7 @@ class Presenter(QObject):
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)
+        self._refresh_acts()
 
     def show_range(self, parts: Sequence[tuple[int, int, int]]) -> None:
         """Adds up in the inspector what is selected in the transcript: of each turn from one token to another."""
@@ -171,11 +172,17 @@ class Presenter(QObject):
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
-        steps, row = self._controller.undo_stack, self._controller.sessions.row_shown
-        self._acts.refresh(Possible(shown, running, self._status, row, steps.label, steps.redo_label))
+        self._refresh_acts()
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
+
+    def _refresh_acts(self) -> None:
+        shown, pinned = self._controller.shown, self._parts.transcript.pinned
+        turn = shown.turn(pinned[0]) if shown is not None and pinned is not None else None
+        at_token = turn is not None and turn.role == "assistant"
+        running, steps, row = self._controller.running, self._controller.undo_stack, self._controller.sessions.row_shown
+        self._acts.refresh(Possible(shown, running, self._status, row, steps.label, steps.redo_label, at_token))
 
     def _histories(self) -> tuple[int | None, ...]:
         """Whose changes can be undone: of the session and of the list, as far as they are in sight; what is used now first."""

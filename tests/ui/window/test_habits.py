@@ -131,6 +131,10 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
         for button, reason in ((card.branch, no_ids), (card.ban, f"{name} bans no tokens.")):
             assert not button.isEnabled()
             assert button.statusTip().startswith(reason)
+        # and then in the menus: what continues in front of it
+        for act in (acts.two_ways, acts.four_ways, acts.eight_ways):
+            assert not act.isEnabled()
+            assert act.statusTip().startswith(no_ids)
         bench.emit(StatusChanged(StatusView(EngineState.READY)))
         await until(card.ban.isEnabled)
         assert acts.similar.isEnabled()
