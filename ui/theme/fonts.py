@@ -114,7 +114,7 @@ def _dressed(font: QFont, px: float, weight: QFont.Weight) -> QFont:
 
 
 SCRIPTS = "ܐހकকਕકକகకಕകකกកשم한好"  # a letter of each
-FIRST_MS, REST_MS = 150, 5  # over before any engine can answer
+FIRST_MS, REST_MS = 500, 5  # the first session stands by then, and no engine can answer before it is over
 
 
 class FallbackFaces(QObject):
