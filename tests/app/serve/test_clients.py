@@ -139,7 +139,7 @@ for chunk in client.chat.completions.create(messages=messages, stream=True, **as
         streamed["arguments"] += piece.function.arguments or ""
 messages += [made.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": whole.id, "content": "42"}]
 del asked["extra_body"], asked["max_tokens"]
-answer = client.chat.completions.create(messages=messages, max_tokens=3, **asked)
+answer = client.chat.completions.create(messages=messages, max_tokens=3, extra_body={"ignore_eos": True}, **asked)
 demanded = client.chat.completions.create(
     messages=messages, max_tokens=300, tool_choice={"type": "function", "function": {"name": "double"}},
     logit_bias=json.loads(sys.argv[5]), **asked

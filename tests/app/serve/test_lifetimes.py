@@ -181,7 +181,8 @@ def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals)
     )
     headers = {"authorization": "Bearer a-key-of-enough-characters"}
     with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False, headers=headers) as client:
-        answer = client.post(PATH, json={"model": "small", "prompt": "a secret prompt", "max_tokens": 3}).json()
+        asked = {"model": "small", "prompt": "a secret prompt", "max_tokens": 3, "ignore_eos": True}
+        answer = client.post(PATH, json=asked).json()
         assert answer["usage"]["completion_tokens"] == 3
         assert client.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401
         assert client.get("/v1/models", headers={"authorization": "Bearer another-key-for-a-server"}).status_code == 401

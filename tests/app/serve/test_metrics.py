@@ -28,8 +28,8 @@ def figures(served: Served) -> dict[str, float]:
 
 def test_tokens_and_answers_are_counted(served: Served) -> None:
     before = figures(served)
-    usage = served.post("/v1/completions", prompt=[31, 32, 33], max_tokens=4)["usage"]
-    served.stream("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3)
+    usage = served.post("/v1/completions", prompt=[31, 32, 33], max_tokens=4, ignore_eos=True)["usage"]
+    served.stream("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, ignore_eos=True)
     served.client.post("/v1/completions", json={})
     for readings in range(1, 200):  # a stream is counted when all of it has ended, which the client does not wait for
         after = figures(served)
