@@ -54,6 +54,10 @@ test-vllm: setup  ## the tests against a real vLLM, which it fetches into an env
 	PYTHON="$(PYTHON)" sh packaging/vllm.sh .cache/vllm
 	ELSEWISE_VLLM=.cache/vllm OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/runtime/remote/test_vllm.py
 
+test-llama-cpp: setup  ## the same against llama.cpp's server (0.2 GB)
+	PYTHON="$(PYTHON)" sh packaging/llama_cpp.sh .cache/llama_cpp
+	ELSEWISE_LLAMA_CPP=.cache/llama_cpp OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/runtime/remote/test_llama_cpp.py
+
 reliability: setup  ## kills, bad disks, damage, mutants: one table (docs/reliability.md); RELIABILITY_ARGS="--short --only disk" adds options
 	TMPDIR="$$(sh packaging/scratch.sh)" $(BIN)/python -m tests.reliability $(RELIABILITY_ARGS)
 

@@ -36,6 +36,7 @@ class Abilities:
         grammars: Kinds of `Grammar` that it enforces.
         embeddings: Has vectors of texts.
         sampling: Names of the sampler's settings that it takes.
+        plain: A token of whole characters, where questions are asked by one (`LlamaCpp`).
     """
 
     token_prompts: bool = False
@@ -53,6 +54,7 @@ class Abilities:
     grammars: frozenset[str] = frozenset()
     embeddings: bool = False
     sampling: frozenset[str] = frozenset({"temperature", "top_p"})
+    plain: int | None = None
 
     def told(self) -> tuple[str, ...]:
         """For `ModelInfo.capabilities`."""
@@ -182,12 +184,14 @@ class Chunk:
     Attributes:
         pieces: Its new tokens.
         text: Theirs, without that of a token that ended the answer.
-        finish: "stop", "length" or another word of the server's on the last chunk.
+        finish: "stop", "length" or another word of the server's on the last chunk; "eos" where its last token ended the answer
+            by itself.
         stopped_by: The token id that ended it, where the server says so.
         prompt: Scores of the prompt's tokens, None for the first.
         prompt_tokens: As the server counts; None where it says nothing.
         cached_tokens: Of them, found in its cache.
-        generated: Tokens of the answer so far; then `pieces` may begin with some that were told before.
+        generated: Tokens of the answer so far; then `pieces` may begin with some that were told before, or lack some in front
+            whose bytes are in `text` alone.
     """
 
     pieces: Sequence[Piece] = ()
@@ -245,6 +249,9 @@ class Dialect(Protocol):
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
         """Ids of a plain text, a BOS in front where the server puts one."""
+
+    async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
+        """The same with the bytes of each token; None where the server tells none."""
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
         """The text of ids."""

@@ -52,6 +52,7 @@ AT_ONCE: Final = 16  # requests; the server batches them itself
 _FULL_AT_ONCE: Final = 1  # a whole vocabulary costs a server a second of processor time
 _USUAL_ALTERNATIVES: Final = 20  # asked for beside an answer, so that most ranks are known
 _EMPTY_EVENTS: Final = 1000  # of an answer, in a row
+_MOST_MISSING: Final = 3  # tokens of one character before its last, which has four bytes at most
 _USAGE_SECONDS: Final = 0.5  # after the last token
 _MOST_USAGE_EVENTS: Final = 4
 _IDS_OF_A_TOKEN: Final = 8
@@ -461,6 +462,8 @@ class RemoteOperations:
         scores = answer_scores(piece, token, answer.job.options.top_k, asked.alternatives, self.text.vocab)
         tops = scores.top_ids
         await self.text.learn([token, *tops[tops >= 0].tolist()])
+        if finish == "eos" and asked.eos is None:
+            ends.add(token)
         if finish == "stop" and asked.eos is None and self._dialect.returns_eos:
             own = self.text.facts.byte_vocab[token].decode(errors="replace")
             if not (own and shown.endswith(own)):
@@ -469,7 +472,7 @@ class RemoteOperations:
         answer.record(scores, 0)
         if finish is not None and not answer.finish:
             complete = Finish.STOP if asked.grammar is None else Finish.GRAMMAR
-            answer.finish = complete if finish == "stop" else Finish.LENGTH
+            answer.finish = complete if finish in ("stop", "eos") else Finish.LENGTH
 
     async def _pieces(self, asked: Completion, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
         """The tokens of an answer, the last one with what the server says of its end.
@@ -482,37 +485,52 @@ class RemoteOperations:
         quiet = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
         async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
-            async for data in events:
-                chunk = self._client.cleanly(self._dialect.read, data, asked)
-                request.counted(chunk)
-                fresh = len(chunk.pieces) if chunk.generated is None else max(0, chunk.generated - seen)
-                seen += fresh
-                told = chunk.pieces[len(chunk.pieces) - fresh :] if fresh <= len(chunk.pieces) else chunk.pieces
-                pieces = [known for piece in told for known in self._known(piece)]
-                quiet = 0 if pieces else quiet + 1
-                if quiet > _EMPTY_EVENTS:
-                    raise malformed(f"{quiet:,} events without a token")
-                finish, shown = chunk.finish, chunk.text
-                for piece in pieces:
-                    if held is not None:
+            try:
+                async for data in events:
+                    chunk = self._client.cleanly(self._dialect.read, data, asked)
+                    request.counted(chunk)
+                    fresh = len(chunk.pieces) if chunk.generated is None else max(0, chunk.generated - seen)
+                    seen += fresh
+                    told = await self._with_missing(chunk, fresh)
+                    pieces = [known for piece in told for known in self._known(piece)]
+                    quiet = 0 if pieces else quiet + 1
+                    if quiet > _EMPTY_EVENTS:
+                        raise malformed(f"{quiet:,} events without a token")
+                    finish, shown = chunk.finish, chunk.text
+                    for piece in pieces:
+                        if held is not None:
+                            yield held, None, ""
+                        held = piece
+                    if chunk.finish is not None and chunk.stopped_by is not None and self._needs_eos(held, chunk.stopped_by):
+                        if held is not None:
+                            yield held, None, ""
+                        held = Piece(chunk.stopped_by, "", None, None)
+                    if held is not None and finish is None and self._dialect.returns_eos:
                         yield held, None, ""
-                    held = piece
-                if chunk.finish is not None and chunk.stopped_by is not None and self._needs_eos(held, chunk.stopped_by):
-                    if held is not None:
-                        yield held, None, ""
-                    held = Piece(chunk.stopped_by, "", None, None)
-                if held is not None and finish is None and self._dialect.returns_eos:
+                        held = None
+                    if finish is not None:
+                        break
+                if finish is None:
+                    raise RemoteError(f"{self._client.address.host} ended the answer without saying why", "lost")
+                await self._count_rest(events, asked, request)
+            except RemoteError:
+                if held is not None:  # what was told is kept
                     yield held, None, ""
-                    held = None
-                if finish is not None:
-                    break
-            if finish is None:
-                if held is not None:
-                    yield held, None, ""
-                raise RemoteError(f"{self._client.address.host} ended the answer without saying why", "lost")
-            await self._count_rest(events, asked, request)
+                raise
         if held is not None:
             yield held, finish, shown
+
+    async def _with_missing(self, chunk: Chunk, fresh: int) -> list[Piece]:
+        """The last `fresh` tokens of an event; those that it lacks are found by their bytes, and have no numbers."""
+        told = list(chunk.pieces[-fresh:]) if fresh else []
+        missing = fresh - len(told)
+        if not missing or not told or not chunk.text:
+            return told
+        last = told[0].token
+        ids = None if last is None or missing > _MOST_MISSING else await self.text.parts(chunk.text, missing, last)
+        if ids is None:
+            raise malformed(f"{missing:,} tokens before the text {chunk.text[:20]!r} are missing, and cannot be told from it")
+        return [*(Piece(token, "", None, None) for token in ids), *told]
 
     async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: Request) -> None:
         """What follows the last token counts tokens, and is not worth waiting for."""

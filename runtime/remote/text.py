@@ -34,6 +34,7 @@ PROBE_TEXT: Final = (
 )
 MOST_VOCAB: Final = 1 << 22  # ids
 _MOST_TOKEN_BYTES: Final = 1024  # of a token's text
+_MOST_SPLIT_BYTES: Final = 256  # of a text that is split into tokens by their bytes
 _AT_ONCE: Final = 256  # ids whose texts are asked for in one request
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ class RemoteText(Protocol):
 
     def ids_of(self, text: str) -> list[int]:
         """Ids of a piece of an answer, where the server returns none."""
+
+    async def parts(self, text: str, count: int, last: int) -> list[int] | None:
+        """The `count` tokens that make up a text with `last` behind them; None where these are not one list alone."""
 
     def close(self) -> None:
         """Ends child processes."""
@@ -139,6 +143,22 @@ class LocalText:
         one = self._by_bytes.get(text.encode())
         return [one] if one is not None else self._side.tokenizer.encode(text)
 
+    async def parts(self, text: str, count: int, last: int) -> list[int] | None:
+        """By the bytes of tokens."""
+        whole, end = text.encode(errors="replace"), self._pieces[last]
+        if not end or not whole.endswith(end) or len(whole) > _MOST_SPLIT_BYTES:
+            return None
+        found = self._splits(whole[: -len(end)], count)
+        return found[0] if len(found) == 1 else None
+
+    def _splits(self, piece: bytes, count: int) -> list[list[int]]:
+        """Each list of `count` tokens with these bytes."""
+        if count == 1:
+            token = self._by_bytes.get(piece)
+            return [] if token is None else [[token]]
+        firsts = [(at, self._by_bytes.get(piece[:at])) for at in range(1, len(piece) - count + 2)]
+        return [[token, *rest] for at, token in firsts if token is not None for rest in self._splits(piece[at:], count - 1)]
+
     def close(self) -> None:
         """Ends the template's child process."""
         if self._side.template is not None:
@@ -174,10 +194,18 @@ class ServerText:
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """One request for each text."""
-        found = list(await asyncio.gather(*(self._dialect.tokenize(self._client, self._model, text) for text in texts)))
+        found = list(await asyncio.gather(*map(self._ids, texts)))
         for ids in found:
             await self.learn(ids)
         return found
+
+    async def _ids(self, text: str) -> list[int]:
+        """The server's; pieces that it tells with them are noted."""
+        found = await self._dialect.tokens_of(self._client, self._model, text)
+        for token, piece in found:
+            if self._checked(token) and piece is not None:
+                self._note(token, piece)
+        return [token for token, _ in found]
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
@@ -241,6 +269,12 @@ class ServerText:
     def ids_of(self, text: str) -> list[int]:
         """Servers that tokenise return ids."""
         raise malformed(f"a piece of text without its id ({len(text)} characters)")
+
+    async def parts(self, text: str, count: int, last: int) -> list[int] | None:
+        """By the server's own tokens of the text, where these are as many, end so, and are that text again."""
+        ids = (await self._ids(text))[-count - 1 :]
+        same = len(ids) == count + 1 and ids[-1] == last and await self._text(ids) == text
+        return ids[:-1] if same else None
 
     def close(self) -> None:
         """Nothing to end."""

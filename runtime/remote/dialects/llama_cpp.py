@@ -1,4 +1,9 @@
-"""llama.cpp's server: ``/completion`` with token ids and ``n_probs``, by its documentation (tools/server/README.md)."""
+"""llama.cpp's server: ``/completion`` with token ids and ``n_probs`` (tools/server/README.md).
+
+It sends text in whole characters. Of the tokens of one character a stream tells the last alone, and no answer has the
+log-probabilities of the others. So a stream's missing tokens are found by their bytes, and log-probabilities after a prompt are
+asked for with a token of whole characters forced by a bias, which those numbers do not contain.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000  # asked for at once; the whole vocabulary was not tried
+_FORCING: Final = 1e6  # added to a raw logit
 _RENAMED: Final = {"repetition_penalty": "repeat_penalty"}
 
 
@@ -31,6 +37,7 @@ class _Timings(msgspec.Struct):
 class _Body(msgspec.Struct):
     content: str = ""
     tokens: list[Id] = []
+    tokens_predicted: int | None = None
     stop: bool = False
     stop_type: str = ""
     completion_probabilities: list[_Probability] = []
@@ -39,8 +46,13 @@ class _Body(msgspec.Struct):
     error: Any = None
 
 
+class _Token(msgspec.Struct):
+    id: Id
+    piece: str | list[int]  # bytes, where they are no text
+
+
 class _Tokens(msgspec.Struct):
-    tokens: list[Id]
+    tokens: list[_Token]
 
 
 class _Content(msgspec.Struct):
@@ -104,6 +116,9 @@ class LlamaCpp(OpenAI):
             sampling=self.sampler,
         )
         ids = await self.tokenize(client, facts.model, "Hi")
+        if not ids:
+            raise malformed("no tokens of a word")
+        found = replace(found, plain=ids[-1])
         chunk = await self.ask(client, Completion(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
         if not chunk.pieces or chunk.pieces[0].alternatives is None:
             raise malformed("no alternatives for one token (n_probs)")
@@ -120,6 +135,8 @@ class LlamaCpp(OpenAI):
         body |= {"return_tokens": True, "post_sampling_probs": False, "stream": stream}
         if asked.alternatives:
             body["n_probs"] = min(asked.alternatives, abilities.alternatives)
+        if asked.options is None and abilities.plain is not None:
+            bias.append([abilities.plain, _FORCING])
         if bias:
             body["logit_bias"] = bias
         if asked.eos is not None:
@@ -129,7 +146,7 @@ class LlamaCpp(OpenAI):
         return "/completion", body
 
     def read(self, body: bytes, asked: Completion) -> Chunk:
-        """An answer, or an event of its stream; the token that ended it is not among its tokens."""
+        """An answer, or an event of its stream, which tells its end in an event of its own."""
         answer = decoded(body, _Body)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
@@ -139,15 +156,19 @@ class LlamaCpp(OpenAI):
         pieces = [Piece(token, "", None, None) for token in answer.tokens]
         if told:
             pieces = [_piece(each, asked) for each in told]
-        finish = {"limit": "length"}.get(answer.stop_type, "stop") if answer.stop else None
+        finish = {"limit": "length", "eos": "eos"}.get(answer.stop_type, "stop") if answer.stop else None
         cached = None if answer.timings is None else answer.timings.cache_n
-        return Chunk(pieces, finish, None, None, answer.tokens_evaluated, cached)
+        counts = answer.tokens_evaluated, cached, answer.tokens_predicted
+        return Chunk(pieces, finish, None, None, *counts, text=answer.content)
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """``/tokenize``; control tokens spelt in the text stay text."""
+        """Control tokens spelt in the text stay text."""
+        return [token for token, _ in await self.tokens_of(client, model, text)]
+
+    async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
+        """``/tokenize`` with the pieces."""
         del model
-        body = {"content": text, "add_special": True, "parse_special": False}
-        return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
+        return await _tokens(client, text, control=False)
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
         """``/detokenize``."""
@@ -170,8 +191,16 @@ class LlamaCpp(OpenAI):
         if tools:
             asked["tools"] = [dict(tool) for tool in tools]
         text = decoded(await client.post("/apply-template", asked), _Prompt).prompt
-        body = {"content": text, "add_special": True, "parse_special": True}
-        return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
+        return [token for token, _ in await _tokens(client, text, control=True)]
+
+
+async def _tokens(client: HttpClient, text: str, *, control: bool) -> list[tuple[int, bytes | None]]:
+    body = {"content": text, "add_special": True, "parse_special": control, "with_pieces": True}
+    found = decoded(await client.post("/tokenize", body), _Tokens).tokens
+    try:
+        return [(each.id, each.piece.encode() if isinstance(each.piece, str) else bytes(each.piece)) for each in found]
+    except ValueError:
+        raise malformed("a piece whose bytes are none") from None
 
 
 def _piece(told: _Probability, asked: Completion) -> Piece:

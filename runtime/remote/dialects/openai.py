@@ -201,6 +201,10 @@ class OpenAI:
             f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
         )
 
+    async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
+        """Without bytes."""
+        return [(token, None) for token in await self.tokenize(client, model, text)]
+
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
         """Not this server."""
         del model, ids

@@ -1,4 +1,4 @@
-"""Servers of other kinds. mlx_lm's shapes were recorded from 0.32; those of llama.cpp and SGLang are of their documents."""
+"""Servers of other kinds. The shapes of mlx_lm (0.32) and llama.cpp were recorded; those of SGLang are of its documents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LlamaServer(Other):
             case "/props":
                 return {"default_generation_settings": {"n_ctx": 2048}, "chat_template": "x", "build_info": "b8681"}
             case "/tokenize":
-                return {"tokens": await self.model.tokenize_async(body["content"])}
+                return {"tokens": [self.piece(token) for token in await self.model.tokenize_async(body["content"])]}
             case "/detokenize":
                 return {"content": self.model.detokenize(body["tokens"])}
             case "/apply-template":
@@ -85,17 +85,47 @@ class LlamaServer(Other):
                 return whole
         raise Refused(404, "File Not Found")
 
+    def piece(self, token: int) -> dict[str, Any]:
+        piece = self.model.byte_vocab[token]
+        try:
+            return {"id": token, "piece": piece.decode()}
+        except UnicodeDecodeError:
+            return {"id": token, "piece": list(piece)}
+
     async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        why = "limit"
+        forced = [token for token, value in body.get("logit_bias", ()) if value == 1e6]
+        why, count = "limit", 0
         async for record, row in self.drawn(body["prompt"], body["n_predict"], body["temperature"]):
-            if record.finish_reason == "eos":
-                why = "eos"
-                break
-            told = {"id": record.token_id, "token": record.text, "bytes": [], "logprob": float(row[record.token_id])}
+            token = forced[0] if forced else record.token_id  # the numbers are those of the raw row
+            count += 1
+            told = {"id": token, "token": record.text, "bytes": [], "logprob": float(row[token])}
             told["top_logprobs"] = [{"id": t, "logprob": float(row[t])} for t in best(row, body.get("n_probs", 0))]
-            yield {"content": record.text, "tokens": [record.token_id], "stop": False, "completion_probabilities": [told]}
-        timings = {"cache_n": 1, "prompt_n": 2}
-        yield {"content": "", "tokens": [], "stop": True, "stop_type": why, "tokens_evaluated": 3, "timings": timings}
+            why = "eos" if record.finish_reason == "eos" else why
+            shown = "" if why == "eos" else record.text
+            numbers = {"completion_probabilities": [told], "tokens_predicted": count}
+            yield {"content": shown, "tokens": [token], "stop": False, **numbers}
+        counts = {"tokens_predicted": count, "tokens_evaluated": 3, "timings": {"cache_n": 1, "prompt_n": 2}}
+        yield {"content": "", "tokens": [], "stop": True, "stop_type": why, **counts}
+
+
+class SplitCharacters(LlamaServer):
+    """Answers of characters that are several tokens each, of which it tells the last alone."""
+
+    answers = "a世🙂b"
+
+    async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        if body["n_predict"] == 1:
+            async for part in super().parts(body):
+                yield part
+            return
+        count = 0
+        for character in self.answers:
+            ids = await self.model.tokenize_async(character)
+            count += len(ids)
+            told = {"id": ids[-1], "logprob": -1.0, "top_logprobs": [{"id": ids[-1], "logprob": -1.0}]}
+            numbers = {"completion_probabilities": [told], "tokens_predicted": count}
+            yield {"content": character, "tokens": ids[-1:], "stop": False, **numbers}
+        yield {"content": "", "tokens": [], "stop": True, "stop_type": "limit", "tokens_predicted": count + 1}  # half of one
 
 
 class SGLangServer(Other):
@@ -269,9 +299,8 @@ def test_a_greedy_answer_is_the_model_s_own(model: LanguageModel, folder: Path, 
             ours, theirs = list(model.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
             shown = "".join(record.text for record in ours if record.finish_reason != "eos")
             if "token ids" in remote.info.capabilities:
-                assert [record.token_id for record in theirs] == [record.token_id for record in ours][: len(theirs)]
+                assert [record.token_id for record in theirs] == [record.token_id for record in ours]
                 assert theirs[0].top_ids == ours[0].top_ids
-                assert len(theirs) >= len(ours) - 1  # llama.cpp leaves the token out that ends an answer
             assert "".join(record.text for record in theirs if record.finish_reason != "eos") == shown
 
 
@@ -281,6 +310,28 @@ def test_by_the_server_s_tokenizer(model: LanguageModel) -> None:
     with serving(model, LlamaServer) as server, connect(server.base_url, tokenizer="server") as remote:
         assert remote.tokenize(TEXT) == model.tokenize(TEXT)
         assert remote.complete_sync(TEXT, max_tokens=3, temperature=0.0)
+
+
+@pytest.mark.parametrize("tokenizer", ["folder", "server"])
+def test_the_tokens_of_a_character_that_llama_cpp_leaves_out(model: LanguageModel, folder: Path, tokenizer: str) -> None:
+    class Garbled(SplitCharacters):
+        answers = "a\ufffd"  # of two tokens, as the next count says
+
+        async def parts(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+            async for part in super().parts(body):
+                yield {**part, "tokens_predicted": part["tokens_predicted"] + 9 * (part["content"] == "\ufffd")}
+
+    named = folder if tokenizer == "folder" else "server"
+    with serving(model, SplitCharacters) as server, connect(server.base_url, tokenizer=named) as remote:
+        records = list(remote.generate_sync([5, 6], max_tokens=20))
+        assert [record.token_id for record in records] == model.tokenize("a世🙂b")
+        assert "".join(record.text for record in records) == "a世🙂b"
+        assert [record.logprob for record in records] == [-1.0, *(None,) * 2, -1.0, *(None,) * 3, -1.0, -1.0]
+    with serving(model, Garbled) as server, connect(server.base_url, tokenizer=named) as remote:
+        answer = remote.generate_sync([5, 6], max_tokens=20)
+        assert next(answer).text == "a"
+        with pytest.raises(RemoteError, match="are missing"):
+            list(answer)
 
 
 def test_text_alone_needs_a_tokenizer(model: LanguageModel) -> None:

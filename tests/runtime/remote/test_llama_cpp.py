@@ -1,0 +1,135 @@
+"""Against llama.cpp's own server, whose environment `make test-llama-cpp` makes and ELSEWISE_LLAMA_CPP names; SmolLM2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import Grammar, LanguageModel, ModelShelf, UnsupportedFeatureError, connect, load
+from tests.runtime.remote.test_sessions import talk
+
+VENV = os.environ.get("ELSEWISE_LLAMA_CPP", "")
+TOLERANCE = 1e-2  # nats: its attention is not computed in float32 throughout
+CHINESE, FACES = "你好世界，你好世界，你好世界，你好", "Four smiling faces: 😀😀😀😀"
+PROMPTS = ("The capital of", "Once upon é", "def f(x):", CHINESE, FACES)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not VENV, reason="make test-llama-cpp makes an environment with llama.cpp and sets ELSEWISE_LLAMA_CPP"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = Path(__file__).parents[3] / "packaging" / "llama_cpp_server.py"
+    given = [ModelShelf().folder("smollm2") / "source.gguf", tmp_path_factory.mktemp("llama") / "smollm2.gguf"]
+    command = [str(Path(VENV).absolute() / "bin" / "python"), str(program), *map(str, given)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            url = next(line.strip() for line in process.stdout if line.startswith("http"))
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LanguageModel]:
+    with load("smollm2", backend="hf", dtype="float32") as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["smollm2", "server"])
+def remote(address: str, request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    with connect(address, tokenizer=request.param) as made:
+        yield made
+
+
+def test_what_it_says_of_itself(remote: LanguageModel) -> None:
+    assert remote.info.backend == "llama.cpp"
+    assert (remote.info.vocab_size, remote.info.context_length) == (49_152, 2048)
+    with pytest.raises(UnsupportedFeatureError, match="does not score given texts"):
+        remote.score_sync([5, 6])
+
+
+def test_log_probabilities_are_those_of_transformers(
+    remote: LanguageModel, local: LanguageModel, tell: Callable[[str], None]
+) -> None:
+    largest = 0.0
+    for prompt in PROMPTS:
+        ids = local.tokenize(prompt)
+        assert remote.tokenize(prompt) == ids
+        whole, theirs = local.next_token_logprobs_uncached(ids), remote.top_logprobs_sync(ids, 200)
+        largest = max(largest, float(np.abs(whole[theirs.ids] - theirs.logprobs).max()))
+        assert theirs.tail_mass == pytest.approx(local.top_logprobs_sync(ids, 200).tail_mass, abs=TOLERANCE)
+    tell(f"llama.cpp: largest difference of {len(PROMPTS)} x 200 log-probabilities from transformers: {largest:.1e} nats")
+    assert largest < TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_answers_lose_no_token_of_a_character(remote: LanguageModel, local: LanguageModel, prompt: str) -> None:
+    options: dict[str, Any] = {"max_tokens": 15, "temperature": 0.0}
+    ids = local.tokenize(prompt)
+    ours, theirs = list(local.generate_sync(ids, **options)), list(remote.generate_sync(ids, **options))
+    shown = "".join(record.text for record in ours).removesuffix("\ufffd")  # an unfinished character at the end is not told
+    assert "".join(record.text for record in theirs) == shown
+    assert [record.token_id for record in theirs] == [record.token_id for record in ours][: len(theirs)]
+    assert len(theirs) >= 13
+    known = [(a.logprob, b.logprob) for a, b in zip(ours, theirs, strict=False) if b.logprob is not None]
+    assert known
+    np.testing.assert_allclose(*np.array(known, np.float32).T, atol=TOLERANCE)
+
+
+def test_answers_drawn_here_are_a_local_model_s_own(address: str, local: LanguageModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 15, "temperature": 0.8, "top_k": 20, "seed": 5}
+    with connect(address, tokenizer="smollm2", sampling="here") as remote:
+        for prompt in PROMPTS:
+            ids = local.tokenize(prompt)
+            ours, theirs = (list(model.generate_sync(ids, **options)) for model in (local, remote))
+            assert [record.token_id for record in theirs] == [record.token_id for record in ours]
+
+
+def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
+    messages = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
+    assert remote.render_chat(messages) == local.render_chat(messages)
+    ours, theirs = (model.complete_sync(messages, max_tokens=40, temperature=0.0) for model in (local, remote))
+    assert (theirs, theirs.finish_reason) == (ours, ours.finish_reason)
+    schema = {"type": "object", "properties": {"wet": {"type": "boolean"}}, "required": ["wet"], "additionalProperties": False}
+    answer = remote.complete_sync(messages, max_tokens=60, grammar=Grammar.json_schema(schema), temperature=0.0)
+    assert list(json.loads(answer)) == ["wet"]
+
+
+def test_cached_tokens(remote: LanguageModel, local: LanguageModel) -> None:
+    ids = local.tokenize("Water is wet, and so are the waters. " * 20)[:150]
+    for _ in range(2):
+        list(remote.generate_sync(ids, max_tokens=2, temperature=0.0))
+    assert (remote.metrics().recent[-1].reused or 0) >= 140
+
+
+def test_a_session_and_its_fork_are_those_of_a_local_model(remote: LanguageModel, local: LanguageModel) -> None:
+    assert asyncio.run(talk(remote)) == asyncio.run(talk(local))
+
+
+def test_a_closed_answer_stops_within_a_second(remote: LanguageModel, address: str) -> None:
+    async def begin() -> None:
+        async with aclosing(remote.generate([5, 6, 7], max_tokens=1500, ignore_eos=True)) as records:
+            await anext(records)
+
+    asyncio.run(begin())
+    time.sleep(1)
+    with urllib.request.urlopen(address + "/slots", timeout=10) as page:
+        assert [slot["is_processing"] for slot in json.loads(page.read())] == [False, False]
