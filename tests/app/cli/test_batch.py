@@ -119,7 +119,7 @@ def test_lines_name_tokens_by_what_they_say(elsewise: Elsewise, file: Path, opti
 
 
 def test_lines_choose_among_loaded_adapters(elsewise: Elsewise, file: Path) -> None:
-    write(file, {"prompt": "a", "adapters": [["pirate", 0.5]]}, {"prompt": "a", "adapters": []})
+    write(file, {"prompt": "a", "adapters": [["pirate", 0.5]]}, {"prompt": "a", "adapters": [], "seed": 1})
     first, second = results(elsewise("ask", "--batch", str(file), *FAKE).out)
     assert "pirate" in first["error"]
     assert second["tokens"] == 6
@@ -205,7 +205,7 @@ def test_an_answer_that_fails_does_not_take_the_others_down(
             yield run
 
     monkeypatch.setattr(LanguageModel, "generate_runs", generate_runs)
-    write(file, {"prompt": "a", "seed": 5}, {"prompt": "b"})
+    write(file, {"prompt": "a", "seed": 5}, {"prompt": "b", "seed": 1})
     # when
     done = elsewise("ask", "--batch", str(file), *FAKE)
     # then

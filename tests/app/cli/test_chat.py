@@ -109,7 +109,7 @@ def test_a_message_can_be_said_in_other_words(talk: Talk, data: Path) -> None:
 
 
 def test_an_answer_is_made_again_and_gone_on_with(talk: Talk, data: Path) -> None:
-    done = talk("one", "/regenerate", "/continue", "/branch")
+    done = talk("/set temperature 0", "one", "/regenerate", "/continue", "/branch")
     assert done.code == 0
     assert len(re.findall("reached the length limit", done.err)) == 3
     assert rows(data / "sessions.db", "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(3,)]
