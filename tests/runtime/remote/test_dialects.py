@@ -98,7 +98,7 @@ class LlamaServer(Other):
         async for record, row in self.drawn(body["prompt"], body["n_predict"], body["temperature"]):
             token = forced[0] if forced else record.token_id  # the numbers are those of the raw row
             count += 1
-            told = {"id": token, "token": record.text, "bytes": [], "logprob": float(row[token])}
+            told: dict[str, Any] = {"id": token, "token": record.text, "bytes": [], "logprob": float(row[token])}
             told["top_logprobs"] = [{"id": t, "logprob": float(row[t])} for t in best(row, body.get("n_probs", 0))]
             why = "eos" if record.finish_reason == "eos" else why
             shown = "" if why == "eos" else record.text

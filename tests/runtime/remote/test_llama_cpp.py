@@ -91,8 +91,8 @@ def test_greedy_answers_lose_no_token_of_a_character(remote: LanguageModel, loca
     assert [record.token_id for record in theirs] == [record.token_id for record in ours][: len(theirs)]
     assert len(theirs) >= 13
     known = [(a.logprob, b.logprob) for a, b in zip(ours, theirs, strict=False) if b.logprob is not None]
-    assert known
-    np.testing.assert_allclose(*np.array(known, np.float32).T, atol=TOLERANCE)
+    a, b = np.array(known, np.float32).T
+    np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
 def test_answers_drawn_here_are_a_local_model_s_own(address: str, local: LanguageModel) -> None:
