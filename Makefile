@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One worker per processor, four at most (each may have engines of its own); the one that is done first takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run help setup model lint test test-fast test-slow test-vllm reliability bench bench-quick package package-test screenshots sample system clean
+.PHONY: run help setup model lint test test-fast test-slow test-vllm test-llama reliability bench bench-quick package package-test screenshots sample system clean
 
 run: setup  ## sets everything up and opens the window (what `make` alone does)
 	$(BIN)/elsewise
@@ -54,7 +54,7 @@ test-vllm: setup  ## the tests against a real vLLM, which it fetches into an env
 	PYTHON="$(PYTHON)" sh packaging/vllm.sh .cache/vllm
 	ELSEWISE_VLLM=.cache/vllm OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/runtime/remote/test_vllm.py
 
-test-llama-cpp: setup  ## the same against llama.cpp's server (0.2 GB)
+test-llama: setup  ## the same against llama.cpp's server (0.2 GB)
 	PYTHON="$(PYTHON)" sh packaging/llama_cpp.sh .cache/llama_cpp
 	ELSEWISE_LLAMA_CPP=.cache/llama_cpp OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/runtime/remote/test_llama_cpp.py
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a virtual environment with llama.cpp's server for a CPU, apart from the application's own: `make test-llama-cpp`.
+# Makes a virtual environment with llama.cpp's server for a CPU, apart from the application's own: `make test-llama`.
 # Arguments: the folder of the environment. The server comes inside the wheel xllamacpp (MIT); gguf (MIT) writes a file for it.
 set -eu
 venv=$1

@@ -1,4 +1,4 @@
-"""llama.cpp's server on a model in float32, for the environment of `make test-llama-cpp`, which has nothing of this project.
+"""llama.cpp's server on a model in float32, for the environment of `make test-llama`, which has nothing of this project.
 
 Arguments: a GGUF file, and where the same goes in float32. The address is printed; the end of the input ends the server.
 """

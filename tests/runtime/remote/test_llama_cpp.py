@@ -1,4 +1,4 @@
-"""Against llama.cpp's own server, whose environment `make test-llama-cpp` makes and ELSEWISE_LLAMA_CPP names; SmolLM2."""
+"""Against llama.cpp's own server, whose environment `make test-llama` makes and ELSEWISE_LLAMA_CPP names; SmolLM2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = ("The capital of", "Once upon é", "def f(x):", CHINESE, FACES)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not VENV, reason="make test-llama-cpp makes an environment with llama.cpp and sets ELSEWISE_LLAMA_CPP"),
+    pytest.mark.skipif(not VENV, reason="make test-llama makes an environment with llama.cpp and sets ELSEWISE_LLAMA_CPP"),
     pytest.mark.timeout(900),
 ]
 
