@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -82,15 +80,6 @@ class Theme(QObject):
         if developer != self.developer:
             self.developer = developer
             self.developer_changed.emit(developer)
-
-    @contextmanager
-    def unstyled(self) -> Iterator[None]:
-        """What is built meanwhile is styled once, at the end: else all of it anew with each part that it is put into."""
-        self._app.setStyleSheet("")
-        try:
-            yield
-        finally:
-            self._app.setStyleSheet(style_sheet(self.palette))
 
     @property
     def own_strength(self) -> float:

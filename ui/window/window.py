@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
 from ui.sidebar.sidebar import WIDTH as SIDEBAR_WIDTH
 from ui.theme.fonts import FallbackFaces
-from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme, current_theme
+from ui.theme.scheme import Contrast, Motion, OwnColours, Scheme, apply_theme
 from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
@@ -113,15 +112,14 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(560, 420)
         self.setAcceptDrops(True)
         self.controller = Controller(workbench, self)
-        with current_theme().unstyled() if beside is None else nullcontext():  # other windows would be styled anew with it
-            self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
-            self.setCentralWidget(self.parts)
+        self.parts = Frame(sidebar=state.sidebar, inspector=state.inspector)
         if beside is None:
             self.parts.composer.remember(state.drafts)
         else:
             self.parts.composer.share(beside.parts.composer)
         if isinstance(state.sidebar_width, int):
             self.parts.sidebar.set_width(state.sidebar_width)
+        self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
         self.transfers = Transfers(workbench, self.controller, status, notice, self.parts.toast, self)

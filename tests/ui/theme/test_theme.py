@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib import resources
 
 import pytest
 from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
 from PySide6.QtWidgets import QApplication
-from pytestqt.qtbot import QtBot
 
 from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
 from ui.theme import current_theme
@@ -20,7 +18,6 @@ from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
 from ui.widgets.controls import Check, Combo
-from ui.window.frame import Frame
 from ui.window.status import EngineDot
 from ui.window.topbar import ModelChip
 
@@ -146,15 +143,3 @@ def test_a_box_to_be_ticked_is_seen_on_its_ground(app: QApplication, scheme: Sch
     assert palette.accent in colours()
     box.deleteLater()
     apply_theme(app, Scheme.LIGHT)
-
-
-def test_what_is_built_without_a_style_looks_as_what_is_built_with_it(app: QApplication, qtbot: QtBot) -> None:
-    pictures = []
-    for built in (nullcontext, current_theme().unstyled):
-        with built():
-            frame = Frame(sidebar=True, inspector=True)
-        qtbot.addWidget(frame)
-        frame.resize(1100, 760)
-        pictures.append(frame.grab().toImage())
-    assert pictures[0] == pictures[1]
-    assert app.styleSheet() == style_sheet(current_theme().palette)
