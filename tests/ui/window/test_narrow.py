@@ -206,3 +206,14 @@ def test_the_sidebar_comes_back_when_the_inspector_goes(in_window: Play) -> None
         assert not window.parts.sidebar.isVisible()
 
     in_window(scene)
+
+
+def test_a_branchs_name_gets_room_when_it_comes_and_the_title_stays(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.resize(1440, 860)
+        chip = window.parts.top.branch
+        for name in ("", "the ending", "the ending in which it rains"):
+            bench.emit(SessionChanged(replace(bench.views[TRIP], branch_name=name)))
+            await until(lambda name=name: chip.name.shown == name)  # type: ignore[misc]  # mypy cannot infer its type
+
+    in_window(scene)
