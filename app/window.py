@@ -52,6 +52,7 @@ from ui import QT_TRANSLATE_NOOP, AppSettings, Collector, MainWindow, Scheme, ap
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
+GIL_SECONDS = 0.001  # after which a thread that computes gives way; with Python's own 5 ms the window waits for the store's
 WINDOW_SETTING = "window"
 DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
 QUARANTINED = QT_TRANSLATE_NOOP(
@@ -169,6 +170,7 @@ async def run_window(
     opened), and before anything of the engine is loaded.
     """
     began = time.time_ns()
+    sys.setswitchinterval(GIL_SECONDS)
     supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
     workbench = AppWorkbench(Services(store, supervisor, reopens=True))
     kept = await store.setting(WINDOW_SETTING)

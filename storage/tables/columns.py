@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from storage.errors import InvalidRowError, StoreDamagedError
 from storage.rows import Columns
-from storage.tables.text import clean, to_json
+from storage.tables.text import clean
 
 DTYPES = frozenset(f"{order}{kind}" for order, kinds in (("|", "b1 i1 u1"), ("<", "i2 i4 i8 u2 u4 u8 f2 f4 f8"))
                     for kind in kinds.split())  # fmt: skip
@@ -118,7 +118,7 @@ def summary(columns: Columns, count: int) -> str:
         ]
         for i in range(count)
     ]
-    return to_json(rows)
+    return msgspec.json.encode(rows).decode()  # all of it is clean
 
 
 def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: int) -> Sequence[float | int | None]:
@@ -126,9 +126,9 @@ def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: i
     if column is None or column.ndim != 1:
         return [None] * count
     if column.dtype.kind != "f":
-        return [int(x) for x in column.astype(np.int64)]
+        return column.astype(np.int64).tolist()
     # through the shortest decimal of the float32, so that JSON holds 8 digits rather than 17
-    return [float(x) if math.isfinite(float(x)) else None for x in column.astype(str)]
+    return [x if math.isfinite(x) else None for x in column.astype(str).astype(float).tolist()]
 
 
 @cache

@@ -23,6 +23,7 @@ class Facts(QWidget):
         super().__init__(parent)
         self._columns = columns
         self._cells: list[Cell] = []
+        self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setVerticalSpacing(3)
@@ -41,6 +42,10 @@ class Facts(QWidget):
             facts: Values by name.
             meanings: What a name means, for its tooltip.
         """
+        shown = list(facts.items()), meanings
+        if shown == self._shown:
+            return
+        self._shown = shown
         while len(self._cells) < len(facts):
             cell = Cell()
             self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))

@@ -58,6 +58,23 @@ def test_tokens_that_stream_in_are_coloured_like_those_that_were_there(measure: 
     assert [mark & STEP for mark in whole.marks] == steps(run, measure).tolist()
 
 
+def test_a_token_beyond_the_tenth_rank_is_underlined(qtbot: QtBot, show: Show) -> None:
+    # given the same word in an answer at rank 10, and at rank 11, without colours
+    columns = []
+    for rank in (10, 11):
+        run = replace(run_of([" moon"], [0.0], Origin.SAMPLED), rank=np.array([rank], np.int32))
+        transcript = show(session(turn(1, "assistant", run)))
+        box = transcript.tokens.token_box(1, 0)
+        assert box is not None
+        picture = transcript.tokens.viewport().grab(box).toImage()
+        columns.append([picture.pixelColor(box.width() // 2, y).lightness() for y in range(box.height())])
+    # then the second alone has a soft line under its letters
+    plain, lined = columns
+    (line,) = [y for y, (one, other) in enumerate(zip(plain, lined, strict=True)) if one != other]
+    assert line > len(plain) // 2
+    assert plain[line] * 0.4 < lined[line] < plain[line] * 0.8
+
+
 def test_other_colours_show_at_once_and_move_nothing(qtbot: QtBot, show: Show) -> None:
     # given a conversation in one measure
     transcript = show(drawn())

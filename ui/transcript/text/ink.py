@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -11,6 +12,8 @@ from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPen, QPixmap
 
 from ui.theme.palette import Palette
 from ui.theme.scheme import HALF
+
+_UNDERLINE = 0.45  # opacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Ink:
     stamps: Stamps = field(init=False)
     own_stamps: Stamps = field(init=False)
     rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
+    own_rare: QPen = field(init=False)  # the same in what the user wrote
     pin: QPen = field(init=False)
     on_strongest: QColor = field(init=False)
     template: QColor = field(init=False)  # words of the template: between text and soft, to be read on every step but the last
@@ -54,7 +58,10 @@ class Ink:
         object.__setattr__(self, "stamps", Stamps(self.steps))
         own = Stamps(tuple(_faded(brush, self.own) for brush in self.steps)) if self.own < 1 else self.stamps
         object.__setattr__(self, "own_stamps", own)
-        object.__setattr__(self, "rare", QPen(QColor(p.text), 1))
+        for name, strength in (("rare", 1.0), ("own_rare", self.own)):
+            line = QColor(p.text)
+            line.setAlphaF(_UNDERLINE * strength)
+            object.__setattr__(self, name, QPen(line, 1))
         pin = QPen(self.accent, 2)
         pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
         object.__setattr__(self, "pin", pin)
@@ -87,30 +94,29 @@ class Stamps:
         self._steps = steps
         self._held: dict[tuple[int, int, int, int], QPixmap] = {}
 
-    def draw(self, painter: QPainter, rect: QRectF, step: int, ratio: float) -> None:
-        """Fills the span; its sides are moved to whole pixels, so that neighbours meet without a seam.
+    def draw(self, painter: QPainter, spans: Iterable[tuple[float, float, int]], top: float, height: int, ratio: float) -> None:
+        """Fills spans of one line; their sides are moved to whole pixels, so that neighbours meet without a seam.
 
         Args:
             painter: Its origin stands on a whole pixel.
-            rect: The span; top and height are whole.
-            step: Its place on the ramp, above 0.
+            spans: Left, right, and the place on the ramp, above 0.
+            top: Whole.
+            height: Of them all.
             ratio: Device pixels per pixel.
         """
-        brush = self._steps[step]
-        if brush is None:
-            return
-        scale = int(ratio)
-        left, right = round(rect.left() * scale), round(rect.right() * scale)
-        if scale != ratio or right - left > _WIDEST_PX * scale:
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(brush)
-            painter.drawRoundedRect(rect, RADIUS_PX, RADIUS_PX)
-            return
-        key = (step, right - left, round(rect.height()), scale)
-        stamp = self._held.get(key)
-        if stamp is None:
-            stamp = self._make(key, brush)
-        painter.drawPixmap(QPointF(left / scale, rect.top()), stamp)
+        scale, steps, held, draw = int(ratio), self._steps, self._held, painter.drawPixmap
+        for x0, x1, step in spans:
+            brush = steps[step]
+            if brush is None:
+                continue
+            left, right = round(x0 * scale), round(x1 * scale)
+            if scale != ratio or right - left > _WIDEST_PX * scale:
+                painter.setPen(Qt.PenStyle.NoPen)
+                painter.setBrush(brush)
+                painter.drawRoundedRect(QRectF(x0, top, x1 - x0, height), RADIUS_PX, RADIUS_PX)
+                continue
+            key = (step, right - left, height, scale)
+            draw(QPointF(left / scale, top), held.get(key) or self._make(key, brush))
 
     def _make(self, key: tuple[int, int, int, int], brush: QBrush) -> QPixmap:
         if len(self._held) >= _KEPT:

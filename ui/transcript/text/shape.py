@@ -63,6 +63,12 @@ class ShapedLine:
         self.spans = self._cut(tokens, table, start, soft_wrapped=soft_wrapped, last=line + 1 >= len(table))
         self.end_x = self._tail(self.spans)
 
+    def take_marks(self, marks: bytearray) -> None:
+        """The tokens have other numbers; where they stand is as it was."""
+        for span in self.spans:
+            held = marks[span.first : span.last + 1]
+            span.step, span.rare = max(mark & STEP for mark in held), any(mark & RARE for mark in held)
+
     def span_at(self, x: float) -> Span | None:
         """The span under x; the narrower one where something without width of its own stands over its neighbour."""
         if self._reversed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QRegion
 
 from ui.transcript.path import Turn
@@ -17,7 +17,6 @@ from ui.transcript.text.wrap import LineTable
 
 _KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
 _HIT_LINE_PX = 1.5
-_UNDERLINE = 0.45  # opacity
 _PADDING = 1.5  # above and below the glyphs
 
 
@@ -96,7 +95,8 @@ class TokensBody:
 
     def refresh(self) -> None:
         """The numbers changed."""
-        self._shaped.clear()
+        for shaped in self._shaped.values():
+            shaped.take_marks(self._tokens.marks)
 
     # ---- places ---------------------------------------------------------------------------------------------------
 
@@ -167,17 +167,22 @@ class TokensBody:
         """Draws the lines that meet the heights `clip`; the painter's origin is the text's top left."""
         pitch = self._faces.pitch
         last = min(int(clip[1] // pitch) + 1, len(self._table))
+        rare: list[QLineF] = []
         for line in range(max(int(clip[0] // pitch), 0), last):
-            self._paint_line(painter, ink, self.shaped(line), line * pitch)
+            shaped = self.shaped(line)
+            self._paint_line(painter, ink, shaped, line * pitch)
+            y = round(line * pitch + self._faces.lead + self._faces.ascent) + 3.5
+            rare += [QLineF(span.x0 + 1.5, y, span.x1 - 1.5, y) for span in shaped.spans if span.rare]
+        if rare:
+            painter.setPen(ink.rare if self._turn.is_answer else ink.own_rare)
+            painter.drawLines(rare)
 
     def _paint_line(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float) -> None:
         padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
         y, height = top + padding, self._faces.pitch - 2 * padding
         ratio = painter.device().devicePixelRatio()
         stamps = ink.stamps if self._turn.is_answer else ink.own_stamps
-        for span in shaped.spans:
-            if span.step:
-                stamps.draw(painter, QRectF(span.x0, y, span.x1 - span.x0, height), span.step, ratio)
+        stamps.draw(painter, ((span.x0, span.x1, span.step) for span in shaped.spans if span.step), y, height, ratio)
         for first, last in self._hits_on(shaped):
             for left, right in shaped.ranges(first, last):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.hit)
@@ -189,7 +194,6 @@ class TokensBody:
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
         baseline = top + self._faces.lead + self._faces.ascent
         self._paint_glyphs(painter, ink, shaped, top, baseline)
-        self._underline(painter, ink, shaped, baseline)
 
     def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[Place, Place]]:
         """The words looked for that touch a line."""
@@ -228,15 +232,6 @@ class TokensBody:
                 painter.setPen(colour)
                 shaped.layout.draw(painter, at)
                 painter.restore()
-
-    def _underline(self, painter: QPainter, ink: Ink, shaped: ShapedLine, baseline: float) -> None:
-        y, strength = round(baseline) + 3.5, _UNDERLINE * (1 if self._turn.is_answer else ink.own)
-        for span in shaped.spans:
-            if span.rare:
-                painter.setPen(ink.rare)
-                painter.setOpacity(strength)
-                painter.drawLine(QPointF(span.x0 + 1.5, y), QPointF(span.x1 - 1.5, y))
-                painter.setOpacity(1)
 
     def _rect(self, span: Span, top: float) -> QRectF:
         padding = round(self._faces.lead - _PADDING)  # whole pixels: crisp edges, and as much above as below
