@@ -126,7 +126,7 @@ def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: i
     if column is None or column.ndim != 1:
         return [None] * count
     if column.dtype.kind != "f":
-        return column.astype(np.int64).tolist()
+        return [*column.astype(np.int64).tolist()]
     # through the shortest decimal of the float32, so that JSON holds 8 digits rather than 17
     return [x if math.isfinite(x) else None for x in column.astype(str).astype(float).tolist()]
 
