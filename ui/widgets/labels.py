@@ -65,9 +65,11 @@ class ElidedLabel(Label):
         self._explain()
 
     def setText(self, text: str) -> None:
-        super().setText(one_line(text))
-        self._explain()
-        self.updateGeometry()
+        line = one_line(text)
+        if line != self.text():  # else all around it would be laid out for nothing
+            super().setText(line)
+            self._explain()
+            self.updateGeometry()
 
     def _explain(self) -> None:
         # Tooltips guess their format: a zero-width space in front keeps "<" from ever being markup.

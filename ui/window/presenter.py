@@ -217,7 +217,7 @@ class Presenter(QObject):
         parts.top.title.setText(view.title or self.tr("New session"))
         self._window.setWindowTitle(self.tr("{0} – Elsewise").format(one_line(view.title)) if view.title else "Elsewise")
         assert self._controller.shown is not None
-        parts.top.branch.show_branch(view.branch_name, self._controller.shown.fork)
+        parts.top.show_branch(view.branch_name, self._controller.shown.fork)
         parts.composer.set_recording(view.is_sample)
         parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
         if view.session_id != self._link_of:

@@ -208,6 +208,10 @@ class TopBar(QWidget):
         self.model.show_model(choice)
         self._share_room()  # a part of fixed size asks for no layout by itself
 
+    def show_branch(self, name: str, fork: Fork | None) -> None:
+        self.branch.show_branch(name, fork)
+        self._share_room()  # as above
+
     def stand_over_sidebar(self, shown: bool, width: int = SIDEBAR) -> None:  # a state, not an option
         """The title stands where the sidebar ends, if there is room; without a sidebar it moves to the left.
 
