@@ -74,9 +74,9 @@ package: setup  ## builds an app of its own: dist/elsewise_VERSION_amd64.deb and
 package-test: setup  ## tries what `make package` built, without any Python in reach (Linux, as root)
 	sh packaging/try_package.sh dist/elsewise_*.deb
 
-screenshots: setup  ## draws the pictures in docs, with fonts for all scripts in them
+screenshots: setup  ## draws the pictures in docs; SCREENSHOTS_ARGS=--all: every scene, contrast, pseudo-locale and right-to-left too
 	@PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" EXTRA_PACKAGES="fonts-noto-cjk fonts-noto-color-emoji" sh packaging/system.sh
-	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs
+	QT_QPA_PLATFORM=offscreen $(BIN)/python -m tests.tools.screenshots docs $(SCREENSHOTS_ARGS)
 	$(BIN)/python -m tests.tools.notebooks docs/notebooks
 
 sample: setup  ## records resources/sample from SmolLM2 again

@@ -185,9 +185,9 @@ async def run_window(
         settled.connect(lambda *_: filled.set())
     window.show()
     sample = await (ensure_sample(store) if demo else first_sample(store))
-    rows = [row for row in await store.sessions() if not row.is_sample and row.branches]
+    rows = [row for row in await store.sessions() if row.branches]
     known = [row.id for row in rows]
-    latest = sample if demo or not rows else rows[0].id
+    latest = sample if demo else next((row.id for row in rows if not row.is_sample), sample)
     window.start(latest if demo else windows.session(known) or latest)
     watcher = _watch_focus(data, windows, began)
     application = QApplication.instance()

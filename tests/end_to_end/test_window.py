@@ -73,6 +73,28 @@ def engine_pid(workbench: AppWorkbench) -> int:
     return model.pid
 
 
+def test_the_sample_that_was_open_is_open_again_beside_sessions_of_ones_own(open_app: OpenApp, paced: str) -> None:
+    model = str(tiny_folder("llama").path)
+
+    async def first(window: MainWindow, workbench: AppWorkbench) -> None:
+        await until(lambda: window.controller.shown is not None)
+        sample = window.controller.shown.session_id  # type: ignore[union-attr]  # shown
+        await seeded_session(window, workbench)
+        say(window, "Well?")
+        await answered(window, 1)
+        window.controller.open(sample)
+        await until(lambda: window.controller.shown is not None and window.controller.shown.view.is_sample)
+
+    async def second(window: MainWindow, _: AppWorkbench) -> None:
+        await until(lambda: window.controller.shown is not None)
+        assert window.controller.shown is not None
+        assert window.controller.shown.view.is_sample
+        await until(lambda: len(window.controller.sessions.rows) == 2)
+
+    for scene in (first, second):
+        open_app(model, paced, scene)
+
+
 def test_a_chat_from_first_word_to_reopening(open_app: OpenApp, paced: str, data: DataFolder) -> None:
     model = str(tiny_folder("llama").path)
     kept: dict[str, object] = {}

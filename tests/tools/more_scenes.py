@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.workbench import AppWorkbench
 from ui import AppSettings, EngineState, MainWindow, SessionChanged, ToolCard
+from ui.controller.setup import SAMPLING
 from ui.settings import DATA
 from ui.theme import current_theme
 from ui.window.starters import StartersCard
@@ -313,7 +314,7 @@ async def rare_options(window: MainWindow, _: AppWorkbench, folder: Path, name: 
     """The less common settings of the sampler, unfolded."""
     await new_session(window)
     window.resize(1360, 1280)
-    window.popover.open(1)
+    window.popover.open(SAMPLING)
     await asyncio.sleep(0.3)
     window.popover.sampling.options.more.click()
     window.popover.setFixedHeight(1200)

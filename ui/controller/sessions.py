@@ -120,8 +120,21 @@ class SessionsController(QObject):
         self.rename(session_id, await self._workbench.answers.suggest_title(session_id))
 
     def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
-        """To the top of the list, or back to its day."""
-        self._run(None, self._workbench.sessions.pin, session_id, pinned)
+        """To the top of the list, or back to its day; can be undone."""
+        row, sessions = self.rows.get(session_id), self._workbench.sessions
+        folder = row.folder_id if row is not None else None
+        by_hand = (each for each in self.rows.values() if each.folder_id == folder and (each.pinned or folder is not None))
+        order = [each.session_id for each in by_hand]
+
+        async def back() -> None:
+            await sessions.pin(session_id, not pinned)
+            if session_id in order:
+                await sessions.arrange(order)  # where it stood among them
+
+        label = self.tr("Pin") if pinned else self.tr("Unpin")
+        step = None if row is None else self._step(label, back, partial(sessions.pin, session_id, pinned))
+        self._note(session_id, pinned=pinned)
+        self._run(step, sessions.pin, session_id, pinned)
 
     def pin_shown(self) -> None:
         if self.row_shown is not None:
@@ -136,7 +149,10 @@ class SessionsController(QObject):
         self._run(step, tag, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
-        self._run(None, self._workbench.sessions.arrange, session_ids)
+        """A group in another order; can be undone."""
+        arrange, before = self._workbench.sessions.arrange, [each for each in self.rows if each in session_ids]
+        step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, session_ids))
+        self._run(step, arrange, session_ids)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or back to the list; can be undone."""

@@ -329,6 +329,10 @@ class TranscriptView(QWidget):
         """Pins the next of the tokens where the model hesitated most."""
         self.tokens.next_uncertain()
 
+    def most_uncertain(self) -> None:
+        """Pins the token where it hesitated most of all."""
+        self.tokens.most_uncertain()
+
     def preview(self, node_id: int, index: int, token_id: int) -> None:
         """Shows an alternative in place of a token, and asks what would follow it."""
         if self.pinned != (node_id, index):

@@ -118,7 +118,7 @@ class Starters(QObject):
             self._find_columns(answer.node_id, made)
 
     def _show_unsure(self) -> None:
-        self._parts.transcript.next_uncertain()
+        self._parts.transcript.most_uncertain()
         self._parts.transcript.card_wanted.emit()
 
 

@@ -55,6 +55,10 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
         QTest.mouseClick(window.starters.card.unsure, LEFT)
         await until(lambda: window.parts.transcript.pinned is not None and window.parts.pinned.isVisible())
         assert len(bench.asked("send")) == 1
+        # of the answer's tokens the last has the highest entropy
+        assert window.controller.shown is not None
+        assert window.controller.shown.last_answer is not None
+        assert window.parts.transcript.pinned == (window.controller.shown.last_answer.node_id, len(bench.answer) - 1)
         # what follows is the person's: nothing is pinned for the next answer
         window.parts.pinned.close_again()
         QTest.keyClicks(window.parts.composer.field, "Go on")

@@ -52,6 +52,33 @@ def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
+def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
+    for each in (3, BOAT):
+        bench.summaries[each] = replace(bench.summaries[each], pinned=True)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: len(window.controller.sessions.rows) > 2)
+        pinned = [each for each, row in window.controller.sessions.rows.items() if row.pinned]
+        panel.arranged.emit([*reversed(pinned)])
+        await until(lambda: window.acts.undo.text() == "Undo Reorder")
+        undo(window, "Reorder")
+        await until(lambda: len(bench.asked("arrange_sessions")) == 2)
+        assert bench.asked("arrange_sessions") == [(*reversed(pinned),), (*pinned,)]
+        panel.pinned.emit(BOAT, False)
+        await until(lambda: window.acts.undo.text() == "Undo Unpin")
+        assert not bench.summaries[BOAT].pinned
+        undo(window, "Unpin")
+        await until(lambda: bench.summaries[BOAT].pinned)
+        await until(lambda: bench.asked("arrange_sessions")[-1] == (*pinned,) and len(bench.asked("arrange_sessions")) == 3)
+        panel.pinned.emit(TRIP, True)
+        await until(lambda: window.acts.undo.text() == "Undo Pin")
+        undo(window, "Pin")
+        await until(lambda: not bench.summaries[TRIP].pinned)
+
+    in_window(scene)
+
+
 def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     bench.folder_views[WORK] = FolderView(WORK, "Work")
     for each in (3, BOAT):

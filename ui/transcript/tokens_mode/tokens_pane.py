@@ -53,7 +53,13 @@ class TokensPane(MarkedPane):
 
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most, and takes the keyboard: a number chooses there."""
-        found = walk.next_uncertain(self._turns(), self._pin)
+        self._go_to(walk.next_uncertain(self._turns(), self._pin))
+
+    def most_uncertain(self) -> None:
+        """Likewise where it hesitated most of all."""
+        self._go_to(walk.most_uncertain(self._turns()))
+
+    def _go_to(self, found: TokenAt | None) -> None:
         if found is not None:
             self._pin_and_tell(found)
             self.setFocus(Qt.FocusReason.ShortcutFocusReason)

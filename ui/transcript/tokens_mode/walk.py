@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from ui.transcript.path import Turn
@@ -62,24 +63,29 @@ def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool
 
 def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:
     """The next of the tenth of the generated tokens with the highest entropy, after `at`, then from the start again."""
-    owners, indices, entropies = [], [], []
+    places, entropy = _scored(turns)
+    if not places:
+        return None
+    wanted = min(max(round(len(places) * _UNCERTAIN_SHARE), _UNCERTAIN_LEAST), len(places))
+    bar = np.partition(entropy, -wanted)[-wanted]
+    high = [places[i] for i in np.flatnonzero(entropy >= bar)]
+    after = (place for place in high if at is not None and (place.turn, place.token) > (at.turn, at.token))
+    return next(after, high[0])
+
+
+def most_uncertain(turns: Sequence[Turn]) -> TokenAt | None:
+    """The generated token with the highest entropy."""
+    places, entropy = _scored(turns)
+    return places[int(entropy.argmax())] if places else None
+
+
+def _scored(turns: Sequence[Turn]) -> tuple[list[TokenAt], npt.NDArray[np.float32]]:
+    """The generated tokens that were scored, and their entropies, ``(n,) float32``."""
+    places: list[TokenAt] = []
+    found = [np.empty(0, np.float32)]
     for number, turn in enumerate(turns):
-        generated = turn.tokens.generated()
-        owners.append(np.full(len(generated), number))
-        indices.append(generated)
-        entropies.append(turn.tokens.entropy()[generated])
-    if not owners:
-        return None
-    entropy = np.concatenate(entropies)
-    scored = np.flatnonzero(~np.isnan(entropy))
-    if not len(scored):
-        return None
-    wanted = min(max(round(len(scored) * _UNCERTAIN_SHARE), _UNCERTAIN_LEAST), len(scored))
-    bar = np.partition(entropy[scored], -wanted)[-wanted]
-    high = scored[entropy[scored] >= bar]
-    owner, index = np.concatenate(owners)[high], np.concatenate(indices)[high]
-    after = np.empty(0, np.int64)
-    if at is not None:
-        after = np.flatnonzero((owner > at.turn) | ((owner == at.turn) & (index > at.token)))
-    chosen = int(after[0]) if len(after) else 0
-    return TokenAt(int(owner[chosen]), int(index[chosen]))
+        entropies, generated = turn.tokens.entropy(), turn.tokens.generated()
+        scored = generated[~np.isnan(entropies[generated])]
+        places += [TokenAt(number, token) for token in scored.tolist()]
+        found.append(entropies[scored])
+    return places, np.concatenate(found)
