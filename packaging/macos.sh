@@ -117,6 +117,7 @@ verify() {
   library=$(find "$app" -name 'libmlx.dylib' -type f)
   [ -f "$(dirname "$library")/mlx.metallib" ] || lacks "mlx.metallib is not beside $library"
   [ -z "$(find "$app" -name 'libtorch*' -type f)" ] || lacks "torch is in the bundle"
+  [ -n "$(find "$app/Contents/Resources" -name '*.pyc' -type f)" ] || lacks "no byte code is in the bundle: each start would compile"
   "$program" doctor
 }
 

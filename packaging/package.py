@@ -161,8 +161,23 @@ def check_torch() -> None:
         sys.exit(f"torch {version} brings CUDA: make the environment with torch's build for processors (docs/cuda.md)")
 
 
+def compile_sources(shipped: Path, found: Path) -> None:
+    """Byte code beside the sources that are shipped as files, since an installed folder is not writable.
+
+    `found` is where imports look: in a macOS bundle PyInstaller keeps data in Resources, and links it file by file into folders
+    of Frameworks that hold code too. Their byte code is linked likewise, as Frameworks may not hold data.
+    """
+    unchanged = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    # Templates among them are no valid Python: what cannot be compiled here is not needed compiled there.
+    compileall.compile_dir(str(shipped), quiet=2, workers=0, invalidation_mode=unchanged, stripdir=str(shipped))
+    for compiled in list(shipped.rglob("__pycache__")):
+        beside = found / compiled.relative_to(shipped)
+        if beside.parent.is_dir() and not beside.exists():
+            beside.symlink_to(os.path.relpath(compiled.resolve(), beside.parent.resolve()))
+
+
 def build_folder() -> Path:
-    """Runs PyInstaller; compiles the sources that are shipped as files, since an installed folder is not writable."""
+    """Runs PyInstaller, and completes what it made."""
     collect_licences(BUILD / "licences")
     arguments = ["--noconfirm", "--log-level", "WARN", "--workpath", str(BUILD / "pyinstaller"), "--distpath", str(DIST)]
     spec = str(ROOT / "packaging" / "elsewise.spec")
@@ -172,9 +187,10 @@ def build_folder() -> Path:
     if sys.platform == "linux":
         system_licences(shipped, BUILD / "licences")
         shutil.copytree(BUILD / "licences", shipped / "licences", dirs_exist_ok=True)
-    unchanged = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    # Templates among them are no valid Python: what cannot be compiled here is not needed compiled there.
-    compileall.compile_dir(str(shipped), quiet=2, workers=0, invalidation_mode=unchanged, stripdir=str(shipped))
+    compile_sources(shipped, shipped)
+    if sys.platform == "darwin":  # made of the same files, not of the folder
+        contents = DIST / "Elsewise.app" / "Contents"
+        compile_sources(contents / "Resources", contents / "Frameworks")
     if foreign := [name for name in sorted(collect.not_shipped(collect.extras())) if (shipped / name).exists()]:
         sys.exit(f"the bundle has what Elsewise does not require: {', '.join(foreign)}")
     if len(list(folder.rglob("libmlx.*"))) != 1:

@@ -53,6 +53,7 @@ class Mac:
             "Frameworks/QtCore.framework/Versions/A/QtCore": MACH_O,
             "Resources/mlx/lib/libmlx.dylib": MACH_O,
             "Resources/mlx/lib/mlx.metallib": b"MTLB",
+            "Resources/mlx/__pycache__/utils.cpython-311.pyc": b"byte code",
             "Resources/notes.txt": b"no code",
         }
         for name, data in files.items():
@@ -149,6 +150,12 @@ def test_a_bundle_with_what_must_not_be_in_it_is_refused(mac: Mac, file: str, re
     assert reason in done.stderr
 
 
+def test_a_bundle_without_byte_code_is_refused(mac: Mac) -> None:
+    mac.make_app()
+    shutil.rmtree(mac.app / "Contents/Resources/mlx/__pycache__")
+    assert "no byte code is in the bundle" in mac.run("verify").stderr
+
+
 def test_a_metallib_elsewhere_than_beside_its_library_is_refused(mac: Mac) -> None:
     mac.make_app()
     (mac.app / "Contents/Resources/mlx/lib/mlx.metallib").rename(mac.app / "Contents/mlx.metallib")
@@ -194,6 +201,48 @@ def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_macos_bundle_has_byte_code_where_imports_look(
+    package: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # given what PyInstaller makes: a module and a package that are linked whole, and one that is linked file by file
+    contents = tmp_path / "Elsewise.app" / "Contents"
+
+    def pyinstaller(*_: object, **__: object) -> None:
+        for file in ("alone.py", "whole/inner.py", "mixed.data/inner.py"):
+            path = contents / "Resources" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("", "utf-8")
+        frameworks = contents / "Frameworks"
+        (frameworks / "mixed__dot__data").mkdir(parents=True)
+        (frameworks / "mixed.data").symlink_to("mixed__dot__data")
+        for link, target in (
+            ("alone.py", "../Resources"),
+            ("whole", "../Resources"),
+            ("mixed__dot__data/inner.py", "../../Resources"),
+        ):
+            (frameworks / link).symlink_to(f"{target}/{link.replace('__dot__', '.')}")
+        (tmp_path / "elsewise" / "_internal").mkdir(parents=True)
+        (tmp_path / "elsewise" / "_internal" / "libmlx.dylib").touch()
+
+    monkeypatch.setattr(package, "DIST", tmp_path)
+    monkeypatch.setattr(package, "collect_licences", lambda _: None)
+    monkeypatch.setattr(package.collect, "not_shipped", lambda _: set())
+    monkeypatch.setattr(package.subprocess, "run", pyinstaller)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    package.build_folder()
+    monkeypatch.undo()
+    # then each source has its byte code beside it in both folders, and Frameworks has no file but links
+    sources = [path / file for path in contents.iterdir() for file in ("alone.py", "whole/inner.py", "mixed.data/inner.py")]
+    assert [source for source in sources if not Path(importlib.util.cache_from_source(str(source))).is_file()] == []
+    assert [
+        file
+        for file in (contents / "Frameworks").rglob("*")
+        if file.is_file() and not file.resolve().is_relative_to(contents / "Resources")
+    ] == []
+    # and the whole may be moved
+    assert [link for link in (contents / "Frameworks").rglob("*") if link.is_symlink() and link.readlink().is_absolute()] == []
 
 
 def test_the_man_page_has_every_command_and_is_sound(package: types.ModuleType) -> None:
