@@ -415,12 +415,13 @@ class RemoteOperations:
                 if len(path) == len(answer.job.ids):  # the requests after it find in the cache what the first has read
                     request.counted(chunk)
                 piece = self._by_id(_only_piece(chunk))
-                if piece.alternatives is None:
-                    raise malformed("no alternatives to draw from")
+                count = 0 if piece.alternatives is None else len(piece.alternatives.keys)
+                if piece.alternatives is None or count < min(width, self.text.vocab):
+                    raise malformed(f"{count:,} alternatives to draw from where {width:,} were asked for")
                 row = (dense if width == FULL else truncated)(piece.alternatives, self.text.vocab)
                 token, u = answer.draw(row)
                 path.append(token)
-                scores = answer_scores(piece, token, answer.job.options.top_k, len(piece.alternatives.keys), self.text.vocab)
+                scores = answer_scores(piece, token, answer.job.options.top_k, count, self.text.vocab)
                 await self.text.learn([token, *scores.top_ids[scores.top_ids >= 0].tolist()])
                 answer.take(token, u)
                 answer.record(scores, 0)
@@ -435,15 +436,20 @@ class RemoteOperations:
 
         Raises:
             FullVocabUnavailableError: All, and the server does not give them.
-            UnsupportedFeatureError: A grammar, or a repetition penalty, which depends on raw logits.
+            UnsupportedFeatureError: A grammar, a repetition penalty, which depends on raw logits, or a server of texts alone.
         """
+        if not (self._abilities.token_prompts and self._abilities.token_ids):
+            host = self._client.address.host
+            raise UnsupportedFeatureError(
+                f"{host} has prompts and tokens as text: no draw from it is exact; connect with sampling='server'"
+            )
         chosen = {name: value for name, value in options.sampling.given().items() if value != DEFAULTS[name]}
         if options.grammar is not None or "repetition_penalty" in chosen:
             what = "a repetition penalty depends on raw logits" if options.grammar is None else "a grammar is the server's"
             raise UnsupportedFeatureError(f"{what}, which are not here: connect with sampling='server'")
         most, kept = self._abilities.alternatives, int(chosen.get("top_k", 0))
         if not _EDITS & set(chosen) and not options.stages and (options.sampling.temperature == 0.0 or 0 < kept <= most):
-            return max(1, kept, min(options.top_k, most))
+            return max(1, min(most, max(kept, options.top_k)))
         if self._abilities.full_vector:
             return FULL
         raise FullVocabUnavailableError(

@@ -15,12 +15,14 @@ from runtime import (
     Grammar,
     LanguageModel,
     PromptProgress,
+    RemoteError,
     SamplingOptions,
     TokenRecord,
     UnsupportedFeatureError,
     connect,
 )
 from tests.runtime.remote.servers import Server, event, serving, start_events
+from tests.runtime.remote.test_dialects import KINDS
 
 PROMPT = "Once upon"
 MESSAGES = [{"role": "user", "content": "Say something"}]
@@ -166,7 +168,7 @@ def test_drawn_here_the_first_request_says_what_was_cached(model: LanguageModel,
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0.0, "max_tokens": 10},
+        {"temperature": 0.0, "sampler": {"top_k": 100}, "max_tokens": 10},
         {"temperature": 1.3, "sampler": {"top_k": 20, "top_p": 0.9}, "max_tokens": 30, "seed": 5},
         {
             "temperature": 0.7,
@@ -195,6 +197,31 @@ def test_drawn_here_it_is_what_a_local_model_draws(
         ours, theirs = list(model.generate_sync([1, 2, 3], chosen)), list(remote.generate_sync([1, 2, 3], chosen))
         assert list(map(told, theirs)) == list(map(told, ours))
         assert [record.redrawn for record in theirs] == [record.redrawn for record in ours]
+
+
+class Short(Server):
+    """One alternative, however many are asked for."""
+
+    async def _prompt(self, body: dict[str, Any]) -> list[int]:
+        body["logprobs"] = min(body.get("logprobs") or 0, 1)
+        return await super()._prompt(body)
+
+
+@pytest.mark.parametrize("kind", ["mlx_lm", "openai"])
+def test_drawn_here_from_texts_is_refused(model: LanguageModel, folder: Path, kind: str) -> None:
+    with (
+        serving(model, KINDS[kind]) as server,
+        connect(server.base_url, tokenizer=folder, sampling="here") as remote,
+        pytest.raises(UnsupportedFeatureError, match="prompts and tokens as text"),
+    ):
+        list(remote.generate_sync([1, 2, 3], max_tokens=2, temperature=0.0))
+
+
+def test_drawn_here_a_list_too_short_is_refused(model: LanguageModel, folder: Path) -> None:
+    with serving(model, Short, cap=20) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
+        options = GenerationOptions(max_tokens=2, sampling=SamplingOptions(top_k=5))
+        with pytest.raises(RemoteError, match=r"^.*[12] alternatives to draw from where"):
+            list(remote.generate_sync([1, 2, 3], options))
 
 
 @pytest.mark.parametrize(("text", "finish"), [("A", "grammar"), ("", "eos")])
