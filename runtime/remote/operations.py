@@ -30,7 +30,7 @@ from runtime.numerics.pooling import Pooling
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
-from runtime.options.sampling import DEFAULTS
+from runtime.options.sampling import DEFAULTS, SamplingOptions
 from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
@@ -376,7 +376,7 @@ class RemoteOperations:
         job = GenerateJob(ids, None, Priority.CHAT, options=replace(options, max_tokens=most), on_run=on_run)
         if self._draws_here:
             assert options.seed is not None  # drawn where options are resolved
-            pieces_of = self.text.facts.byte_vocab
+            pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
         answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
         if self._draws_here:
@@ -430,6 +430,18 @@ class RemoteOperations:
         finally:
             answer.flush()
             request.finish = answer.finish.label or "done"
+
+    async def _bytes_of_breakers(self, sampling: SamplingOptions) -> list[bytes]:
+        """The bytes of every id, where DRY looks for the texts of its breakers in them; else none."""
+        given = sampling.dry_breakers
+        if not sampling.dry_multiplier or (given is not None and not any(isinstance(breaker, str) for breaker in given)):
+            return []
+        if not (self.text.local or self._dialect.exact_bytes):
+            raise UnsupportedFeatureError(
+                f"{self._client.address.host} does not tell the bytes of its tokens, in which DRY looks for its breakers: name "
+                "their ids as dry_breakers, or connect with a tokenizer of this machine"
+            )
+        return await self.byte_vocab()
 
     def _alternatives_to_draw(self, options: GenerationOptions) -> int:
         """How many of the likeliest a draw needs to be exact.

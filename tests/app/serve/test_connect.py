@@ -58,6 +58,15 @@ def test_answers(served: Served, remote: LanguageModel, options: dict[str, Any])
     assert remote.render_chat(MESSAGES) == prompt
 
 
+@pytest.mark.parametrize("tokenizer", [tiny_path("llama"), "server"])
+def test_drawn_here_dry_knows_every_token_that_breaks_a_repetition(served: Served, tokenizer: Any) -> None:
+    dry = SamplingOptions(temperature=0.0, dry_multiplier=2.0, dry_allowed_length=1, dry_breakers=("=", "a"))
+    ids, options = served.model.tokenize(TEXT * 2), GenerationOptions(max_tokens=8, sampling=dry, seed=1, ignore_eos=True)
+    ours = list(served.model.generate_sync(ids, options))
+    with connect(served.url, tokenizer=tokenizer, sampling="here") as remote:
+        assert [record.token_id for record in remote.generate_sync(ids, options)] == [record.token_id for record in ours]
+
+
 def test_salts(served: Served, remote: LanguageModel) -> None:
     served.model.clear_cache()
     ids, options = served.model.tokenize(TEXT), GenerationOptions(max_tokens=2, sampling=SamplingOptions(temperature=0.0))

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,15 @@ def test_drawn_here_from_texts_is_refused(model: LanguageModel, folder: Path, ki
         pytest.raises(UnsupportedFeatureError, match="prompts and tokens as text"),
     ):
         list(remote.generate_sync([1, 2, 3], max_tokens=2, temperature=0.0))
+
+
+def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
+    with connect(server.base_url, tokenizer="server", sampling="here") as remote:
+        dry = SamplingOptions(dry_multiplier=0.8)
+        with pytest.raises(UnsupportedFeatureError, match="does not tell the bytes of its tokens"):
+            list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=dry)))
+        by_id = replace(dry, dry_breakers=(10,))
+        assert len(list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=by_id)))) == 1
 
 
 def test_drawn_here_a_list_too_short_is_refused(model: LanguageModel, folder: Path) -> None:
