@@ -114,6 +114,39 @@ def test_messages_and_tools_of_another_shape_are_refused(served: Served, body: A
     assert error_of(response)["type"] == "invalid_request_error"
 
 
+SAID = {"role": "user", "content": "a secret"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {"messages": [SAID], "model": "another"}, 404),
+        ("/v1/chat/completions", {"messages": "a secret"}, 400),
+        ("/v1/chat/completions", {"messages": [SAID], "max_tokns": 3}, 400),
+        ("/v1/embeddings", {"input": "a secret", "model": "another"}, 404),
+        ("/v1/embeddings", {"input": {"a secret": 1}}, 400),
+        ("/v1/embeddings", {"input": "a secret", "size": 3}, 400),
+        ("/tokenize", {"prompt": "a secret", "model": "another"}, 404),
+        ("/tokenize", {"prompt": ["a secret"]}, 400),
+        ("/tokenize", {"prompt": "a secret", "add_bos": True}, 400),
+        ("/detokenize", {"tokens": [1], "model": "another", "return_token_bytes": True}, 404),
+        ("/detokenize", {"tokens": ["a secret"]}, 400),
+        ("/detokenize", {"tokens": [1], "text": "a secret"}, 400),
+    ],
+)
+def test_each_endpoint_refuses_in_openai_s_shape_and_logs_no_prompt(
+    served: Served, caplog: pytest.LogCaptureFixture, path: str, body: Any, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    response = served.client.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert error_of(response)["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+    served.client.get("/health")  # on the same connection: the request before it is logged by then
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith(("app", "runtime", "uvicorn"))]
+    assert any(f"POST {path} {status}" in line for line in ours)
+    assert not any("secret" in line for line in ours)
+
+
 def test_a_prompt_beyond_the_context_has_openai_s_code(served: Served) -> None:
     assert error_of(served.client.post(PATH, json={"prompt": [1] * 5000}))["code"] == "context_length_exceeded"
 
