@@ -133,6 +133,16 @@ def test_all_steps_in_order(mac: Mac) -> None:
     assert "ran --version" in done.stdout
 
 
+def test_all_steps_for_this_machine_alone_leave_apples_part_out(mac: Mac) -> None:
+    mac.make_app()
+    done = mac.run("all", ELSEWISE_SIGN_IDENTITY="-")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left out: the bundle is signed for this machine alone") == 2
+    assert not mac.calls("xcrun")
+    assert len(mac.calls("hdiutil")) == 1
+    assert not [line for line in mac.calls("codesign") if ".dmg" in line]
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
