@@ -96,15 +96,13 @@ staple() {
 dmg() {
   need hdiutil
   need_app
+  case "${ELSEWISE_SIGN_IDENTITY:-}" in "" | -) signed= ;; *) signed=yes && need codesign ;; esac
   rm -rf build/dmg
   mkdir -p build/dmg
   cp -R "$app" build/dmg/
   ln -s /Applications build/dmg/Applications
   hdiutil create -volname Elsewise -srcfolder build/dmg -fs HFS+ -format UDZO -ov "$(image)"
-  if [ -n "${ELSEWISE_SIGN_IDENTITY:-}" ] && [ "$ELSEWISE_SIGN_IDENTITY" != "-" ]; then
-    need codesign
-    codesign --timestamp --sign "$ELSEWISE_SIGN_IDENTITY" "$(image)"
-  fi
+  [ -z "$signed" ] || codesign --timestamp --sign "$ELSEWISE_SIGN_IDENTITY" "$(image)"
   image
 }
 

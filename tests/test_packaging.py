@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +23,10 @@ from runtime import __version__
 from tests.pages import ROOT
 
 IDENTITY = "Developer ID Application: Example (TEAM123456)"
-MACH_O = bytes.fromhex("cffaedfe") + bytes(60)
-# Each logs its name and arguments, one call a line; xcrun and hdiutil also refuse what Apple's would.
+MACH_O, FAT = bytes.fromhex("cffaedfe") + bytes(60), bytes.fromhex("cafebabe") + bytes(60)
+SYSTEM = ("sh", "cp", "dirname", "find", "ln", "mkdir", "od", "rm", "sort", "tr", "wc")
+# Each logs its name and arguments, one call a line, and ends with 7 where FAILS is a pattern of them; xcrun and hdiutil also
+# refuse what Apple's would.
 STAND_INS = {
     "codesign": 'case "$*" in *--sign*|--verify*) ;; *) exit 2;; esac\nfor last; do :; done\n[ -e "$last" ] || exit 3',
     "xcrun": 'case "$1 $2" in "notarytool submit") [ -f "$3" ] && echo "  status: ${APPLE:-Accepted}" ;;'
@@ -41,15 +46,22 @@ class Mac:
         shutil.copytree(ROOT / "packaging", root / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
         self.tools = root / "tools"
         self.tools.mkdir()
+        for name in SYSTEM:  # and no other: a Mac has the real ones of those below
+            (self.tools / name).symlink_to(str(shutil.which(name)))
         for name, body in STAND_INS.items():
-            tool = self.tools / name
-            tool.write_text(f'#!/bin/sh\necho "{name} $*" >> "{self.log}"\n{body}\n', "utf-8")
-            tool.chmod(0o755)
+            self.write(self.tools / name, body)
+
+    def write(self, tool: Path, body: str) -> None:
+        call = f"{tool.name} $*"
+        fails = f'case "{call}" in ${{FAILS:-}}) exit 7 ;; esac'
+        tool.write_text(f'#!/bin/sh\necho "{call}" >> "{self.log}"\n{fails}\n{body}\n', "utf-8")
+        tool.chmod(0o755)
 
     def make_app(self) -> None:
         files = {
-            "MacOS/elsewise": b'#!/bin/sh\necho "ran $*"\n',
+            "MacOS/elsewise": b"",
             "Frameworks/Python": MACH_O,
+            "Frameworks/libfat.dylib": FAT,
             "Frameworks/QtCore.framework/Versions/A/QtCore": MACH_O,
             "Resources/mlx/lib/libmlx.dylib": MACH_O,
             "Resources/mlx/lib/mlx.metallib": b"MTLB",
@@ -60,13 +72,13 @@ class Mac:
             path = self.app / "Contents" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        (self.app / "Contents/MacOS/elsewise").chmod(0o755)
+        self.write(self.app / "Contents/MacOS/elsewise", 'echo "ran $*"')
 
     def run(self, *arguments: str, without: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         if without:
             (self.tools / without).unlink()
-        env: Mapping[str, str] = {"PATH": f"{self.tools}:{os.environ['PATH']}", "PYTHON": "python", **variables}
-        script = ["sh", str(self.root / "packaging" / "macos.sh"), *arguments]
+        env = {"PATH": str(self.tools), "PYTHON": "python", **variables}
+        script = ["/bin/sh", str(self.root / "packaging" / "macos.sh"), *arguments]
         return subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     def calls(self, tool: str) -> list[str]:
@@ -85,7 +97,13 @@ def test_signing_goes_from_the_libraries_to_the_bundle_with_a_hardened_runtime(m
     assert done.returncode == 0, done.stderr
     *inner, whole, verified = mac.calls("codesign")
     # then every library is signed once, what is no code is not, a framework after its library
-    assert [line.rpartition("/")[2] for line in inner] == ["Python", "QtCore", "libmlx.dylib", "QtCore.framework"]
+    assert [line.rpartition("/")[2] for line in inner] == [
+        "Python",
+        "QtCore",
+        "libfat.dylib",
+        "libmlx.dylib",
+        "QtCore.framework",
+    ]
     assert all(f"--force --options runtime --timestamp --sign {IDENTITY}" in line for line in inner)
     # and the bundle last, with the entitlements, which its libraries do not get
     assert whole.endswith(f"--timestamp --entitlements packaging/entitlements.plist --sign {IDENTITY} dist/Elsewise.app")
@@ -144,6 +162,41 @@ def test_all_steps_for_this_machine_alone_leave_apples_part_out(mac: Mac) -> Non
 
 
 @pytest.mark.parametrize(
+    ("step", "fails"),
+    [
+        ("build", "python*package.py"),
+        ("sign", "codesign *--sign*/libmlx.dylib"),
+        ("sign", "codesign --verify*"),
+        ("verify", "elsewise --version"),
+        ("verify", "elsewise doctor"),
+        ("notarise", "ditto *"),
+        ("notarise", "xcrun notarytool *"),
+        ("staple", "xcrun stapler *"),
+        ("dmg", "hdiutil *"),
+        ("dmg", "codesign *.dmg"),
+    ],
+)
+def test_a_tool_that_fails_ends_its_step_and_those_after_it(mac: Mac, step: str, fails: str) -> None:
+    mac.make_app()
+    done = mac.run("all", ELSEWISE_SIGN_IDENTITY=IDENTITY, ELSEWISE_NOTARY_PROFILE="profile", FAILS=fails)
+    assert done.returncode == 7
+    assert re.findall(r"^-- (\w+)$", done.stdout, re.MULTILINE)[-1] == step
+    assert fnmatch.fnmatchcase(mac.log.read_text("utf-8").splitlines()[-1], fails)
+
+
+@pytest.mark.parametrize("identity", [{}, {"ELSEWISE_SIGN_IDENTITY": ""}, {"ELSEWISE_SIGN_IDENTITY": "-"}])
+def test_an_image_without_a_certificate_is_made_and_not_signed(mac: Mac, identity: dict[str, str]) -> None:
+    mac.make_app()
+    done = mac.run("dmg", without="codesign", **identity)
+    assert (done.returncode, done.stdout.strip()) == (0, "dist/Elsewise-1.2.3-arm64.dmg")
+    # and with one it is not made where it could not be signed
+    shutil.rmtree(mac.root / "build")
+    refused = mac.run("dmg", ELSEWISE_SIGN_IDENTITY=IDENTITY)
+    assert (refused.returncode, "dmg: the tool 'codesign' is missing" in refused.stderr) == (1, True)
+    assert len(mac.calls("hdiutil")) == 1
+
+
+@pytest.mark.parametrize(
     ("file", "reason"),
     [
         ("Resources/libmlx.dylib", "not exactly one libmlx"),
@@ -178,8 +231,11 @@ def test_a_metallib_elsewhere_than_beside_its_library_is_refused(mac: Mac) -> No
         ("build", "iconutil", "the tool 'iconutil' is missing"),
         ("sign", "codesign", "the tool 'codesign' is missing"),
         ("sign", "", "Elsewise.app is missing"),
+        ("notarise", "ditto", "the tool 'ditto' is missing"),
         ("notarise", "xcrun", "the tool 'xcrun' is missing"),
+        ("notarise", "", "Elsewise.app is missing"),
         ("staple", "xcrun", "the tool 'xcrun' is missing"),
+        ("staple", "", "Elsewise.app is missing"),
         ("dmg", "hdiutil", "the tool 'hdiutil' is missing"),
         ("dmg", "", "Elsewise.app is missing"),
         ("verify", "", "Elsewise.app is missing"),
@@ -211,6 +267,53 @@ def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_spec_describes_the_macos_bundle(package: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a Mac, where PyInstaller's words say what they were called with
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def word(name: str) -> Callable[..., types.SimpleNamespace]:
+        def call(*arguments: Any, **named: Any) -> types.SimpleNamespace:
+            calls[name] = arguments, named
+            return types.SimpleNamespace(pure="pure", scripts="scripts", binaries="binaries", datas="datas")
+
+        return call
+
+    hooks = types.SimpleNamespace(collect_data_files=lambda _: [], collect_submodules=lambda name, **_: [name])
+    for name, module in (("PyInstaller", object()), ("PyInstaller.utils", object()), ("PyInstaller.utils.hooks", hooks)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(package.collect, "not_analysed", lambda: {"torch", "transformers"})
+    monkeypatch.setattr(package.collect, "files", lambda each: [(each.metadata["Name"].lower(), Path())])
+    spec = ROOT / "packaging" / "elsewise.spec"
+    words = {name: word(name) for name in ("Analysis", "PYZ", "EXE", "COLLECT", "BUNDLE")}
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    exec(compile(spec.read_text("utf-8"), spec, "exec"), {"SPECPATH": str(spec.parent), **words})  # as PyInstaller does
+    monkeypatch.undo()
+    # then the program is for Apple silicon, without a terminal, and the folder has MLX and no torch
+    _, program = calls["EXE"]
+    assert (program["target_arch"], program["console"]) == ("arm64", False)
+    distributions = {inside for inside, _, _ in calls["COLLECT"][0][3]}
+    assert {"mlx", "mlx-lm", "transformers", "numpy"} <= distributions
+    assert "torch" not in distributions
+    assert {"torch", "tests", "benchmarks", "tkinter"} <= set(calls["Analysis"][1]["excludes"])
+    assert {"app", "elsewise", "runtime", "storage", "ui", "json", "sqlite3"} <= set(calls["Analysis"][1]["hiddenimports"])
+    # and the bundle says what the Finder asks
+    (_,), bundle = calls["BUNDLE"]
+    assert (bundle["name"], bundle["version"]) == ("Elsewise.app", __version__)
+    assert bundle["icon"] == str(ROOT / "build" / "elsewise.icns")  # which package.py draws
+    about = bundle["info_plist"]
+    assert (about["LSMinimumSystemVersion"], about["NSHighResolutionCapable"]) == ("14.0", True)
+    declared = {
+        each["UTTypeIdentifier"]: each["UTTypeTagSpecification"]["public.filename-extension"]
+        for kind in ("UTExportedTypeDeclarations", "UTImportedTypeDeclarations")
+        for each in about[kind]
+    }
+    opened = {name: each["LSHandlerRank"] for each in about["CFBundleDocumentTypes"] for name in each["LSItemContentTypes"]}
+    assert declared == {"org.elsewise.session": ["elsewise"], "org.ggml.gguf": ["gguf"]}
+    assert opened == {"org.elsewise.session": "Owner", "org.ggml.gguf": "Alternate"}
 
 
 def test_the_macos_bundle_has_byte_code_where_imports_look(

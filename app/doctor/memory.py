@@ -93,7 +93,7 @@ def _metal() -> Iterator[Finding]:
     import mlx.core as mx
 
     package = Path(mlx.__path__[0])
-    libraries = [file.name for file in package.rglob("libmlx.*")]
+    libraries = list(package.rglob("libmlx.*"))
     advice = "install mlx again; of two libraries the second finds no kernels"
     yield held("one libmlx", len(libraries), 1, f"{len(libraries)}", "1", advice)
     if not mx.metal.is_available():
@@ -102,8 +102,9 @@ def _metal() -> Iterator[Finding]:
         )
         yield Finding("Metal", "not here", "", verdict, why)  # type: ignore[arg-type]  # both are verdicts
         return
-    beside = list(package.rglob("mlx.metallib"))
-    yield held("mlx.metallib", len(beside), 1, f"{len(beside)} found", "1", "install mlx again", at_least=True)
+    alone = [library for library in libraries if not library.with_name("mlx.metallib").is_file()]
+    shown = "beside libmlx" if not alone else "not beside libmlx"
+    yield held("mlx.metallib", len(alone), 0, shown, "beside libmlx", "install mlx again")
     facts = mx.device_info()
     wired, whole = int(facts.get("max_recommended_working_set_size", 0)), int(facts["memory_size"])
     shown = f"{wired / 1e9:.1f} GB of {whole / 1e9:.1f} GB may stay resident"

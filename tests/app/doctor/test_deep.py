@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from app.cli.group import cli
 from app.doctor import parity
 from app.doctor.finding import Finding, Report, markdown
+from app.doctor.memory import memory
 from app.doctor.reference import SMOLLM2, Reference, references
 from app.doctor.run import Doing, check_machine
 from app.doctor.sleep import LEAST, seconds_asleep, through_sleep
@@ -173,6 +174,38 @@ def test_a_child_that_is_killed_leaves_no_disk_and_no_folder(monkeypatch: pytest
     assert check_machine(["disk"], mount_and_stop).interrupted
     assert not list(tmp_path.iterdir())
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def test_ctrl_c_keeps_the_rows_that_are_done() -> None:
+    def stop(doing: Doing) -> None:
+        if doing.last:
+            raise KeyboardInterrupt
+
+    report = check_machine(["memory"], stop)
+    [row] = report.findings["memory on hf"]  # of the first part, its first
+    assert row.name == "estimated against measured memory"
+    text = markdown(report)
+    assert f"| {row.name} | {row.figure} |" in text
+    assert text.endswith("Interrupted: the parts after this were not run.\n")
+
+
+@pytest.mark.parametrize(("folder", "verdict"), [("lib", "ok"), ("share", "missed")])
+def test_the_metallib_counts_beside_libmlx_alone(
+    folder: str, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # given a package of a Mac
+    for file in ("lib/libmlx.dylib", f"{folder}/mlx.metallib"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    import mlx.core
+
+    monkeypatch.setattr("mlx.__path__", [str(tmp_path)])
+    monkeypatch.setattr(mlx.core.metal, "is_available", lambda: True)
+    facts = {"max_recommended_working_set_size": 2, "memory_size": 3}
+    monkeypatch.setattr(mlx.core, "device_info", lambda: facts)
+    # then
+    rows = {row.name: row.verdict for row in itertools.islice(memory("mlx"), 3)}
+    assert rows == {"one libmlx": "ok", "mlx.metallib": verdict, "wired limit": "ok"}
 
 
 @pytest.mark.slow
