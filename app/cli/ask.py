@@ -90,10 +90,9 @@ def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
         saved = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
-        seed = saved.seed
-        printer.summary = replace(
-            printer.summary, options=saved.options, precision=saved.precision, guesses=saved.guesses, rate=saved.rate
-        )
+        told = saved._asdict()
+        seed = told.pop("seed")
+        printer.summary = replace(printer.summary, **told)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
@@ -107,7 +106,9 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
     ids = await prompt_ids(model, text, asked)
     resolved = asked.resolved(model)
     told = told_options(plain_options(resolved.options), resolved.sources)
-    printer.summary = replace(printer.summary, options=told, precision=precision_note(model))
+    printer.summary = replace(
+        printer.summary, options=told, precision=precision_note(model), model=model.info.name, backend=model.info.backend
+    )
     printer.vocabulary = model.decode_token
     request = 0
     with ExitStack() as bar:

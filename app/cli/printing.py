@@ -40,6 +40,7 @@ class Summary:
     """What the end line says.
 
     Attributes:
+        model: The name; with the server's, of a model on one.
         guesses: Tokens drafted, and of them the accepted ones; None without speculation.
         options: Every option in force, by name, with its value and source.
     """
@@ -51,6 +52,8 @@ class Summary:
     computed: int | None = None
     rate: float | None = None
     guesses: tuple[int, int] | None = None
+    model: str = ""
+    backend: str = ""
     precision: str = ""  # `ModelInfo.precision`; told where the weights are in another form than their dtype
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,7 +98,7 @@ class Printer:
         summary = self.summary
         if self._json:
             end = {"type": "end", "tokens": summary.tokens, "finish_reason": summary.finish, "seed": seed}
-            end["incomplete"] = summary.incomplete
+            end |= {"incomplete": summary.incomplete, "model": summary.model, "backend": summary.backend}
             extra = {"reused": summary.reused, "computed": summary.computed, "tokens_per_second": summary.rate}
             end |= {"precision": summary.precision} if summary.precision else {}
             if summary.guesses is not None:

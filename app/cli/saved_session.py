@@ -33,6 +33,8 @@ class Saved(NamedTuple):
     seed: int  # the command's, else the session's, else a fresh one
     options: dict[str, Any]  # every option in force, with its source
     guesses: tuple[int, int] | None  # tokens drafted, and of them the accepted ones; None without speculation
+    model: str
+    backend: str
     precision: str = ""  # what the numbers were computed with (see `precision_note`)
     rate: float | None = None  # tokens per second
 
@@ -157,7 +159,8 @@ async def _send(
     stats = next(node.stats for node in nodes if node.id == last.node_id)
     made = stats.get(MADE) or {}
     guesses = (stats["drafted"], stats["accepted"]) if "drafted" in stats else None
-    return Saved(stats["seed"], told_options(made.get("options") or {}, stored_sources(made)), guesses)
+    options = told_options(made.get("options") or {}, stored_sources(made))
+    return Saved(stats["seed"], options, guesses, made.get("model", ""), made.get("backend", ""))
 
 
 def check_stack(title: str, asked: AnswerOptions, setup: SessionSetup) -> None:

@@ -6,19 +6,20 @@ import math
 from itertools import accumulate
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QFont
+from PySide6.QtGui import QFont, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.comparison.model_rows import ComparedRows
+from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.candidates import cut_words
 from ui.inspector.facts import Empty, Facts
 from ui.inspector.tab import BytesOf, InspectorTab
-from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView, translate
+from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView, translate
 from ui.port.tokens import Origin, TokenRecord
-from ui.theme.fonts import mono_font
+from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button, row
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
@@ -80,17 +81,23 @@ FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
 
 
 class TokenTab(InspectorTab):
-    """Shows a `Spot`."""
+    """Shows a `Spot`; asks whose its numbers are where they may be those of a model on a server, or of another one."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
+    drawing_wanted = Signal(int, int)  # node id, index
     score_wanted = Signal()  # numbers for what has none
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._spot: Spot | None = None
+        self._status = StatusView(EngineState.NONE)
+        self._asked: tuple[int, int] | None = None  # whose the numbers of this place are
+        self.source = Label("", "soft", interface_font(11.5))
+        self.source.setWordWrap(True)
+        self.source.hide()
         self.empty = Empty(self.tr("Click a token to see its numbers and what else was likely."))
         self.large = ElidedLabel("", "", mono_font(21, QFont.Weight.DemiBold))
         self.facts = Facts()
@@ -115,6 +122,7 @@ class TokenTab(InspectorTab):
         column.setSpacing(0)
         column.addWidget(self.empty)
         column.addWidget(self.large)
+        column.addWidget(self.source)
         column.addSpacing(8)
         column.addWidget(self.facts)
         column.addWidget(self.unscored)
@@ -136,7 +144,7 @@ class TokenTab(InspectorTab):
         column.addSpacing(6)
         column.addWidget(self.why)
         column.addStretch(1)
-        self.show_status(StatusView(EngineState.NONE))
+        self.show_status(self._status)
         self.show_spot(None, lambda _ids: [], can_choose=False)
 
     @property
@@ -156,6 +164,7 @@ class TokenTab(InspectorTab):
         for ways in (self.draws, self.beam_rows):
             ways.setVisible(spot is not None and can_continue)
         self._show_lacking()
+        self._ask_for_source()
         if spot is None:
             return
         record = spot.record
@@ -168,8 +177,38 @@ class TokenTab(InspectorTab):
         self.beam_rows.setEnabled(not status.lacking("beams"))
         self.lacking.setText(status.lacking("branch") or status.lacking("beams"))
         self._show_lacking()
+        if (status.model, status.written_by) != (self._status.model, self._status.written_by):
+            self._asked = None
+            self.source.hide()
+        self._status = status
+        self._ask_for_source()
         unscored = self.tr("Not scored: nothing precedes it, or the model has not read it yet.")
         self.unscored.setText(" ".join(filter(None, (unscored, status.lacking("score")))))
+
+    def bind(self, controller: Controller) -> None:
+        self.drawing_wanted.connect(controller.draws.ask_drawing)
+        controller.draws.drawing_found.connect(self.show_drawing)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._ask_for_source()
+
+    def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
+        """Whose the numbers of a place are, if it is still the one that is shown."""
+        if drawing is not None and drawing.model and (node_id, index) == self._asked:
+            self.source.setText(self.tr("numbers of {0}").format(drawing.model))
+            self.source.show()
+
+    def _ask_for_source(self) -> None:
+        """Once for each place, while the tab can be seen; the status bar names a model of this machine that wrote all."""
+        spot, status = self._spot, self._status
+        named = spot is not None and spot.record.logprob is not None and (status.lacking("server") or status.written_by)
+        place = (spot.node_id, spot.index) if spot is not None and named else None
+        if place != self._asked:
+            self.source.hide()
+            self._asked = place if self.isVisible() else None
+            if self._asked is not None:
+                self.drawing_wanted.emit(*self._asked)
 
     def _show_lacking(self) -> None:
         self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))

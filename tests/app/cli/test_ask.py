@@ -33,7 +33,7 @@ def test_json_is_an_object_a_line_and_then_the_end(elsewise: Elsewise) -> None:
     done = elsewise("ask", "hello", *ASK, "--json", "--alternatives", "3")
     *tokens, end = lines(done.out)
     assert [token["type"] for token in tokens] == ["token"] * 8
-    assert end["type"] == "end"
+    assert (end["type"], end["model"], end["backend"]) == ("end", "fake", "fake")
     assert (end["tokens"], end["finish_reason"], end["seed"], end["reused"]) == (8, "length", 1, 0)
     assert end["computed"] == len("<user\nhello>\n<assistant\n")
     assert [token["finish_reason"] for token in tokens] == [None] * 7 + ["length"]

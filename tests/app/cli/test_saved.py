@@ -96,6 +96,7 @@ def test_json_and_alternatives_work_in_a_session_too(elsewise: Elsewise) -> None
     assert [len(token["top"]) for token in tokens] == [2] * 6
     assert bytes.fromhex(tokens[0]["bytes"]).decode(errors="replace") == tokens[0]["text"]
     assert {"type": "end", "tokens": 6, "finish_reason": "length", "seed": 1}.items() <= end.items()
+    assert (end["model"], end["backend"]) == ("fake", "fake")
     # and the end says who decided each option, as it is stored
     assert end["options"]["max_tokens"] == {"value": 6, "source": "call"}
     assert end["options"]["sampling.min_p"] == {"value": 0.05, "source": "preset"}

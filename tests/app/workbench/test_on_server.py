@@ -74,6 +74,7 @@ def test_a_session_goes_on_with_a_model_on_a_server(play: Play, served: Served) 
         drawing = await s.workbench.drawings.find(session_id, again.node_id, at)
         row = await s.workbench.drawings.whole_row(session_id, again.node_id, at)
         assert drawing is not None
+        assert drawing.model == made.facts["model"]
         assert np.isclose(row[again.run.ids[at]], again.run.logprob[at], atol=1e-4)
         # the same numbers as the model's own, here
         prompt = (await s.path_ids(session_id))[:-1]

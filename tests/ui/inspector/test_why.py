@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QStyle, QStyleOptionSlider
@@ -287,6 +288,15 @@ def test_the_window_asks_for_a_draw_only_while_it_can_be_seen(in_window: Play, b
         bench.refusal = "no model runs"
         why.row_wanted.emit(answer.node_id, 0)
         await until(lambda: why.note.text() == "no model runs")
+        # the Token tab asks too, where numbers are those of a model on a server, and names it and the server
+        token, far = window.parts.inspector.token, StatusView(EngineState.READY, model="<big> at host", lacks=frozenset({"kv"}))
+        bench.drawn = replace(bench.drawn, model="<big> at host")
+        QTest.mouseClick(window.parts.inspector.tabs[0], Qt.MouseButton.LeftButton)
+        assert token.source.isHidden()
+        bench.emit(StatusChanged(far))
+        await until(lambda: token.source.isVisible() and token.source.text() == "numbers of <big> at host")
+        bench.emit(StatusChanged(replace(far, model="small", lacks=frozenset())))
+        await until(token.source.isHidden)
 
     in_window(scene)
 
