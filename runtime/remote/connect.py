@@ -14,7 +14,7 @@ import msgspec
 from runtime.aio import LoopThread
 from runtime.api.language_model import LanguageModel
 from runtime.backends.facts import digest
-from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault
+from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.info import UNKNOWN_CONTEXT, AdapterInfo, ModelInfo
 from runtime.options.checking import nearest
 from runtime.options.load import LoadOptions
@@ -72,7 +72,8 @@ async def connect_async(
         InvalidRequestError: An unknown option, no address, unencrypted HTTP to another machine, another tokenizer.
         RemoteError: No server answers there, it refuses the key, or it is of no known kind.
         ModelMissingError: It has no such model, or several and none was named.
-        UnsupportedFeatureError: No tokenizer, neither here nor there.
+        UnsupportedFeatureError: No tokenizer, neither here nor there; or `sampling` is "here", and the server takes or returns
+            text in place of token ids.
     """
     address = Address.parse(base_url, plain_http=plain_http)
     foreign = [name for name in options if name not in _TEXT_OPTIONS]
@@ -135,6 +136,10 @@ async def _connected(
     dialect, version = _recognised(client, probe, named)
     facts = dialect.facts(probe, _chosen_model(client, probe, model))
     abilities = await dialect.abilities(client, facts, probe)
+    if sampling == "here" and not (abilities.token_prompts and abilities.token_ids):
+        raise UnsupportedFeatureError(
+            f"{client.address.host} has prompts and tokens as text: no draw from it is exact; connect with sampling='server'"
+        )
     vocab = abilities.alternatives if abilities.full_vector else 0
     text = await choose_text(dialect, client, facts, abilities, tokenizer=tokenizer, options=options, vocab=vocab)
     info = _info(client.address, dialect, version, facts, abilities, text, options)
@@ -143,8 +148,7 @@ async def _connected(
         info = replace(info, warnings=(*info.warnings, unsalted))
     shown = client.without_key(facts.model)
     log.info("connected to %s at %s (%s %s)", shown, client.address.url, dialect.name, version)
-    here = sampling == "here"
-    operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, draws_here=here)
+    operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, draws_here=sampling == "here")
     return RemoteTransport(thread, client, operations)
 
 

@@ -448,13 +448,8 @@ class RemoteOperations:
 
         Raises:
             FullVocabUnavailableError: All, and the server does not give them.
-            UnsupportedFeatureError: A grammar, a repetition penalty, which depends on raw logits, or a server of texts alone.
+            UnsupportedFeatureError: A grammar, or a repetition penalty, which depends on raw logits.
         """
-        if not (self._abilities.token_prompts and self._abilities.token_ids):
-            host = self._client.address.host
-            raise UnsupportedFeatureError(
-                f"{host} has prompts and tokens as text: no draw from it is exact; connect with sampling='server'"
-            )
         chosen = {name: value for name, value in options.sampling.given().items() if value != DEFAULTS[name]}
         if options.grammar is not None or "repetition_penalty" in chosen:
             what = "a repetition penalty depends on raw logits" if options.grammar is None else "a grammar is the server's"
@@ -601,13 +596,13 @@ class RemoteOperations:
                 rows += await self._dialect.embed(self._client, model, prompts[at : at + 64])
         if len({len(row) for row in rows}) != 1:
             raise malformed("embeddings that are no vectors of one length")
-        vectors = np.asarray(rows, np.float32)
-        if not vectors.size or not np.isfinite(vectors).all():
+        vectors = np.asarray(rows, np.float64)
+        if not vectors.size or not (np.abs(vectors) < np.finfo(np.float32).max).all():
             raise malformed("embeddings that are empty or not finite")
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         vectors /= np.where(lengths > 0, lengths, 1.0)
         places = {key: row for row, key in enumerate(different)}
-        return vectors[[places[path.tobytes()] for path in paths]]
+        return vectors[[places[path.tobytes()] for path in paths]].astype(np.float32)
 
     async def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, add_generation_prompt: bool

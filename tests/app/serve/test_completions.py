@@ -210,6 +210,7 @@ def test_an_answer_ends_before_a_stop_string_and_at_a_stop_id(served: Served) ->
         ({"structured_outputs": {"grammar": 'start: "u" | "v"'}}, {"u", "v"}),
         ({"structured_outputs": {"json": {"enum": [1, 2]}}}, {"1", "2"}),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [True]}}}}, {"true"}),
+        ({"response_format": {"type": "json_object"}, "stop": "{"}, {""}),  # it begins so
     ],
 )
 def test_an_answer_has_the_form_asked_for(served: Served, form: dict[str, Any], answers: set[str]) -> None:

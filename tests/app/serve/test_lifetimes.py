@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,10 +18,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.cli.options import load_options
+from app.cli.serve import serve as serve_command
 from app.serve import Engine
 from app.serve import app as app_of
+from runtime import RemoteError, connect
 from tests.app.cli.conftest import Elsewise
 from tests.app.serve.conftest import PATIENCE_SECONDS, Served, serving, tiny
+from tests.pages import PAGES, blocks
 from tests.tiny_models import tiny_path
 
 PATH = "/v1/completions"
@@ -105,8 +110,14 @@ def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
     with serving(tiny(kv_cache_bytes=1 << 20)) as served:
         info = served.model.info
         half = (1 << 20) // info.kv_bytes_per_token  # tokens of one budget
-        with served.engine.admitted(served.model, 2 * half - 100):
-            long = "word " * 200
+        long = "word " * 200
+        running = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": True}
+        with (
+            served.client.stream("POST", PATH, json=running) as response,
+            served.engine.admitted(served.model, 2 * half - 403),
+        ):
+            pieces = response.iter_lines()
+            first = next(pieces)
             for path, body in (
                 (PATH, {"prompt": [5] * 200, "max_tokens": 1}),
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}], "max_tokens": 1}),
@@ -118,9 +129,37 @@ def test_what_does_not_fit_beside_what_runs_is_told_to_come_back() -> None:
                 assert int(response.headers["retry-after"]) >= 1
                 assert response.json()["error"]["code"] == "kv_budget_busy"
             served.post(PATH, prompt=[5] * 20, max_tokens=1)  # what fits is let in
+            assert served.model.metrics().requests_active == 1
+            streamed = [first, *pieces]  # and what ran meanwhile has ended as it ends alone
+        assert streamed[-2:] == ["data: [DONE]", ""]
+        assert said(streamed) == said(served.client.post(PATH, json=running).text.split("\n"))
         served.post(PATH, prompt=[5] * 200, max_tokens=1)
         too_large = served.client.post(PATH, json={"prompt": [5] * (half + 10), "max_tokens": 1})
         assert (too_large.status_code, too_large.json()["error"]["code"]) == (400, "kv_budget_exceeded")
+
+
+def said(lines: list[str]) -> str:
+    """The text of a stream."""
+    chunks = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_stream_whose_engine_ends_ends_with_an_error_that_is_read_as_one() -> None:
+    with serving(tiny()) as served:
+        with served.client.stream("POST", PATH, json={**LONG, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            served.model.close()
+            *_, last, _, done, _ = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
+        assert done == "data: [DONE]"
+        with connect(served.url, tokenizer="server") as remote:
+            records = remote.generate_sync([5, 6, 7], max_tokens=3000, ignore_eos=True)
+            next(records)
+            served.model.close()
+            with pytest.raises(RemoteError, match="the engine has stopped") as fault:
+                list(records)
+        assert fault.value.reason == "server"
 
 
 def test_an_engine_that_ended_is_started_again() -> None:
@@ -171,6 +210,15 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
     for process in started:
         process.kill()
         process.communicate()
+
+
+def test_the_documentation_s_command_lines_are_understood() -> None:
+    lines = blocks(PAGES["docs/server.md"], "text")[0].splitlines()
+    assert len(lines) >= 5
+    for line in lines:
+        program, name, *arguments = shlex.split(line, comments=True)
+        assert (program, name) == ("elsewise", "serve")
+        load_options("--load", serve_command.make_context(name, arguments).params["loads"])
 
 
 @pytest.mark.slow

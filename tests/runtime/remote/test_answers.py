@@ -212,10 +212,9 @@ class Short(Server):
 def test_drawn_here_from_texts_is_refused(model: LanguageModel, folder: Path, kind: str) -> None:
     with (
         serving(model, KINDS[kind]) as server,
-        connect(server.base_url, tokenizer=folder, sampling="here") as remote,
         pytest.raises(UnsupportedFeatureError, match="prompts and tokens as text"),
     ):
-        list(remote.generate_sync([1, 2, 3], max_tokens=2, temperature=0.0))
+        connect(server.base_url, tokenizer=folder, sampling="here")
 
 
 def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:

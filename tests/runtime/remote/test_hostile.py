@@ -8,6 +8,7 @@ import json
 import time
 import tracemalloc
 from asyncio import StreamWriter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ async def page(writer: StreamWriter) -> None:
 
 async def no_http(writer: StreamWriter) -> None:
     writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+
+
+def answers(body: Any, status: int = 200, **headers: str) -> Raw:
+    async def raw(writer: StreamWriter) -> None:
+        send(writer, status, body, **headers)
+
+    return raw
 
 
 def logprobs(*, own: Any = -0.5, top: Any) -> dict[str, Any]:
@@ -159,22 +167,88 @@ def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:
             next(records)
 
 
-WHOLE: dict[str, tuple[Raw, str, str]] = {
+def scores(*told: Any) -> Raw:
+    return answers(choice(prompt_logprobs=[None, *told]))
+
+
+def told(logprob: float = -1.0, rank: int = 1) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank}
+
+
+def vectors(*rows: list[float], first: int = 0) -> Raw:
+    return answers({"data": [{"index": first + place, "embedding": row} for place, row in enumerate(rows)]})
+
+
+UNUSABLE = ("protocol", "cannot be used")
+ANY: dict[str, tuple[Raw, str, str]] = {  # in place of any whole answer
     "announced terabyte": (announced, "protocol", "announces"),
+    "10 GB line": (ten_gigabytes, "protocol", "answers with more than"),
     "gzip bomb": (bomb, "protocol", "compressed"),
     "a web page": (page, "protocol", "cannot be used"),
     "another protocol": (no_http, "protocol", "does not speak HTTP"),
+    "half an answer": (answers(b'{"choices"', content_length="100"), "lost", "connection"),
+    "no JSON": (answers(b"{]"), "protocol", "cannot be used"),
+    "other shape": (answers({"choices": "no", "data": "no"}), "protocol", "cannot be used"),
+}
+WHOLE: dict[str, dict[str, tuple[Raw, str, str]]] = {
+    "query": ANY
+    | {
+        "NaN": (answers(b'{"choices":[{"text":"","token_ids":[65],"logprobs":{"token_logprobs":[NaN]}}]}'), *UNUSABLE),
+        "huge number": (answers(choice(logprobs=logprobs(top={"token_id:65": 5.0}))), "protocol", "log-probability is 5"),
+        "too much mass": (
+            answers(choice(logprobs=logprobs(top={"token_id:65": 0.0, "token_id:66": 0.0}))),
+            "protocol",
+            "together",
+        ),
+        "wrong id": (answers(choice(logprobs=logprobs(top={"token_id:9999": -1.0}))), "protocol", "outside its vocabulary"),
+        "id that is none": (answers(choice(logprobs=logprobs(top={"token_id:x": -1.0}))), "protocol", "no token id"),
+        "50,000 alternatives": (
+            answers(choice(logprobs=logprobs(top={f"token_id:{i}": -20.0 for i in range(50_000)}))),
+            "protocol",
+            "50,000 alternatives",
+        ),
+    },
+    "score": ANY
+    | {
+        "NaN": (answers(b'{"choices":[{"text":"","prompt_logprobs":[null,{"2":{"logprob":NaN}}]}]}'), *UNUSABLE),
+        "huge number": (scores({"2": told(5.0)}), "protocol", "log-probability is 5"),
+        "wrong id": (scores({"2": told(), "9999": told()}), "protocol", "outside its vocabulary"),
+        "id that is none": (scores({"x": told()}), "protocol", "no token id"),
+        "no number of the token": (scores({"3": told()}), "protocol", "cannot be used"),
+        "too few positions": (scores(), "protocol", "cannot be used"),
+        "a rank of 2^40": (scores({"2": told(rank=1 << 40)}), "protocol", "a vocabulary of 259"),
+        "a rank below 0": (scores({"2": told(rank=-1)}), "protocol", "a vocabulary of 259"),
+        "a rank of 260": (scores({"2": told(rank=260)}), "protocol", "a vocabulary of 259"),
+        "50,000 alternatives": (scores({str(i): told(-20.0) for i in range(50_000)}), "protocol", "50,000 alternatives"),
+    },
+    "embed": ANY
+    | {
+        "NaN": (answers(b'{"data":[{"index":0,"embedding":[NaN]},{"index":1,"embedding":[1]}]}'), *UNUSABLE),
+        "beyond float32": (vectors([1e300], [1.0]), "protocol", "not finite"),
+        "too few": (vectors([1.0]), "protocol", "1 vectors for 2 texts"),
+        "other texts": (vectors([1.0], [1.0], first=1), "protocol", "2 vectors for 2 texts"),
+        "two lengths": (vectors([1.0, 2.0], [1.0]), "protocol", "vectors of one length"),
+        "one of no length": (vectors([1.0, 2.0], []), "protocol", "vectors of one length"),
+        "empty": (vectors([], []), "protocol", "empty or not finite"),
+    },
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", WHOLE)
-def test_an_answer_that_is_wrong(server: Server, folder: Path, kind: str) -> None:
-    raw, reason, said = WHOLE[kind]
-    with connect(server.base_url, tokenizer=folder, idle_seconds=0.5) as remote:
-        server.raw["/v1/completions"] = raw
+ASKED: dict[str, Callable[[LanguageModel], object]] = {
+    "query": lambda remote: remote.top_logprobs_sync([1, 2], 3),
+    "score": lambda remote: remote.score_sync([1, 2]),
+    "embed": lambda remote: remote.embed_sync(["a", "b"]),
+}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize(("asked", "kind"), [(asked, kind) for asked, kinds in WHOLE.items() for kind in kinds])
+def test_an_answer_that_is_wrong(model: LanguageModel, folder: Path, asked: str, kind: str) -> None:
+    raw, reason, said = WHOLE[asked][kind]
+    with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder, idle_seconds=0.5) as remote:
+        server.raw["/v1/embeddings" if asked == "embed" else "/v1/completions"] = raw
         with pytest.raises(RemoteError, match=said) as fault:
-            remote.top_logprobs_sync([1, 2], 3)
+            ASKED[asked](remote)
         assert fault.value.reason == reason
 
 
@@ -221,13 +295,6 @@ def test_refusals_by_status(
         assert fault.value.retry_after == (7.0 if reason == "busy" else None)
 
 
-def answers(body: Any, status: int = 200, **headers: str) -> Raw:
-    async def raw(writer: StreamWriter) -> None:
-        send(writer, status, body, **headers)
-
-    return raw
-
-
 @pytest.mark.parametrize("page", [{"data": 5}, b"[" * 900 + b"]" * 900, b"[" * 100_000 + b"]" * 100_000])
 def test_lists_of_models_that_are_none(server: Server, folder: Path, page: Any) -> None:
     server.raw["/v1/models"] = answers(page)
@@ -247,24 +314,6 @@ def test_a_text_that_no_token_has_is_refused(server: Server) -> None:
         server.raw["/detokenize"] = answers({"prompt": "x" * 5000})
         with pytest.raises(RemoteError, match="has 5,000 bytes"):
             remote.tokenize("a")
-
-
-@pytest.mark.parametrize("rank", [1 << 40, -1, 260])
-def test_ranks_that_are_none_are_refused(server: Server, folder: Path, rank: int) -> None:
-    with connect(server.base_url, tokenizer=folder) as remote:
-        scores = [None, {"2": {"logprob": -1.0, "rank": rank}}]
-        server.raw["/v1/completions"] = answers(choice(prompt_logprobs=scores))
-        with pytest.raises(RemoteError, match="a vocabulary of 259"):
-            remote.score_sync([1, 2])
-
-
-@pytest.mark.parametrize("second", [[1.0], []])
-def test_vectors_of_two_lengths_are_refused(model: LanguageModel, folder: Path, second: list[float]) -> None:
-    with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder) as remote:
-        data = [{"index": 0, "embedding": [1.0, 2.0]}, {"index": 1, "embedding": second}]
-        server.raw["/v1/embeddings"] = answers({"data": data})
-        with pytest.raises(RemoteError, match="vectors of one length"):
-            remote.embed_sync(["a", "b"])
 
 
 def test_a_model_without_embeddings_is_connected_to_whatever_the_refusal_says(server: Server, folder: Path) -> None:
