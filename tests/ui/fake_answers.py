@@ -17,6 +17,7 @@ from tests.ui.fake_state import FakeState
 from tests.ui.spoken import run_of
 from ui import (
     BeamRules,
+    BranchBegan,
     CacheCheck,
     CacheView,
     Column,
@@ -74,6 +75,7 @@ class FakeAnswers(_Group):
         if replaces is not None:
             before = before[: [turn.node_id for turn in before].index(replaces)]
             user = replace(user, variants=(replaces, user.node_id))
+            self._bench.emit(BranchBegan(session_id, self._bench.views[session_id].turns[-1].node_id, user.node_id))
         self._bench.change(session_id, [*before, user])
         await self._stream(session_id)
 
@@ -84,7 +86,7 @@ class FakeAnswers(_Group):
         picked = run_of(self._bench.vocabulary, [self._bench.vocabulary.bytes_of([token_id])[0].decode()], origin=Origin.PICKED)
         start = TokenRun.concat([turns[at].run[:index], picked])
         self._bench.change(session_id, turns[:at])
-        await self._stream(session_id, start, beside=turns[at].variants)
+        await self._stream(session_id, start, beside=turns[at].variants, left=turns[-1].node_id)
 
     async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
         self._bench.note("write", session_id, node_id, index, text)
@@ -92,7 +94,7 @@ class FakeAnswers(_Group):
         at = next(i for i, turn in enumerate(turns) if turn.node_id == node_id)
         start = TokenRun.concat([turns[at].run[:index], run_of(self._bench.vocabulary, [text], origin=Origin.TYPED)])
         self._bench.change(session_id, turns[:at])
-        await self._stream(session_id, start, beside=turns[at].variants)
+        await self._stream(session_id, start, beside=turns[at].variants, left=turns[-1].node_id)
 
     async def suggest_title(self, session_id: int) -> str:
         self._bench.note("suggest_title", session_id)
@@ -119,10 +121,14 @@ class FakeAnswers(_Group):
     def find_tokens(self, session_id: int, text: str, most: int) -> Sequence[int]:
         return self._bench.vocabulary.ids_with(text)[:most]
 
-    async def _stream(self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = ()) -> None:
+    async def _stream(
+        self, session_id: int, start: TokenRun | None = None, beside: tuple[int, ...] = (), left: int | None = None
+    ) -> None:
         self._bench._stopped.discard(session_id)
         node = self._bench.new_id()
         run = start if start is not None else run_of(self._bench.vocabulary, [])
+        if left is not None:
+            self._bench.emit(BranchBegan(session_id, left, node))
         turn = TurnView(node, "assistant", run, TurnStatus.WAITING, (*beside, node))
         self._bench.change(session_id, [*self._bench.views[session_id].turns, turn])
         self._bench.emit(SessionsChanged())

@@ -84,6 +84,13 @@ class Meter(ElidedLabel):
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
 
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self.hasFocus():
+            painter = QPainter(self)
+            painter.fillRect(0, self.height() - 1, self.width(), 1, QColor(current_theme().palette.accent))
+            painter.end()
+
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:
             self.pressed.emit()

@@ -17,6 +17,7 @@ from ui.controller.showing import Showing
 from ui.controller.tree import TreeController
 from ui.core.undo import UndoStack
 from ui.port import (
+    BranchBegan,
     ColumnsChanged,
     ColumnTokens,
     DownloadsChanged,
@@ -53,7 +54,7 @@ class Controller(Showing):
 
     def __init__(self, workbench: Workbench, parent: QObject) -> None:
         super().__init__(workbench, self._deliver, parent)
-        self.undo_stack = UndoStack(self.tasks, self)
+        self.undo_stack = UndoStack(self.tasks, lambda: self.running, self)
         self.sessions = SessionsController(self, self.undo_stack)
         self.tree = TreeController(self, self.undo_stack)
         self.drafts = DraftsController(self)
@@ -134,6 +135,9 @@ class Controller(Showing):
                     self.answers.go_on_in_copy(source_id, view.session_id)
                     self.copy_shown.emit(nodes)
                     self.show(view)
+            case BranchBegan(session_id, before, after):
+                if self.is_shown(session_id):
+                    self.tree.remember_branch(session_id, before, after)
             case ColumnsChanged(session_id, columns):
                 self.draws.take_columns(session_id, columns)
             case ColumnTokens():

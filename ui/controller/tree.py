@@ -104,6 +104,10 @@ class TreeController(QObject):
         """Compares the branches through two nodes."""
         self._showing.ask_latest("compare", lambda session: self._compare(session, left, right))
 
+    def remember_branch(self, session_id: int, before: int, after: int) -> None:
+        """A branch began beside the path through `before`; can be undone: it stays in the tree."""
+        self._remember(self.tr("New Branch"), session_id, before, after)
+
     @property
     def _tip(self) -> int | None:
         """The last node of the path that is shown; None where nothing has been said yet."""
@@ -142,8 +146,11 @@ class TreeController(QObject):
             self.rows_found.emit(found)
 
     def _remember_selection(self, session_id: int, before: int, after: int) -> None:
+        self._remember(self.tr("Branch Selection"), session_id, before, after)
+
+    def _remember(self, label: str, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
-        self._undo.remember(Step(self.tr("Branch Selection"), session_id, back, again))
+        self._undo.remember(Step(label, session_id, back, again, waits=True))
 
     async def _open_at(self, session_id: int, hit: Hit) -> None:
         if not self._showing.is_shown(session_id):
@@ -198,7 +205,7 @@ class TreeController(QObject):
 
         again = partial(self._workbench.branches.prune, session_id, *branch, pruned)
         label = self.tr("Prune Branch") if pruned else self.tr("Restore Branch")
-        self._undo.remember(Step(label, session_id, back, again))
+        self._undo.remember(Step(label, session_id, back, again, waits=True))
 
 
 def _turn_through(view: SessionView, node_id: int) -> int:

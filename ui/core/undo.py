@@ -27,6 +27,7 @@ class Step(Struct, frozen=True):
     undo: Work
     redo: Work
     restores: int | None = None  # the session that undo brings back out of the trash
+    waits: bool = False  # changes what is shown: not under an answer
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class UndoStack(QObject):
 
     Args:
         tasks: Runs the steps.
+        answering: Whether an answer is in work in the session that is shown.
         parent: Owns it.
 
     Attributes:
@@ -52,9 +54,10 @@ class UndoStack(QObject):
     was_undone = Signal(str)  # the label of a step, when that is over
     was_redone = Signal(str)
 
-    def __init__(self, tasks: Tasks, parent: QObject) -> None:
+    def __init__(self, tasks: Tasks, answering: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
         self._tasks = tasks
+        self._answering = answering
         self._histories: defaultdict[Scope, History] = defaultdict(History)
         self._turn = asyncio.Lock()  # steps run one after the other, in the order of the keys
         self.in_sight: Callable[[], tuple[Scope, ...]] = lambda: (None,)
@@ -94,8 +97,9 @@ class UndoStack(QObject):
             self._begin(steps.pop(), back=False)
 
     def _offered(self, way: Callable[[History], list[Step]]) -> list[Step]:
-        """The steps that way of the first history in sight that has any."""
-        return next((steps for scope in self.in_sight() if (steps := way(self._histories[scope]))), [])
+        """The steps that way of the first history in sight that has any; none while the last one waits for an answer."""
+        steps: list[Step] = next((held for scope in self.in_sight() if (held := way(self._histories[scope]))), [])
+        return [] if steps and steps[-1].waits and self._answering() else steps
 
     def _begin(self, step: Step, *, back: bool) -> None:
         self.changed.emit()

@@ -21,6 +21,7 @@ from ui.port.engine import (
     lacking,
 )
 from ui.port.events import (
+    BranchBegan,
     ColumnsChanged,
     ColumnTokens,
     Event,
@@ -91,6 +92,7 @@ __all__ = [
     "Backup",
     "BeamRules",
     "Bits",
+    "BranchBegan",
     "BranchDiff",
     "BranchRow",
     "CacheCheck",

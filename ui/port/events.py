@@ -28,6 +28,14 @@ class SessionCopied(Struct, frozen=True):
     nodes: Mapping[int, int] = {}  # the numbers of its nodes, by those they have in the sample
 
 
+class BranchBegan(Struct, frozen=True):
+    """An answer or another version of a turn began beside what was shown. Told before the path changes."""
+
+    session_id: int
+    before: int  # the last node of the path that was left
+    after: int  # the first node of the branch
+
+
 class TokensArrived(Struct, frozen=True):
     """Tokens to append to the last turn of the path."""
 
@@ -84,6 +92,7 @@ class StatusChanged(Struct, frozen=True):
 Event = (
     SessionChanged
     | SessionCopied
+    | BranchBegan
     | TokensArrived
     | TurnChanged
     | ColumnsChanged

@@ -44,7 +44,8 @@ QWidget#chip { background: $window; border: 1px solid $hairline; border-radius: 
 QWidget#chip QLabel, QWidget#chip QToolButton { color: $soft; }
 QPushButton#model_chip { background: $window; border: 1px solid $hairline; border-radius: 6px; padding: 3px 9px; color: $soft;
   text-align: left; }
-QPushButton#model_chip:hover, QPushButton#model_chip:focus { color: $text; border-color: $faint; }
+QPushButton#model_chip:hover { color: $text; border-color: $faint; }
+QPushButton#model_chip:focus { color: $text; border-color: $accent; }
 QPushButton#model_chip::menu-indicator { image: none; width: 0; }
 QToolButton { background: transparent; border: none; border-radius: 5px; padding: 4px; color: $soft; }
 QToolButton:hover { background: $selection; color: $text; }
@@ -70,8 +71,9 @@ QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
 
-QTextEdit#comparison { background: transparent; border: none; color: $text; selection-background-color: $bar_rest;
-  selection-color: $text; }
+QTextEdit#comparison { background: transparent; border: 1px solid transparent; color: $text;
+  selection-background-color: $bar_rest; selection-color: $text; }
+QTextEdit#comparison:focus { border-color: $accent; }
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
 QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text;
@@ -91,7 +93,8 @@ QPushButton[kind="link"]:hover, QPushButton[kind="link"]:focus { border-bottom-c
 
 QPushButton[kind="plain"] { background: transparent; border: none; border-bottom: 1px solid transparent; padding: 2px 0;
   color: $soft; }
-QPushButton[kind="plain"]:hover, QPushButton[kind="plain"]:focus { color: $text; border-bottom-color: $faint; }
+QPushButton[kind="plain"]:hover { color: $text; border-bottom-color: $faint; }
+QPushButton[kind="plain"]:focus { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="plain"]:disabled { color: $faint; }
 
 QFrame#popover { background: $card; border: 1px solid $bar_rest; border-radius: 10px; }

@@ -11,7 +11,7 @@ import pytest
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, words
-from ui import Refusal, TurnStatus
+from ui import BranchBegan, Refusal, TurnStatus
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:
@@ -266,5 +266,33 @@ def test_the_cache_never_changes_the_numbers_of_a_path(play: Play) -> None:
         logprobs = np.concatenate([turn.run.logprob for turn in turns])
         np.testing.assert_array_equal(ranks, alone.rank)
         np.testing.assert_allclose(logprobs, alone.logprob, atol=1e-5)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("way", ["another token", "words", "regenerate", "regenerate exactly", "edit", "edited answer"])
+def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, way: str) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        await s.workbench.answers.continue_turn(session_id, old.node_id)
+        assert not [event for event in s.events if isinstance(event, BranchBegan)]  # so far everything went on
+        path = (await s.view(session_id)).turns
+        at, last, answers = own_tokens(old)[3], path[-1].node_id, s.workbench.answers
+        ways = {
+            "another token": lambda: answers.branch(session_id, old.node_id, at, alternative(old, at)),
+            "words": lambda: answers.write(session_id, old.node_id, at, " indeed"),
+            "regenerate": lambda: answers.regenerate(session_id, last),
+            "regenerate exactly": lambda: answers.regenerate_exactly(session_id, old.node_id),
+            "edit": lambda: answers.send(session_id, "in other words", path[1].node_id),
+            "edited answer": lambda: answers.send(session_id, "something else", last),
+        }
+        await ways[way]()
+        (told,) = [event for event in s.events if isinstance(event, BranchBegan)]
+        new = (await s.view(session_id)).turns
+        assert (told.session_id, told.before) == (session_id, last)
+        for node, turns in ((told.before, path), (told.after, new)):
+            view = await s.workbench.branches.select(session_id, node)
+            assert [turn.node_id for turn in view.turns] == [turn.node_id for turn in turns]
+            assert_same_run(view.turns[-1].run, turns[-1].run)
 
     play(scene)

@@ -331,6 +331,8 @@ def test_bookmarks_are_set_listed_walked_through_and_undone(in_window: Play, ben
 
 
 def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
         press(view, Key.Key_End)

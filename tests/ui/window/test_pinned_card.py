@@ -108,6 +108,8 @@ def test_keys_mark_preview_search_and_step(in_window: Play, bench: FakeWorkbench
         assert shown(card) == []
         assert card.nothing.text() == "No token contains “bak7”."
         QTest.keyClick(card.field, Qt.Key.Key_Backspace)
+        assert not card.branch.isEnabled()
+        QTest.keyClick(card.field, Qt.Key.Key_Down)
         QTest.keyClick(card.field, Qt.Key.Key_Return)
         await until(lambda: [call[1:3] for call in bench.asked("branch")] == [(visit, LISBON + 1)])
         await until(lambda: not window.controller.running)
@@ -143,7 +145,7 @@ def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_wind
         assert visit in new.variants
         assert new.run.texts[LISBON] == " Porto or Braga"
         assert window.acts.previous.isEnabled()  # to the version that was there before
-        # words that a token has too are written with Ctrl; Escape leaves everything as it is
+        # a part of a token is written too; Escape leaves everything as it is
         await until(lambda: tokens.token_box(new.node_id, 1) is not None)
         card = await pin(window, new.node_id, 1)
         QTest.keyClicks(card.field, "bak")
@@ -152,8 +154,29 @@ def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_wind
         assert tokens.ghost is None
         card = await pin(window, new.node_id, 1)
         QTest.keyClicks(card.field, "bak")
-        QTest.keyClick(card.field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
         await until(lambda: [call[3] for call in bench.asked("write")[1:]] in (["bak"], [" bak"]))
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("with_ctrl", [False, True])
+def test_the_words_of_a_token_are_that_token_unless_ctrl_writes_them(
+    in_window: Play, bench: FakeWorkbench, with_ctrl: bool
+) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+    token = bench.vocabulary.id_of(" bakery")
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        QTest.keyClicks(card.field, "bakery")
+        modifier = Qt.KeyboardModifier.ControlModifier if with_ctrl else Qt.KeyboardModifier.NoModifier
+        QTest.keyClick(card.field, Qt.Key.Key_Return, modifier)
+        await until(lambda: bench.asked("write" if with_ctrl else "branch"))
+        assert bench.asked("branch") == ([] if with_ctrl else [(TRIP, visit, LISBON, token)])
+        assert bench.asked("write") == ([(TRIP, visit, LISBON, " bakery")] if with_ctrl else [])
         await until(lambda: not window.controller.running)
 
     in_window(scene)

@@ -136,6 +136,39 @@ def test_what_was_refused_leaves_nothing_to_undo(in_window: Play, bench: FakeWor
     in_window(scene)
 
 
+def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_ended(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    finish(bench)
+    question, answer, *_, last = bench.views[TRIP].turns
+    bench.gate = asyncio.Semaphore(0)
+
+    async def scene(window: MainWindow) -> None:
+        acts, tree = window.acts, window.controller.tree
+        window.parts.show_sidebar(False)
+        tree.prune(41, 0, True)
+        await until(lambda: acts.undo.text() == "Undo Prune Branch")
+        window.controller.answers.branch(answer.node_id, 3, 1001)
+        await until(lambda: window.controller.running)
+        assert not acts.undo.isEnabled()  # not the pruning either: it would be refused under an answer
+        assert bench.gate is not None
+        for _ in bench.answer:
+            bench.gate.release()
+        bench.gate = None
+        await until(lambda: acts.undo.isEnabled())
+        new = bench.views[TRIP].turns[-1].node_id
+        undo(window, "New Branch")
+        await until(lambda: bench.asked("select")[-1:] == [(TRIP, last.node_id)] and acts.redo.isEnabled())
+        acts.redo.trigger()
+        await until(lambda: bench.asked("select")[-1] == (TRIP, new) and acts.undo.text() == "Undo New Branch")
+        window.controller.answers.send("And when?", question.node_id)
+        await until(lambda: not window.controller.running and bench.views[TRIP].turns[-1].node_id > new)
+        undo(window, "New Branch")
+        await until(lambda: bench.asked("select")[-1] == (TRIP, new))
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, bench: FakeWorkbench) -> None:
     """Given another session that was opened meanwhile: nothing that is out of sight is changed."""

@@ -59,7 +59,7 @@ class PinnedCard(QWidget):
         self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
         self._asked = False  # for the row of this spot
         self._listed: list[Alternative] = []
-        self._at = 0  # the current alternative
+        self._at = 0  # the marked alternative; -1: none, what is typed is meant as it stands
         self._first = 0  # the first one that has a row, where there is no room for all
         self.find_tokens: Find = lambda _text, _most: ()
         self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
@@ -74,7 +74,7 @@ class PinnedCard(QWidget):
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.installEventFilter(self)
         self.write = button("", "link")
-        self.write.setToolTip(self.tr("{0}; Return where no token contains it").format(native("Ctrl+Return")))
+        self.write.setToolTip(self.tr("Return, or {0} where a token is marked").format(native("Ctrl+Return")))
         self.branch, self.preview = button(self.tr("Branch"), "link"), button(self.tr("Preview"), "link")
         self.ways = {count: button(str(count), "link") for count in COUNTS}
         self.why, self.ban = button(self.tr("Why"), "link"), button(self.tr("Ban"), "link")
@@ -187,12 +187,12 @@ class PinnedCard(QWidget):
         self._search()
         if marked is not None:
             same = (place for place, one in enumerate(self._listed) if one.token_id == marked.token_id)
-            self._at, self._first = next(same, 0), first
+            self._at, self._first = next(same, -1), first
             self._place()
 
     @property
     def _current(self) -> Alternative | None:
-        return self._listed[self._at] if self._at < len(self._listed) else None
+        return self._listed[self._at] if 0 <= self._at < len(self._listed) else None
 
     def _search(self) -> None:
         spot, text = self._spot, self.field.text()
@@ -203,8 +203,8 @@ class PinnedCard(QWidget):
             self.row_wanted.emit(spot.node_id, spot.index)
         self._show_typed()
         self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
-        own = (place for place, one in enumerate(self._listed) if one.chosen)
-        self._at, self._first = 0 if text else next(own, 0), 0
+        marked = (place for place, one in enumerate(self._listed) if (one.data == self.typed.encode() if text else one.chosen))
+        self._at, self._first = next(marked, -1 if text else 0), 0
         self._fill()
         self._place()
 
@@ -235,7 +235,7 @@ class PinnedCard(QWidget):
         open_bits = spot.record.entropy
         self.choice.setText("" if open_bits is None else self.tr("entropy {0}").format(words.in_bits(open_bits)))
         self.choice.setToolTip(self.tr("entropy: how open the choice was"))
-        self._first = min(max(self._first, self._at - count + 1), self._at)
+        self._first = min(max(self._first, self._at - count + 1), max(self._at, 0))
         shown = self._listed[self._first : self._first + count]
         widest = max((self.fontMetrics().horizontalAdvance(words.token(one.data)) for one in shown), default=0)
         for place, bar in enumerate(self.rows):
@@ -386,7 +386,7 @@ class PinnedCard(QWidget):
         if key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._move(-1 if key == Qt.Key.Key_Up else 1)
         elif enter:
-            self._choose(self._current) if self._listed else self._write()
+            self._choose(self._current) if self._current is not None else self._write()
         elif empty and Qt.Key.Key_1 <= key <= Qt.Key.Key_9:
             place = key - Qt.Key.Key_1
             self._choose(self._listed[place] if place < len(self._listed) else None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
@@ -25,6 +25,8 @@ _RAIL_LINE_PX = 3
 _UNDER_GAP_PX = 8  # from the text to what stands under it
 _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
+_FOCUS_PX = 2  # the left edge, where the keyboard came by Tab
+_TAB = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
 
@@ -63,6 +65,7 @@ class Pane(Scroller[BodyT]):
         self._pointed = Action.NONE
         self._cursor = Qt.CursorShape.ArrowCursor
         self._filled = False  # before a session is there, nothing is said about it
+        self._by_tab = False  # the keyboard came by Tab: its edge says so, as a pinned token may be far away
         self._beneath: dict[int, QWidget] = {}  # by node id
         page.under = self._height_under
         theme = current_theme()
@@ -150,6 +153,8 @@ class Pane(Scroller[BodyT]):
         painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         try:
             self._paint(painter, event.rect())
+            if self._by_tab:
+                painter.fillRect(0, event.rect().top(), _FOCUS_PX, event.rect().height(), self._ink.accent)
         finally:
             painter.end()
         if self._due is not None:
@@ -208,6 +213,12 @@ class Pane(Scroller[BodyT]):
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton and self._hovered is not None:
             self._act(self._page.boxes[self._hovered], self._action_at(event.position().toPoint()))
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QFocusEvent):
+            self._by_tab = event.gotFocus() and event.reason() in _TAB
+            self.viewport().update(0, 0, _FOCUS_PX, self.viewport().height())
+        return super().event(event)
 
     def viewportEvent(self, event: QEvent) -> bool:
         if event.type() is QEvent.Type.Leave:

@@ -1,0 +1,121 @@
+"""Where the keyboard is can be seen, at every stop of Tab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
+
+from tests.ui.conftest import Scene, frames, until
+from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
+from tests.ui.window.test_reach import controls, named, ready
+from ui import MainWindow
+from ui.transcript import Mode
+
+Play = Callable[[Scene], None]
+
+
+def frame_of(widget: QWidget) -> QWidget:
+    """What is painted for a control: itself, or the composer around its field."""
+    parent = widget.parentWidget()
+    return parent if parent is not None and parent.objectName() == "composer" else widget
+
+
+def picture(widget: QWidget) -> QImage:
+    return frame_of(widget).grab().toImage()
+
+
+def stops(top: QWidget) -> Iterator[QWidget]:
+    """Tab goes from one to the next, once round."""
+    seen: set[QWidget] = set()
+    for _ in range(3 * len(list(controls(top))) + 20):
+        focused = QApplication.focusWidget()
+        assert focused is not None, "the keyboard is nowhere"
+        QTest.keyClick(focused, Qt.Key.Key_Tab)
+        focused = QApplication.focusWidget()
+        if focused is not None and focused not in seen:
+            seen.add(focused)
+            yield focused
+
+
+def unseen(top: QWidget) -> list[tuple[str, str]]:
+    """The stops that look with the keyboard as they look without."""
+    alike: list[QWidget] = []
+    for widget in stops(top):
+        with_keyboard = picture(widget)
+        QTest.keyClick(widget, Qt.Key.Key_Tab)
+        if QApplication.focusWidget() is not widget and with_keyboard == picture(widget):
+            alike.append(widget)
+        widget.setFocus(Qt.FocusReason.TabFocusReason)
+    return named(alike)
+
+
+async def the_window(window: MainWindow) -> QWidget:
+    return window
+
+
+async def no_pin(window: MainWindow) -> QWidget:
+    window.parts.transcript.clear_pin()
+    return window
+
+
+async def read_mode(window: MainWindow) -> QWidget:
+    window.presenter.set_mode(Mode.READ)
+    return window
+
+
+async def columns(window: MainWindow) -> QWidget:
+    window.acts.two_ways.trigger()
+    await until(lambda: len(window.parts.columns.cards) == 2)
+    await until(lambda: not window.controller.running)
+    return window
+
+
+async def tree(window: MainWindow) -> QWidget:
+    window.acts.tree.trigger()
+    await until(window.parts.tree.isVisible)
+    return window
+
+
+async def starters(window: MainWindow) -> QWidget:
+    window.acts.new_session.trigger()
+    await until(window.starters.card.isVisible)
+    return window
+
+
+async def comparison(window: MainWindow) -> QWidget:
+    window.controller.tree.compare(41)
+    await until(lambda: window.parts.inspector.isVisible())
+    return window
+
+
+async def settings(window: MainWindow) -> QWidget:
+    window.acts.settings.trigger()
+    await until(window.settings.isVisible)
+    await until(window.settings.isActiveWindow)
+    return window.settings
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("panel", [the_window, no_pin, read_mode, columns, tree, starters, comparison, settings])
+def test_each_stop_of_tab_looks_different_with_the_keyboard(
+    in_window: Play, bench: FakeWorkbench, panel: Callable[[MainWindow], object]
+) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.presenter.pin(bench.views[TRIP].turns[-1].node_id, 2)
+        window.parts.composer.field.setPlainText("A draft")
+        await ready(window)
+        top = await panel(window)  # type: ignore[misc]  # an async function
+        await frames()
+        if top is window:
+            window.parts.composer.setFocus()
+        assert unseen(top) == []
+
+    in_window(scene)
