@@ -22,6 +22,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenizer_folder(tmp_path_factory.mktemp("text") / "tokenizer")
 
 
+@pytest.fixture(scope="session")
+def local() -> Iterator[LanguageModel]:
+    """What a real server's numbers are compared with."""
+    with load("smollm2", backend="hf", dtype="float32") as made:
+        yield made
+
+
 @pytest.fixture
 def server(model: LanguageModel) -> Iterator[Server]:
     with serving(model) as made:

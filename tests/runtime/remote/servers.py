@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
+import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -314,6 +316,22 @@ def serving(model: LanguageModel, kind: type[Server] = Server, *, tls: Path | No
         thread.submit(end()).result()
         thread.stop()
         thread.join()
+
+
+def free_port() -> int:
+    """Of this machine, for a real server that takes no 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a real server answers."""
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=5) as page:
+            return bool(page.status == 200)
+    except OSError:
+        return False
 
 
 def tokenizer_folder(path: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import Grammar, LanguageModel, ModelShelf, UnsupportedFeatureError, connect, load
+from runtime import Grammar, LanguageModel, ModelShelf, UnsupportedFeatureError, connect
 from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_LLAMA_CPP", "")
@@ -46,12 +46,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
         finally:
             process.kill()
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LanguageModel]:
-    with load("smollm2", backend="hf", dtype="float32") as made:
-        yield made
 
 
 @pytest.fixture(scope="module", params=["smollm2", "server"])

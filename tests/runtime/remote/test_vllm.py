@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import GenerationOptions, Grammar, LanguageModel, ModelShelf, Priority, RuntimeFault, connect, load
+from runtime import GenerationOptions, Grammar, LanguageModel, ModelShelf, Priority, RuntimeFault, connect
 from tests.pages import PAGES, blocks
+from tests.runtime.remote.servers import free_port, is_healthy
 from tests.runtime.remote.test_sessions import talk
 
 VENV = os.environ.get("ELSEWISE_VLLM", "")
@@ -48,10 +48,13 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             pytest.skip("the server of ELSEWISE_VLLM_URL is asked once")
         yield RUNNING
         return
-    folder, port = tmp_path_factory.mktemp("vllm"), _free_port()
-    flags: list[tuple[str, ...]] = [("--host", "127.0.0.1", "--port", str(port))]
+    folder, port = tmp_path_factory.mktemp("vllm"), free_port()
+    (folder / "tools.jinja").write_text(tool_template(), "utf-8")
+    flags: list[tuple[str, ...]] = [
+        ("--host", "127.0.0.1", "--port", str(port), "--chat-template", str(folder / "tools.jinja"))
+    ]
     if request.param == "two nodes":  # without Ray, on one machine
-        together = (*TWO, "--master-addr", "127.0.0.1", "--master-port", str(_free_port()))
+        together = (*TWO, "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
         flags = [(*flags[0], *together, "--node-rank", "0"), (*together, "--node-rank", "1", "--headless")]
     else:
         flags = [(*flags[0], *ONE)]
@@ -59,12 +62,18 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with ExitStack() as stack:
         nodes = [stack.enter_context(_node(log, *own)) for log, own in zip(logs, flags, strict=True)]
         url, began = f"http://127.0.0.1:{port}", time.monotonic()
-        while not _answers(url):
+        while not is_healthy(url):
             for node, log in zip(nodes, logs, strict=True):
                 assert node.poll() is None, log.read_text("utf-8", "replace")[-3000:]
             assert time.monotonic() - began < START_SECONDS
             time.sleep(1)
         yield url
+
+
+def tool_template() -> str:
+    """The model's own template, with tools in front where there are some."""
+    own = (ModelShelf().folder("smollm2") / "chat_template.jinja").read_text("utf-8")
+    return "{% if tools %}{{ tools | tojson }}{% endif %}" + own
 
 
 @contextmanager
@@ -89,26 +98,6 @@ def _node(log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait(END_SECONDS)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its workers, too
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url + "/health", timeout=5) as page:
-            return bool(page.status == 200)
-    except OSError:
-        return False
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LanguageModel]:
-    with load("smollm2", backend="hf", dtype="float32") as made:
-        yield made
 
 
 @pytest.fixture(scope="module", params=["smollm2", "server"])
@@ -180,6 +169,19 @@ def test_chat_and_grammar(remote: LanguageModel, local: LanguageModel) -> None:
     assert not answer.incomplete
     ours, theirs = (model.complete_sync(messages, max_tokens=40, temperature=0.0) for model in (local, remote))
     assert (theirs, theirs.finish_reason) == (ours, ours.finish_reason)
+
+
+@pytest.mark.skipif(bool(RUNNING), reason="it was started with another template")
+def test_tools_are_in_the_prompt_as_the_template_has_them(address: str) -> None:
+    messages = [{"role": "user", "content": "Double 21."}]
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    tools = [{"type": "function", "function": {"name": "double", "description": "2x é", "parameters": parameters}}]
+    with (
+        connect(address, tokenizer="smollm2", chat_template=tool_template()) as here,
+        connect(address, tokenizer="server") as there,
+    ):
+        assert there.render_chat(messages, tools=tools) == here.render_chat(messages, tools=tools)
+        assert there.render_chat(messages) == here.render_chat(messages) != here.render_chat(messages, tools=tools)
 
 
 def test_cached_tokens_and_refusals(remote: LanguageModel, local: LanguageModel) -> None:
