@@ -59,6 +59,7 @@ class RowDelegate(QStyledItemDelegate):
         palette, rect = self._theme.palette, QRect(option.rect)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         self._paint_ground(painter, rect, option.state, palette)
         fold = self.fold_place(row, rect)
         if self._rows.is_parent(row):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,10 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.inspector.test_depth import layers_of
 from tests.ui.pseudo import Pseudo, clipped, pseudo
+from tests.ui.visits import prepare, visit
 from tests.ui.window.test_conversation import finish
 from ui import MainWindow
-from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
 from ui.inspector.alternatives import AlternativeButton
 from ui.transcript import Mode
 from ui.widgets.labels import ElidedLabel
@@ -34,34 +33,6 @@ def foreign(app: QApplication, request: pytest.FixtureRequest) -> Iterator[Qt.La
     app.removeTranslator(translator)
 
 
-async def visits(window: MainWindow, look: Callable[[QWidget, str], Awaitable[None]]) -> None:
-    """Opens one after the other what the window has, and looks at it."""
-    window.presenter.set_mode(Mode.TOKENS)
-    assert window.controller.shown is not None
-    window.presenter.pin(window.controller.shown.view.turns[-1].node_id, 2)
-    for tab in window.parts.inspector.tabs:
-        tab.click()
-        await frames()
-        await look(window, f"inspector-{window.parts.inspector.tabs.index(tab)}")
-    for page in (MODEL, SAMPLING, FORM, TOOLS):
-        window.popover.open(page)
-        await frames()
-        await look(window.popover, f"popover-{page}")
-    window.popover.hide()
-    window.acts.settings.trigger()
-    await until(window.settings.isVisible)
-    for page in range(len(window.settings.tabs)):
-        window.settings.show_page(page)
-        await frames()
-        await look(window.settings, f"settings-{page}")
-    window.settings.hide()
-    for action, name in ((window.acts.find, "find"), (window.acts.compare, "compare"), (window.acts.two_ways, "ways")):
-        action.trigger()
-        await frames()
-        await look(window, name)
-    await until(lambda: not window.controller.running)
-
-
 def test_words_keep_what_is_filled_in() -> None:
     assert pseudo("&Open {0:,} of <b>{1}</b>").startswith("&Öpëñ {0:,} öf <b>{1}</b>")
     assert pseudo("{0} · {1}") == "{0} · {1}"
@@ -71,8 +42,7 @@ def test_words_keep_what_is_filled_in() -> None:
 def test_nothing_that_is_written_is_cut_off(
     foreign: Qt.LayoutDirection, in_window: Play, bench: FakeWorkbench, request: pytest.FixtureRequest
 ) -> None:
-    finish(bench)
-    bench.layers = layers_of(bench.vocabulary)
+    prepare(bench)
     found: dict[str, str] = {}
     folder = os.environ.get("ELSEWISE_PICTURES", "")  # where to leave what was looked at
 
@@ -94,7 +64,7 @@ def test_nothing_that_is_written_is_cut_off(
         assert sidebar.isVisible()
         places = [QRect(part.mapTo(window, QPoint(0, 0)), part.size()).center().x() for part in (sidebar, transcript)]
         assert (places[0] < places[1]) == (foreign is Qt.LayoutDirection.LeftToRight)
-        await visits(window, look)
+        await visit(window, bench, look)
 
     in_window(scene)
     assert found == {}
@@ -104,6 +74,16 @@ def test_nothing_that_is_written_is_cut_off(
 def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
+    async def compare(shown: list[QWidget]) -> None:
+        before, sizes = [part.grab().toImage() for part in shown], [part.size() for part in shown]
+        try:
+            app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+            await frames()
+            assert [part.size() for part in shown] == sizes
+            assert [part.grab().toImage() for part in shown] == before
+        finally:
+            app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+
     async def scene(window: MainWindow) -> None:
         window.presenter.set_mode(Mode.TOKENS)
         assert window.controller.shown is not None
@@ -112,15 +92,11 @@ def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, 
         parts = [*window.parts.inspector.findChildren(AlternativeButton), window.parts.status.legend]
         shown = [part for part in parts if part.isVisible()]
         assert len(shown) > 5
-        before = [part.grab().toImage() for part in shown]
-        sizes = [part.size() for part in shown]
-        try:
-            app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
-            await frames()
-            assert [part.size() for part in shown] == sizes
-            assert [part.grab().toImage() for part in shown] == before
-        finally:
-            app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+        await compare(shown)
+        window.acts.tree.trigger()
+        await until(window.parts.tree.view.isVisible)
+        await frames()
+        await compare([window.parts.tree.view.viewport()])
 
     in_window(scene)
 

@@ -14,12 +14,10 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from tests.ui.inspector.test_depth import layers_of
-from tests.ui.window.test_conversation import finish
+from tests.ui.visits import prepare, visit
 from ui import MainWindow
-from ui.controller.setup import FORM, MODEL, SAMPLING, TOOLS
+from ui.controller.setup import SAMPLING
 from ui.inspector.stage_rows import StageName
-from ui.transcript import Mode
 from ui.widgets.labels import IconButton
 from ui.window.topbar import ModelChip
 
@@ -34,8 +32,14 @@ CONTENT = re.compile(
     r"|bias → penalties → temperature|\[\{.*|[AB] Paris| Paris in spring.*| Kyoto for.*|DRY|XTC",
     re.DOTALL,
 )
-WORKBENCHS = {"preset", "default", "model", "reached the length limit"}  # which the workbench translates itself
-NAMES = {"DRY", "XTC", "‹", "›", "2", "4", "8"}
+WORKBENCHS = {
+    "preset",
+    "default",
+    "model",
+    "reached the length limit",
+    "loading smollm2",
+}  # which the workbench translates itself
+NAMES = {"DRY", "XTC", "Elsewise", "‹", "›", "2", "4", "8"}
 
 
 class Marks(QTranslator):
@@ -95,41 +99,14 @@ def seen(top: QWidget) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_nothing_that_is_seen_bypasses_the_translators(marks: None, in_window: Play, bench: FakeWorkbench) -> None:
-    finish(bench)
-    bench.layers = layers_of(bench.vocabulary)
+    prepare(bench)
     found: set[str] = set()
 
-    async def scene(window: MainWindow) -> None:
-        window.resize(1360, 860)
-        window.presenter.set_mode(Mode.TOKENS)
-        assert window.controller.shown is not None
-        window.presenter.pin(window.controller.shown.view.turns[-1].node_id, 2)
-        for tab in window.parts.inspector.tabs:
-            tab.click()
-            await frames()
-            found.update(seen(window))
-        for page in (MODEL, SAMPLING, FORM, TOOLS):
-            window.popover.open(page)
-            await frames()
-            if page == SAMPLING:
-                window.popover.sampling.options.more.click()
-            found.update(seen(window.popover))
-        window.popover.hide()
-        window.acts.settings.trigger()
-        await until(window.settings.isVisible)
-        for page in range(len(window.settings.tabs)):
-            window.settings.show_page(page)
-            await frames()
-            found.update(seen(window.settings))
-        window.settings.hide()
-        for action in (window.acts.find, window.acts.compare, window.acts.two_ways):
-            action.trigger()
-            await frames()
-            found.update(seen(window))
-        await until(lambda: not window.controller.running)
-        found.update(seen(window))
+    async def look(part: QWidget, name: str) -> None:
+        del name
+        found.update(seen(part))
 
-    in_window(scene)
-    plain = {text for text in found if text and MARK not in text and not CONTENT.fullmatch(text)}
+    in_window(lambda window: visit(window, bench, look))
+    plain = {text for text in found if text and MARK not in text and not CONTENT.fullmatch(text)} - NAMES
     assert plain == WORKBENCHS
     assert sum(MARK in text for text in found) > 300
