@@ -17,6 +17,7 @@ from ui.commands.menu import all_to_front, list_recent, list_windows, press, zoo
 from ui.controller.setup import MODEL, SAMPLING, SYSTEM
 from ui.core.shown import Fork, Shown
 from ui.port import QT_TRANSLATE_NOOP, EngineState, SessionSummary, StatusView, TurnStatus, TurnView, translate
+from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.transcript.path import has_own_words
 from ui.widgets.controls import allow
@@ -228,6 +229,9 @@ class Actions(QObject):
         self.documentation = command(HELP, self.tr("Documentation"), lambda: w.open_documentation(), "F1")
         self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
         # fmt: on
+        theme = current_theme()
+        theme.developer_changed.connect(self.clear_cache.setVisible)
+        self.clear_cache.setVisible(theme.developer)
         self.recent.aboutToShow.connect(lambda: list_recent(self.recent, w.transfers))
         self.windows = self._menu(WINDOW)
         list_windows(self.windows, window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolTip, QVBoxLayout, QWidget
 
 from ui.port import TextFile
 from ui.theme.fonts import interface_font
@@ -14,7 +14,7 @@ from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.numbers import count
 from ui.widgets.visible import one_line
 
-PREVIEW = 500  # characters of a file that its tooltip shows
+PREVIEW = 500  # characters of a file that are shown under the pointer, or by its button
 
 
 class FileChips(QWidget):
@@ -77,11 +77,21 @@ class FileChip(QFrame):
         line.addWidget(ElidedLabel(name, "", interface_font(12.5)))
         self.size_label = ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5))
         line.addWidget(self.size_label, 1)
+        self.preview = button(self.tr("preview"), "link")
+        self.preview.setAccessibleName(self.tr("Preview {0}").format(name))
+        self.preview.setAccessibleDescription(file.text[:PREVIEW])
+        self.preview.setEnabled(bool(file.text.strip()))
+        self.preview.clicked.connect(self._show_preview)
         self.pin = button(self.tr("pin as context"), "link")
         self.pin.setAccessibleName(self.tr("Pin {0} as context").format(name))
         self.remove = IconButton("x", self.tr("Remove {0}").format(name))
+        line.addWidget(self.preview)
         line.addWidget(self.pin)
         line.addWidget(self.remove)
+
+    def _show_preview(self) -> None:
+        below = self.preview.mapToGlobal(self.preview.rect().bottomLeft())
+        QToolTip.showText(below, self.toolTip(), self.preview)
 
     def show_tokens(self, tokens: int) -> None:
         """What it takes of the context, in place of its characters."""

@@ -32,7 +32,7 @@ class Alternative(Struct, frozen=True):
     share: float
     chosen: bool
     forbidden: str = ""  # why it could not be drawn; "" where it could
-    so_far: tuple[float, float] | None = None  # mass of all likelier ones, and with this one; None where that is not known
+    so_far: float | None = None  # mass of this one and all likelier ones; None where that is not known
 
 
 class Alternatives(QWidget):
@@ -120,7 +120,7 @@ class AlternativeButton(QAbstractButton):
         )
         words = self.tr("{0}, {1}").format(words, alternative.forbidden) if alternative.forbidden else words
         if alternative.so_far is not None:
-            self.setAccessibleDescription(self.tr("{0} up to here").format(percent(alternative.so_far[1])))
+            self.setAccessibleDescription(self.tr("{0} up to here").format(percent(alternative.so_far)))
         self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
         self.setToolTip(plain_tooltip(alternative.forbidden))
         self.show()

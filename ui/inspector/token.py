@@ -269,7 +269,7 @@ def alternatives_of(record: TokenRecord, vocabulary: BytesOf) -> list[Alternativ
             math.exp(logprob - first),
             chosen=token_id == record.token_id,
             forbidden=forbidden(record, token_id),
-            so_far=(mass[place - 2] if place > 1 else 0.0, mass[place - 1]),
+            so_far=mass[place - 1],
         )
         for place, (token_id, logprob, data) in enumerate(zip(ids, logprobs, known, strict=True), 1)
     ]

@@ -162,7 +162,7 @@ SETTINGS = (
         offered=lambda _: ("half", "full", "none"), title=_title(LOOKS)),
     Setting(APPEARANCE, "developer", QT_TRANSLATE_NOOP("SettingsWindow", "Developer view"), now=True,
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
-        "Adds the inspector's Cache tab, and under every answer how many tokens were reused and computed."),
+        "Adds the inspector's Cache tab, Session > Clear Cache, and under every answer the tokens reused and computed."),
         offered=lambda _: ("off", "on"), title=_title(LOOKS)),
 )
 # fmt: on

@@ -135,7 +135,8 @@ class BranchTree(QListView):
             self.prune_wanted.emit(row.node_id, row.start, not row.pruned)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        index = self.indexAt(event.pos()) if event.reason() is event.Reason.Mouse else self.currentIndex()
+        by_mouse = event.reason() is event.Reason.Mouse
+        index = self.indexAt(event.pos()) if by_mouse else self.currentIndex()
         row = index.data(_ROW)
         if not isinstance(row, BranchRow):
             return
@@ -148,7 +149,7 @@ class BranchTree(QListView):
         words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
         act = menu.addAction(words)
         act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
-        menu.popup(event.globalPos())
+        menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def ask_name(self, row: BranchRow | TreeRow) -> None:
         """Asks for the name of a branch, in a dialog that blocks nothing."""

@@ -108,7 +108,8 @@ class TreeView(QListView):
         super().mousePressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        index = self.indexAt(event.pos()) if event.reason() is event.Reason.Mouse else self.currentIndex()
+        by_mouse = event.reason() is event.Reason.Mouse
+        index = self.indexAt(event.pos()) if by_mouse else self.currentIndex()
         row = self.rows.row_at(index)
         if row is None:
             return
@@ -116,7 +117,7 @@ class TreeView(QListView):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.fill_menu(menu, row)
-        menu.popup(event.globalPos())
+        menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def fill_menu(self, menu: QMenu, row: TreeRow) -> None:
         """What can be done with a row."""

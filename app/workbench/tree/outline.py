@@ -16,7 +16,10 @@ from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 
 NAME_WORDS = 6
 BEFORE_WORDS = 2
+NAME_MOST = 48  # characters
+WORD_MOST = 20  # characters of a word that is shown whole; scripts without spaces are cut in front of them
 TEXT_MOST = 400  # characters of a branch for a tooltip
+_WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the last one of a text, as far as it is shown
 NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
 
 
@@ -148,7 +151,7 @@ def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
 
 def stem_of(line: Line) -> str:
     """What was said before a branch of the word in whose middle it leaves."""
-    found = re.search(r"\S*$", line.shared) if own_text(line)[:1].strip() else None
+    found = _WORD.search(line.shared) if own_text(line)[:1].strip() else None
     return found.group() if found else ""
 
 
@@ -165,12 +168,11 @@ def _apart(found: list[Line]) -> list[Line]:
     for i, line in enumerate(found):
         same = [owns[j] for j in range(len(found)) if j != i and names[j] == names[i] and owns[j] != owns[i]]
         common = max((len(_common(owns[i], other)) for other in same), default=0)
-        common = len(re.sub(r"\s*\S*$", "", owns[i][:common]))  # a word that differs is named whole
-        said = owns[i][:common]
-        number = 1 + (owns[:i].count(owns[i]) if owns[i] else 0)
+        said = _WORD.sub("", owns[i][:common]).rstrip()  # a word that differs is named whole
         size = len(said.encode())
-        apart.append(replace(line, byte=line.byte + size, shared=line.shared + said, number=number, common=size))
-    return apart
+        apart.append(replace(line, byte=line.byte + size, shared=line.shared + said, common=size))
+    labels = [(_last_words(line.shared), _first_words(stem_of(line) + own_text(line))) for line in apart]
+    return [replace(line, number=1 + labels[:i].count(labels[i])) if line.node.whole else line for i, line in enumerate(apart)]
 
 
 def _common(one: str, other: str) -> str:
@@ -204,12 +206,12 @@ def _likely(node: NodeRow) -> float | None:
 
 
 def _first_words(text: str, count: int = NAME_WORDS) -> str:
-    return " ".join(text.split()[:count])[:48]
+    return " ".join(text.split(None, count)[:count])[:NAME_MOST]
 
 
 def _last_words(text: str) -> str:
-    words = text.split()
-    return "… " + " ".join(words[-BEFORE_WORDS:]) if words else ""
+    words = text.rsplit(None, BEFORE_WORDS)
+    return "… " + " ".join(words[-BEFORE_WORDS:])[-NAME_MOST:] if words else ""
 
 
 def out_of_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 
 from app.workbench.tree.outline import branch_name, outline
 from app.workbench.tree.tree import Tree
+from app.workbench.tree.turn_rows import turn_rows
 from storage import NodeRow
 from tests.app.workbench.test_tree import damaged_rows
 from tests.app.workbench.trees import chat, node, run
@@ -97,3 +100,40 @@ def test_a_word_that_differs_in_its_middle_is_named_whole() -> None:
     texts = ("one two three four five six seventeen", "one two three four five six seventy")
     tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
     assert [row.name for row in outline(tree, 2)[1:]] == ["seventeen", "seventy"]
+
+
+def test_no_two_rows_of_one_place_look_alike() -> None:
+    """Of 300 turns with 60 branches: said again, differing late, in scripts without spaces, in spaces alone, or nothing yet."""
+    said = [
+        "海浪轻轻拍打着礁石" * 8,
+        "A cat and the sea, " * 9,
+        "https://example.org/" + "a" * 70,
+        "one  two",
+        "one two",
+        "",
+        "",
+        "soft",
+    ]
+    rng = random.Random(3)
+    rows, answers = [node(1, None, "user", "q")], list[NodeRow]()
+    tip = rows[0]
+    for node_id in range(2, 302):
+        text = rng.choice(said)
+        text += rng.choice(("", "!", "猫", "猫和海", " and so on")) if text else ""
+        if node_id % 5 == 0 and answers:  # leaves an earlier answer in its middle, or stands beside it
+            left = rng.choice(answers[-3:])
+            byte = len(left.text[: len(left.text) // 2].encode())
+            rows.append(run(node_id, left.id, 1, byte, text) if node_id % 2 else node(node_id, left.parent_id, text=text))
+        else:
+            tip = node(node_id, tip.id, "assistant" if tip.role == "user" else "user", text)
+            rows.append(tip)
+            answers += [tip] if tip.role == "assistant" else []
+    tree = Tree(rows)
+    place, seen, branches = list[int](), set[object](), outline(tree, tree.leaf(1))
+    assert len(branches) > 60
+    for at, row in enumerate(branches):
+        place[row.depth :] = [at]
+        seen.add((*place[:-1], row.before, row.name))
+    assert len(seen) == len(branches)
+    full = [row for row in turn_rows(tree, tree.leaf(1)) if row.name]
+    assert len({(row.parent, row.before, row.name) for row in full if row.beside}) == len([row for row in full if row.beside])

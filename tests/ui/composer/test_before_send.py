@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QToolTip
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
 from ui.transcript import Mode
+from ui.widgets.labels import plain_tooltip
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -152,6 +153,13 @@ def test_a_file_goes_with_the_message_or_is_pinned(in_window: Play, bench: FakeW
         chip = composer.chips.chips[0]
         assert chip.size_label.text() == "7 characters"
         await until(lambda: chip.size_label.text() == "2 tokens")
+        # its words are shown by key as under the pointer
+        chip.preview.setFocus()
+        QTest.keyClick(chip.preview, Qt.Key.Key_Space)
+        await until(QToolTip.isVisible)
+        assert QToolTip.text() == chip.toolTip() == plain_tooltip("a boat\n")
+        assert chip.preview.accessibleDescription() == "a boat\n"
+        QToolTip.hideText()
         await choose("日本.txt")  # the same again is the same
         assert composer.chips.files == (boat,)
         QTest.keyClicks(composer.field, "Whose?")

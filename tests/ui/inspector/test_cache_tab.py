@@ -128,6 +128,7 @@ def test_without_an_engine_it_says_so_with_one_thing_to_do(in_window: Play, benc
 
 def test_the_menu_empties_it_and_says_what_came_of_it(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
+        current_theme().show(OwnColours.HALF, developer=True)
         action, notice = window.acts.clear_cache, window.parts.composer.notice
         (menu,) = (each for each in action.associatedObjects() if isinstance(each, QMenu))
 

@@ -137,6 +137,9 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
         choose(page, page.import_button, "/files/some.gguf")
         await until(lambda: page.import_words.text() == "converting… 33 %")
         assert not page.import_button.isEnabled()
+        await frames()
+        stop = page.stop_import_button
+        assert (stop.isVisible(), stop.width()) == (True, stop.sizeHint().width())  # the words take the rest
         bench.gate.release()
         await until(lambda: page.notice.words == "some is installed")
         assert page.import_button.isEnabled()

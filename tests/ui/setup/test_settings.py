@@ -164,6 +164,10 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
             assert isinstance(application, QApplication)
             apply_theme(application, Scheme.LIGHT, Contrast.SYSTEM, Motion.SYSTEM)
         field, before = settings.appearance.numbers["text_percent"], window.parts.transcript.tokens.page.faces.scale
+        settings.resize(1400, 700)
+        settings.show_page(APPEARANCE)
+        await frames()
+        assert field.width() < 200  # for "100 %", however wide the window is
         field.setFocus()
         for _ in range(5):
             QTest.keyClick(field, Qt.Key.Key_Up)

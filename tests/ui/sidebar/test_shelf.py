@@ -154,6 +154,15 @@ def test_tags_are_typed_in_the_row(in_window: Play, bench: FakeWorkbench) -> Non
         await until(lambda: bench.asked("tag_session") == [(PROOFS, "maths", "logic", "日本")])
         await until(lambda: bool(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.UserRole).tags))
         assert "tagged maths, logic" in str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole))
+        await choose(panel, panel.rows.index_of(PROOFS), "Tags…")
+        typed(panel, "#maths,")
+        await until(lambda: bench.asked("tag_session")[-1] == (PROOFS, "maths"))
+        await until(lambda: str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole)).endswith("tagged maths"))
+        await choose(panel, panel.rows.index_of(PROOFS), "Tags…")
+        assert panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.EditRole) == "#maths"  # no comma after one alone
+        typed(panel, "#logic")
+        await until(lambda: bench.asked("tag_session")[-1] == (PROOFS, "logic"))
+        await until(lambda: str(panel.rows.index_of(PROOFS).data(Qt.ItemDataRole.AccessibleTextRole)).endswith("tagged logic"))
         panel.rename(PROOFS)  # the title is edited again, not the tags
         typed(panel, "Proofs")
         await until(lambda: bench.asked("rename_session") == [(PROOFS, "Proofs")])

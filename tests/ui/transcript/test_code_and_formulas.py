@@ -17,6 +17,8 @@ from ui.theme.palette import DARK, LIGHT, Palette
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.read_mode.document import code_document, fill_page, markdown_document
 from ui.transcript.read_mode.formulas import Formulas
+from ui.transcript.read_mode.markup import MOST
+from ui.transcript.read_mode.markup import formulas as formulas_in
 from ui.transcript.text.faces import Faces
 
 PYTHON = 'def f(x):  # 🐈 is kept\n    """two\n    lines"""\n    return "🐈" + x'
@@ -204,6 +206,18 @@ def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, wi
 def test_what_cannot_be_drawn_stays_its_source(qtbot: QtBot, show: Show, formula: str) -> None:
     transcript = read(qtbot, show, f"a {formula} b {EULER} c")
     assert shown_text(transcript).replace("\u2028", "\n") == f"a {formula} b \ufffc c"
+
+
+@pytest.mark.parametrize("tex", ["x + ", "x^{", r"\a", r"\frac{1}{", r"\begin{a}"])
+def test_ten_megabytes_are_no_formula_and_are_not_begun(qapp: QApplication, tex: str) -> None:
+    source = tex * (10_000_000 // len(tex))
+    for opening, closing in (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)")):
+        held = opening + source + closing
+        assert formulas_in(held[: 2 * MOST]) == formulas_in(held[-2 * MOST :]) == []
+        formulas = Formulas()
+        formulas.ask(held)
+        assert formulas.is_idle
+        assert formulas.get(held) is None
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play
 
         assert [tab.text() for tab in inspector.tabs if tab.isVisible()] == ["Token", "Path", "Why", "Depth"]
         assert not any("reused" in words for words in line())
+        assert not window.acts.clear_cache.isVisible()
         QTest.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: window.settings.isVisible() and window.settings.data.folder.text() != "")
         QTest.mouseClick(window.settings.tabs[APPEARANCE], LEFT)
@@ -49,11 +50,14 @@ def test_colours_and_the_developer_view_are_rows_of_the_settings(in_window: Play
         await until(lambda: ("developer", "on") in bench.asked("change_setting"))
         await until(lambda: inspector.tabs[2].isVisible())
         assert "reused 312, computed 1" in line()
+        assert window.acts.clear_cache.isVisible()
+        assert window.acts.clear_cache.isEnabled()
         QTest.mouseClick(inspector.tabs[2], LEFT)
         await until(inspector.cache.isVisible)
         choose(window, "developer", Qt.Key.Key_Up)
         await until(inspector.token.isVisible)  # what is in front goes with its tab
         assert not inspector.tabs[2].isVisible()
+        assert not window.acts.clear_cache.isVisible()
         assert not any("reused" in words for words in line())
         choose(window, "own_colours", Qt.Key.Key_Down)
         await until(lambda: current_theme().own_colours is OwnColours.FULL)

@@ -143,6 +143,32 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
     in_window(scene)
 
 
+def test_the_menu_key_opens_at_the_row_that_has_the_keyboard(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await laid_out(window)
+        outline, tree = window.parts.sidebar.tree, window.parts.tree.view
+        await until(lambda: outline.rows.rowCount() == 6)
+        for view in (outline, tree):
+            if view is tree:
+                window.acts.tree.trigger()
+            await until(view.isVisible)
+            view.setFocus()
+            index = view.rows.index(5)
+            view.setCurrentIndex(index)
+            elsewhere = view.visualRect(view.rows.index(0)).center()
+            asked = QContextMenuEvent(QContextMenuEvent.Reason.Keyboard, elsewhere, view.mapToGlobal(elsewhere))
+            QApplication.sendEvent(view, asked)
+            menu = QApplication.activePopupWidget()
+            assert isinstance(menu, QMenu)
+            assert view.visualRect(index).contains(view.viewport().mapFromGlobal(menu.pos()))
+            shown = list[object]()
+            (tree.opened if view is tree else outline.selected).connect(shown.append)
+            QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(menu.actions()[0]).center())
+            assert shown == [tree.row if view is tree else outline.rows.rows[5].node_id]
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_the_menu_key_in_the_list_is_for_the_session_that_has_the_keyboard(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:

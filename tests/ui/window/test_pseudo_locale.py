@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -74,7 +74,7 @@ def test_nothing_that_is_written_is_cut_off(
 def test_numbers_and_tokens_are_drawn_alike_from_either_side(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
-    async def compare(shown: list[QWidget]) -> None:
+    async def compare(shown: Sequence[QWidget]) -> None:
         before, sizes = [part.grab().toImage() for part in shown], [part.size() for part in shown]
         try:
             app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)

@@ -20,10 +20,13 @@ from xml.etree import ElementTree
 from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from ui.transcript.read_mode.markup import MOST
+
 logger = logging.getLogger(__name__)
 
 EM_PX = 20.0  # the text size that the pictures are made for
 MOST_CALLS = 1_000_000  # of Python, for one formula; the longest in the tests' samples takes 220,000
+LONGEST = MOST + 100  # characters, with what encloses it
 MOST_BRACES = 24  # open at once
 LARGEST_EM = 200.0  # of a picture, in both directions
 _KEPT = 2000
@@ -84,7 +87,9 @@ class Formulas(QObject):
         return self._known.get(source)
 
     def ask(self, source: str) -> None:
-        """Has the picture made, unless that was tried; `made` tells when."""
+        """Has the picture made, unless that was tried or the source is too long; `made` tells when."""
+        if len(source) > LONGEST:
+            return
         if source in self._known:
             self._known.move_to_end(source)
             return

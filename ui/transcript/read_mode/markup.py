@@ -32,15 +32,15 @@ def called_name(text: str) -> str:
     return str(names[-1]) if names else ""
 
 
-_MOST = 1000  # characters of one formula; what is longer, or never ends, is text
+MOST = 1000  # characters of one formula; what is longer, or never ends, is text
 _SPAN = re.compile(
     rf"""
-    (?P<code> (?P<ticks>`+) (?!`) .{{1,{_MOST}}}? (?<!`) (?P=ticks) (?!`) )
-  | \\\( .{{1,{_MOST}}}? \\\)
-  | \\\[ .{{1,{_MOST}}}? \\\]
-  | \$\$ .{{1,{_MOST}}}? \$\$
-  | (?<![\\$\w]) \$ (?=[^\s$]) [^$\n]{{1,{_MOST}}} (?<=[^\s\\]) \$ (?![\d$])
-  | \\begin\{{ (?P<name>\w{{1,32}}\*?) \}} .{{1,{_MOST}}}? \\end\{{ (?P=name) \}}
+    (?P<code> (?P<ticks>`+) (?!`) .{{1,{MOST}}}? (?<!`) (?P=ticks) (?!`) )
+  | \\\( .{{1,{MOST}}}? \\\)
+  | \\\[ .{{1,{MOST}}}? \\\]
+  | \$\$ .{{1,{MOST}}}? \$\$
+  | (?<![\\$\w]) \$ (?=[^\s$]) [^$\n]{{1,{MOST}}} (?<=[^\s\\]) \$ (?![\d$])
+  | \\begin\{{ (?P<name>\w{{1,32}}\*?) \}} .{{1,{MOST}}}? \\end\{{ (?P=name) \}}
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -68,7 +68,7 @@ def _plain(found: re.Match[str]) -> str:
     return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash at a line's end keeps the line
 
 
-_NAMELESS = re.compile(rf"(?P<code>(?P<ticks>`+)(?!`).{{1,{_MOST}}}?(?<!`)(?P=ticks)(?!`))|!\[\]\(", re.DOTALL)
+_NAMELESS = re.compile(rf"(?P<code>(?P<ticks>`+)(?!`).{{1,{MOST}}}?(?<!`)(?P=ticks)(?!`))|!\[\]\(", re.DOTALL)
 
 
 def with_named_pictures(source: str) -> str:
