@@ -22,6 +22,7 @@ from runtime import (
     UnsupportedFeatureError,
     connect,
 )
+from runtime.options.sampling import DEFAULTS
 from tests.runtime.remote.servers import Server, event, serving, start_events
 from tests.runtime.remote.test_dialects import KINDS
 
@@ -224,6 +225,35 @@ def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
             list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=dry)))
         by_id = replace(dry, dry_breakers=(10,))
         assert len(list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=by_id)))) == 1
+
+
+SETTINGS: dict[str, Any] = {
+    "logit_bias": {5: 1.0},
+    "banned_tokens": (5,),
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "dry_multiplier": 0.8,
+    "order": tuple(reversed(DEFAULTS["order"])),
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "typical_p": 0.5,
+    "xtc_probability": 0.5,
+}
+
+
+@pytest.mark.parametrize("cap", [-1, 20])
+def test_drawn_here_what_is_refused_is_what_it_says_it_lacks(model: LanguageModel, folder: Path, cap: int) -> None:
+    with serving(model, cap=cap) as server, connect(server.base_url, tokenizer=folder, sampling="here") as remote:
+        refused = set()
+        for name, value in SETTINGS.items():
+            options = GenerationOptions(max_tokens=1, sampling=SamplingOptions(**{"top_k": 5, name: value}))
+            try:
+                list(remote.generate_sync([1, 2, 3], options))
+            except (FullVocabUnavailableError, UnsupportedFeatureError):
+                refused.add(name)
+        assert refused == set(SETTINGS) & remote.lacks != set()
 
 
 def test_drawn_here_a_list_too_short_is_refused(model: LanguageModel, folder: Path) -> None:

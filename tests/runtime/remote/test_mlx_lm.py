@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from importlib.util import find_spec
 
 import numpy as np
+import psutil
 import pytest
 
 from runtime import LanguageModel, ModelShelf, connect
 from tests.runtime.remote.servers import free_port, is_healthy
 
-START_SECONDS = 120
+START_SECONDS, CLOSED_SECONDS = 120, 10
 TOLERANCE = 1e-3  # nats
 PROMPTS = ("The capital of", "Once upon é", "你好世界，你好世界，你好世界，你好")
 
@@ -66,6 +69,16 @@ def test_its_answers_are_those_of_transformers(
     assert largest < TOLERANCE
     messages = [{"role": "user", "content": "Is water wet? Answer yes or no."}]
     assert remote.render_chat(messages) == local.render_chat(messages)
-    assert remote.complete_sync(messages, max_tokens=40, temperature=0.0) == local.complete_sync(
-        messages, max_tokens=40, temperature=0.0
-    )
+    said, answered = (model.complete_sync(messages, max_tokens=40, temperature=0.0) for model in (local, remote))
+    assert answered == said
+
+    async def begin() -> None:
+        async with aclosing(remote.generate([5, 6, 7], max_tokens=1500, ignore_eos=True)) as records:
+            await anext(records)
+
+    (server,) = (child for child in psutil.Process().children() if "mlx_lm" in child.cmdline())
+    asyncio.run(begin())
+    closed = time.monotonic()
+    while server.cpu_percent(0.2) > 20:  # for minutes, if it went on: it has no gauge
+        assert time.monotonic() - closed < CLOSED_SECONDS
+    tell(f"mlx_lm: a closed answer stops after {time.monotonic() - closed:.1f} s")
