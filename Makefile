@@ -47,7 +47,8 @@ test: setup lint test-fast  ## lint, and every test that is not marked slow
 test-fast: setup  ## the tests alone; PYTEST_ARGS=... adds options of pytest
 	TMPDIR="$$(sh packaging/scratch.sh)" OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: setup  ## SmolLM2, fault sweeps, further cases of the fast ones
+test-slow: setup  ## SmolLM2, fault sweeps, further cases of the fast ones, the window on a virtual screen
+	@-test "$$(id -u)" != 0 || PYTHON="$(PYTHON)" QT_PACKAGES="$(QT_PACKAGES)" EXTRA_PACKAGES="xvfb openbox xdotool" sh packaging/system.sh
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-vllm: setup  ## the tests against a real vLLM, which it fetches into an environment of its own (Linux, 3.4 GB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QHideEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QVBoxLayout, QWidget
+from shiboken6 import isValid
 
 from ui.controller.setup import MODEL, Change, SetupController
 from ui.port import SessionSetup, StatusView
@@ -29,7 +30,7 @@ class SetupPopover(QFrame):
 
     Args:
         controller: What the session shown is set to.
-        anchor: The part of the bar that it hangs from; gets the keyboard back.
+        anchor: The part of the bar that it hangs from.
         parent: The window's content.
     """
 
@@ -39,6 +40,7 @@ class SetupPopover(QFrame):
         self.setAccessibleName(self.tr("Model and session"))
         self._controller, self._anchor, self._parent = controller, anchor, parent
         self._session_id: int | None = None
+        self._before: QWidget | None = None  # what had the keyboard
         self.model, self.system, self.sampling = ModelPage(), SystemPage(), SamplingPage()
         self.form, self.tools = FormPage(), ToolsPage()
         self.notice = Notice()
@@ -52,6 +54,8 @@ class SetupPopover(QFrame):
 
     def open(self, page: int = MODEL) -> None:
         """Opens at a page, or brings that page to the front."""
+        if self.isHidden():
+            self._before = QApplication.focusWidget()
         self._controller.ask()
         self.notice.clear()
         self.show_page(page)
@@ -68,12 +72,14 @@ class SetupPopover(QFrame):
             self.open(page)
 
     def close_again(self) -> None:
-        """Closes; the keyboard goes back to where it hung from."""
+        """Closes; the keyboard goes back to where it was."""
         focused = QApplication.focusWidget()
         inside = focused is not None and self.isAncestorOf(focused)
         self.hide()
+        before, self._before = self._before, None
         if inside:
-            self._anchor.setFocus(Qt.FocusReason.PopupFocusReason)
+            home = before if before is not None and isValid(before) and before.isVisible() else self._anchor
+            home.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def place(self) -> None:
         """Under the anchor, inside the window."""

@@ -58,7 +58,7 @@ def test_it_opens_and_closes_by_mouse_and_keys(in_window: Play) -> None:
         assert popover.tabs[SAMPLING].isChecked()
         QTest.keyClick(focused(), Qt.Key.Key_Escape)
         assert not popover.isVisible()
-        assert window.parts.top.model.hasFocus()
+        assert window.parts.composer.field.hasFocus()  # where it was
         QTest.mouseClick(window.parts.composer.setup_button, LEFT)
         assert popover.isVisible()
         QTest.mouseClick(window.parts.composer.field.viewport(), LEFT)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PySide6.QtCore import QPoint, Qt, QUrl
+from PySide6.QtCore import QPoint, QRectF, Qt, QUrl
 from PySide6.QtGui import QColor, QGuiApplication, QImage, QPainter, QTextDocument
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
@@ -20,7 +20,7 @@ from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
 from ui.theme.palette import DARK, LIGHT
 from ui.transcript import Mode, TranscriptView
-from ui.transcript.read_mode.document import BlankDocument, markdown_document, stretches
+from ui.transcript.read_mode.document import BlankDocument, fill_page, markdown_document, stretches
 from ui.transcript.text.faces import Faces
 
 ANSWER = """# Spring
@@ -226,6 +226,23 @@ def test_a_picture_that_is_a_fifo_does_not_hang(qapp: QApplication, tmp_path: Pa
 def test_html_is_shown_and_not_interpreted(qapp: QApplication) -> None:
     document = markdown_document("a <b>bold</b> <img src=x>", Faces(), LIGHT, 600)
     assert "<b>" in document.toPlainText()
+
+
+def test_lists_and_tables_have_room(qapp: QApplication) -> None:
+    document, faces = QTextDocument(), Faces()
+    source = "Before:\n\n- one\n- two\n  - inner\n\nAfter.\n\n| left | right |\n|--|--|\n| 1 | 2 |\n\nEnd."
+    fill_page(document, source, faces, LIGHT, 600)
+    layout, places, block = document.documentLayout(), dict[str, QRectF](), document.begin()
+    while block.isValid():
+        places[block.text()] = layout.blockBoundingRect(block)
+        block = block.next()
+    tops = {words: place.top() for words, place in places.items()}
+    assert tops["two"] - tops["one"] == tops["inner"] - tops["two"] == faces.pitch
+    for above, below in (("Before:", "one"), ("inner", "After.")):  # more than between lines
+        assert tops[below] - tops[above] == faces.pitch + 8 * faces.scale
+    assert tops["1"] - tops["left"] >= faces.pitch + 8 * faces.scale
+    assert places["right"].left() - places["left"].right() >= 0
+    assert places["2"].left() - places["1"].left() > 24 * faces.scale
 
 
 def test_a_rule_is_a_hairline(qapp: QApplication) -> None:

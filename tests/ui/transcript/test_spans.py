@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QColor, QFontDatabase
 from PySide6.QtWidgets import QApplication
 
 from runtime import Origin, TokenRun
@@ -76,6 +76,19 @@ def test_colours_are_those_of_the_ramp(show: Show) -> None:
             assert box is not None
             wanted = palette.surprise[step] or palette.window
             assert picture.pixelColor(box.center().x(), box.top() + 2) == QColor(wanted)
+
+
+@pytest.mark.parametrize("bits", ["", "c", "e"])
+def test_emoji_keep_their_colours_in_a_coloured_token(show: Show, bits: str) -> None:
+    view = show(session(turn(1, "assistant", written(f"🌈={bits}| x"))))
+    if not any("Emoji" in name for name in QFontDatabase.families()):
+        pytest.skip("no emoji font is installed")
+    box = view.tokens.token_box(1, 0)
+    assert box is not None
+    image = view.tokens.viewport().grab(box).toImage()
+    colours = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
+    hues = {colour.hue() // 60 for colour in colours if colour.saturation() > 100 and colour.value() > 100}
+    assert len(hues) >= 4  # the ground of the token has one
 
 
 def test_template_tokens_are_not_drawn_unless_asked_for(show: Show) -> None:

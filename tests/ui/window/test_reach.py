@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtGui import QAccessible
+from PySide6.QtGui import QAccessible, QAccessibleInterface
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -66,16 +66,35 @@ def named(widgets: Iterable[QWidget]) -> list[tuple[str, str]]:
 
 
 def assert_named(top: QWidget) -> None:
-    """Each has a name and a role that a screen reader can say."""
-    nameless, without_role = [], []
+    """Each has a name, a role and a state that a screen reader can say."""
+    nameless, without_role, other_state = [], [], []
     for widget in controls(top):
         said = QAccessible.queryAccessibleInterface(widget)
         if not said.text(QAccessible.Text.Name).strip() and not widget.accessibleName().strip():
             nameless.append(widget)
         if said.role() in NO_ROLE:
             without_role.append(widget)
+        if not says_its_state(widget, said):
+            other_state.append(widget)
     assert named(nameless) == []
     assert named(without_role) == []
+    assert named(other_state) == []
+
+
+def says_its_state(widget: QWidget, said: QAccessibleInterface) -> bool:
+    """Whether it can be used, has the keyboard, is checked; of a list, which row is chosen, and in words what a row is."""
+    state = said.state()
+    pairs = [(state.disabled, not widget.isEnabled()), (state.focused, widget.hasFocus())]
+    if isinstance(widget, QAbstractButton):
+        pairs += [(state.checkable, widget.isCheckable()), (state.checked, widget.isChecked())]
+    if isinstance(widget, QAbstractItemView) and widget.model().rowCount():
+        row = widget.currentIndex().row()
+        chosen = [at for at in range(widget.model().rowCount()) if said.child(at).state().selected]
+        pairs.append(
+            (chosen == ([row] if row >= 0 and widget.selectionModel().isSelected(widget.currentIndex()) else []), True)
+        )
+        pairs += [(bool(said.child(at).text(QAccessible.Text.Name).strip()), True) for at in range(widget.model().rowCount())]
+    return all(bool(told) == holds for told, holds in pairs)
 
 
 def assert_reached(top: QWidget) -> list[QWidget]:
@@ -199,8 +218,13 @@ def test_the_card_the_starters_the_tree_and_a_load(in_window: Play, bench: FakeW
         assert_named(window)
         bench.emit(StatusChanged(bench.status))
         window.acts.tree.trigger()
-        await until(window.parts.tree.isVisible)
+        tree = window.parts.tree.view
+        await until(tree.isVisible)
         assert_named(window)
+        tree.setCurrentIndex(tree.rows.index(0))
+        for key, words in ((Qt.Key.Key_Left, "collapsed"), (Qt.Key.Key_Right, "expanded")):
+            QTest.keyClick(tree, key)
+            assert words in str(tree.rows.index(0).data(Qt.ItemDataRole.AccessibleTextRole))
         assert_reached(window)
         window.acts.new_session.trigger()
         await until(window.starters.card.isVisible)

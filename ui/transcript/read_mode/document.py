@@ -276,7 +276,8 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
     spaced = QTextBlockFormat()
     level = held.headingLevel()
     spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
-    together = cursor.currentList() is not None or cursor.currentTable() is not None
+    goes_on = cursor.currentList() is not None and cursor.block().next().textList() is not None
+    together = goes_on or cursor.currentTable() is not None
     spaced.setTopMargin(0)
     spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
     if held.property(QTextFormat.Property.BlockQuoteLevel):
