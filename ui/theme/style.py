@@ -71,9 +71,9 @@ QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
 
-QTextEdit#comparison { background: transparent; border: 1px solid transparent; color: $text;
+QTextEdit#comparison { background: transparent; border: none; border-left: 2px solid transparent; color: $text;
   selection-background-color: $bar_rest; selection-color: $text; }
-QTextEdit#comparison:focus { border-color: $accent; }
+QTextEdit#comparison:focus { border-left-color: $accent; }
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }
 QFrame#composer QPlainTextEdit { background: transparent; border: none; color: $text;
