@@ -119,3 +119,25 @@ def test_each_stop_of_tab_looks_different_with_the_keyboard(
         assert unseen(top) == []
 
     in_window(scene)
+
+
+def test_the_edge_of_the_transcript_is_drawn_after_tab_alone(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        await ready(window)
+        tokens = window.parts.transcript.tokens
+        window.presenter.pin(bench.views[TRIP].turns[-1].node_id, 2)
+        tokens.setFocus(Qt.FocusReason.MouseFocusReason)
+        await frames()
+        plain = picture(tokens)
+        window.parts.transcript.card_wanted.emit()
+        await until(window.parts.pinned.field.hasFocus)
+        QTest.keyClick(window.parts.pinned.field, Qt.Key.Key_Escape)
+        assert tokens.hasFocus()
+        assert picture(tokens) == plain
+        window.parts.composer.setFocus()
+        tokens.setFocus(Qt.FocusReason.TabFocusReason)
+        assert picture(tokens) != plain
+
+    in_window(scene)

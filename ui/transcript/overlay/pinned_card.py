@@ -147,10 +147,9 @@ class PinnedCard(QWidget):
     def close_again(self) -> None:
         """Closes; the keyboard goes back to the text."""
         focused = QApplication.focusWidget()
-        inside = focused is not None and self.isAncestorOf(focused)
-        self.hide()
-        if inside:
+        if focused is not None and self.isAncestorOf(focused):  # before it hides: Qt would move it as if by Tab
             self._transcript.tokens.setFocus(Qt.FocusReason.PopupFocusReason)
+        self.hide()
 
     def show_spot(self, spot: Spot | None, bytes_of: BytesOf, *, can_choose: bool, can_continue: bool) -> None:
         """Another token is pinned, or the same one has other numbers; None closes the card."""
