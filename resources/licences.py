@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.resources
+from pathlib import Path
 
 
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
@@ -15,7 +16,10 @@ def licence_of(distribution: importlib.metadata.Distribution) -> str:
 
 
 def notices() -> str:
-    """The notices, then a line for each distribution: name, version, licence."""
+    """The notices, then a line for each distribution: name, version, licence; in a bundle for the system's libraries too."""
+    shipped = Path(__file__).parents[1] / "licences" / "LICENCES.txt"  # packaging/package.py writes it
+    if shipped.is_file():
+        return shipped.read_text("utf-8")
     found = {each.metadata["Name"]: each for each in importlib.metadata.distributions()}
     lines = [
         f"{name} {each.version}: {licence_of(each)}" for name, each in sorted(found.items(), key=lambda item: item[0].lower())

@@ -261,7 +261,11 @@ def test_variables_that_are_not_set_and_steps_that_are_none_are_named(mac: Mac) 
 def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """packaging/package.py, which is a script."""
     monkeypatch.syspath_prepend(str(ROOT / "packaging"))
-    spec = importlib.util.spec_from_file_location("package_script", ROOT / "packaging" / "package.py")
+    return module_at(ROOT / "packaging" / "package.py")
+
+
+def module_at(path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("of_a_file", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -385,6 +389,10 @@ def test_licences_of_qt_and_of_the_systems_libraries_are_shipped(package: types.
     assert re.search(r"^libglib2\.0-0\S* \S+: libgio-2\.0\.so\.0, libglib-2\.0\.so\.0$", notices, re.MULTILINE)
     [copyright_file] = (tmp_path / "licences").glob("libglib2.0-0*.copyright")
     assert "LGPL" in copyright_file.read_text()
+    # and they are what the About box of a bundle shows
+    (tmp_path / "resources").mkdir()
+    module = shutil.copy(ROOT / "resources" / "licences.py", tmp_path / "resources")
+    assert module_at(Path(module)).notices() == notices
     # and one of no package ends the build
     (shipped / "libnowhere.so.1").touch()
     with pytest.raises(SystemExit, match=r"libnowhere\.so\.1: no package of this system"):
@@ -422,6 +430,17 @@ def test_actions_are_pinned_by_commit_and_workflows_may_only_read() -> None:
             (True, True) if path.name == "release.yml" else (False, False)
         )
         assert "pull_request_target" not in text
+
+
+@pytest.mark.parametrize(
+    ("system", "tried"),
+    [("linux", "sh packaging/try_package.sh dist/elsewise_*.deb"), ("macos", "sh packaging/macos.sh verify")],
+)
+def test_what_is_released_was_tried_before(system: str, tried: str) -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    [job] = re.findall(rf"^  {system}:\n((?:    .*\n)+)", text, re.MULTILINE)
+    assert job.index("make package") < job.index(tried) < job.index("upload-artifact")
+    assert "    needs: [linux, macos]\n" in text
 
 
 def test_the_macos_runner_checks_every_part_of_the_machine_and_keeps_what_it_found() -> None:
