@@ -40,9 +40,9 @@ async def save_tree(store: SessionStore, turns: int = TURNS, branches: int = BRA
     rng = np.random.default_rng(4)
     session_id = await store.create_session("A cat and the sea")
     paths: list[tuple[int, int]] = []  # node, its tokens: answers from which a branch may leave
-    tip, answers = None, 0
-    while answers < turns // 2:
-        if paths and answers % max(turns // 2 // branches, 1) == 1 and len(paths) > 2:
+    tip, made, left = None, 0, 1
+    while made < turns:
+        if len(paths) > 2 and left <= branches * made // turns:
             at, tokens = paths[int(rng.integers(max(len(paths) - 12, 0), len(paths)))]
             cut = int(rng.integers(2, max(tokens, 3)))
             run = _run(" " + SAID[int(rng.integers(len(SAID)))], rng)
@@ -53,16 +53,17 @@ async def save_tree(store: SessionStore, turns: int = TURNS, branches: int = BRA
                 stats=_made(run),
             )  # fmt: skip
             await store.add_node(node, NewChunk(MODEL, 0, len(run), run.to_columns()))
-            answers += 1
+            made, left = made + 1, left + 1
             continue
-        asked = _run(ASKED[answers % len(ASKED)], rng)
+        asked = _run(ASKED[made % len(ASKED)], rng)
         question = NewNode(session_id, tip, "user", asked.text)
         tip = await store.add_node(question, NewChunk(MODEL, 0, len(asked), asked.to_columns()))
-        for _version in range(2 if answers % 7 == 3 else 1):
+        versions = 2 if made % 7 == 3 else 1
+        made, left = made + 1 + versions, left + versions - 1
+        for _version in range(versions):
             run = _run(SAID[int(rng.integers(len(SAID)))], rng)
             new = NewNode(session_id, tip, "assistant", run.text, stats=_made(run))
             answer = await store.add_node(new, NewChunk(MODEL, 0, len(run), run.to_columns()), current=True)
-            answers += 1
         tip = answer
         paths.append((answer, len(run)))
     return session_id
