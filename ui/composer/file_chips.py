@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QToolTip, QVBoxLayout, QWidget
 
 from ui.port import TextFile
 from ui.theme.fonts import interface_font
@@ -76,6 +76,7 @@ class FileChip(QFrame):
         line.setSpacing(10)
         line.addWidget(ElidedLabel(name, "", interface_font(12.5)))
         self.size_label = ElidedLabel(self.tr("{0} characters").format(count(len(file.text))), "faint", interface_font(11.5))
+        self.size_label.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Preferred)  # the name gives way
         line.addWidget(self.size_label, 1)
         self.preview = button(self.tr("preview"), "link")
         self.preview.setAccessibleName(self.tr("Preview {0}").format(name))

@@ -10,12 +10,14 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QFileDialog, QToolTip
+from PySide6.QtWidgets import QApplication, QFileDialog, QToolTip
+from pytestqt.qtbot import QtBot
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
+from ui.composer.file_chips import FileChips
 from ui.transcript import Mode
 from ui.widgets.labels import plain_tooltip
 
@@ -58,6 +60,18 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
         assert not panel.isVisible()
 
     in_window(scene)
+
+
+def test_a_chip_shows_its_number_whole_beside_a_long_name(app: QApplication, qtbot: QtBot) -> None:
+    chips = FileChips()
+    qtbot.addWidget(chips)
+    chips.show_files([TextFile("a very long name of a report about lighthouses.md", "text")])
+    chips.show_tokens([12_345])
+    chips.resize(440, 40)
+    chips.show()
+    qtbot.waitExposed(chips)
+    (chip,) = chips.chips
+    assert chip.size_label.width() >= chip.size_label.sizeHint().width()
 
 
 @pytest.mark.slow
