@@ -232,10 +232,6 @@ opened Documentation
 about() { at $own 27 21; xdotool key Up Right; sleep 1; xdotool key Up Return; sleep 2; }
 page about about
 opened "About Elsewise"
-licences() { about; xdotool key Return; }
-page licences licences
-opened Licences
-xdotool key Escape; sleep 1
 for keys in ctrl+1 ctrl+2 ctrl+t ctrl+f ctrl+shift+s ctrl+shift+f ctrl+shift+d ctrl+d ctrl+alt+2; do page $keys xdotool key $keys; done
 setup() { xdotool key ctrl+shift+m; sleep 2; at $own $1 69; }
 for tab in model:812 system:874 sampling:945 format:1019 tools:1072; do page setup-${tab%:*} setup ${tab#*:}; done
@@ -244,7 +240,9 @@ settings() { xdotool key ctrl+comma; sleep 3; at $(xdotool search --onlyvisible 
 for tab in models:41 engine:106 memory:170 generation:247 appearance:335 data:403 server:462; do
   page settings-${tab%:*} settings ${tab#*:}
 done
-xdotool key Escape
+licences() { about; xdotool key Return; }
+page licences licences  # the last: without a window manager the box below does not get the keyboard again
+opened Licences
 stop
 echo "reused and computed after reopening: $(sqlite3 -readonly .local/share/elsewise/sessions.db \
   "select stats ->> 'reused', stats ->> 'computed' from nodes where role = 'assistant' order by id desc limit 1")"
