@@ -26,7 +26,8 @@ class FormPage(Page):
     def __init__(self) -> None:
         super().__init__()
         self.head(self.tr("Output format"))
-        self.kinds = Choice(self.tr("Form"), (self.tr("free"), self.tr("JSON schema"), self.tr("regex"), self.tr("Lark")))
+        kinds = self.tr("free text"), self.tr("JSON schema"), self.tr("regex"), self.tr("Lark")
+        self.kinds = Choice(self.tr("Output format"), kinds)
         self.kinds.show_choice(0)
         self.kinds.chosen.connect(self._choose)
         self.column.addLayout(row(self.kinds, 1))
@@ -123,7 +124,7 @@ class FormPage(Page):
         ready = not free and not used and bool(written.source.strip()) and self._problem == ""
         self.use_button.setEnabled(ready)
         if free:
-            said = self.tr("free text: the model may write anything")
+            said = self.tr("the model may write anything")
         elif used:
             said = self.tr("every answer has this format from now on")
         elif not written.source.strip():
