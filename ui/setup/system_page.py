@@ -33,19 +33,24 @@ class SystemPage(Page):
         self.column.addWidget(self.pinned)
         self.column.addStretch(1)
         self._said = ""
+        self._session_id = 0
+        self._drafts: dict[int, str] = {}  # of the sessions that are not shown
         self.system.textChanged.connect(self._offer)
 
     def show_setup(self, setup: SessionSetup) -> None:
-        if self.system.toPlainText() == self._said or not self.isVisible():
+        written = self.system.toPlainText()
+        is_draft = written.strip() != self._said.strip()
+        if setup.session_id != self._session_id:
+            if is_draft:
+                self._drafts[self._session_id] = written
+            self._session_id = setup.session_id
+            self.system.show_text(self._drafts.pop(setup.session_id, setup.system))
+        elif not is_draft:
             self.system.show_text(setup.system)  # what is being written is not lost to news
         self._said = setup.system
         self._offer()
         self.pinned.show_files(setup.files)
         self.pinned_words.setVisible(bool(setup.files))
-
-    def forget_draft(self) -> None:
-        """Another session: what was written here belongs to the one before."""
-        self._said = self.system.toPlainText()
 
     def _offer(self) -> None:
         self.system_button.setEnabled(self.system.toPlainText().strip() != self._said)

@@ -250,7 +250,6 @@ def test_presets_are_chosen_saved_and_deleted(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
-@pytest.mark.slow
 def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, SYSTEM)).system
@@ -262,9 +261,14 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
         QTest.mouseClick(page.system_button, LEFT)
         await until(lambda: bench.asked("set_system") == [(TRIP, "Answer in verse")])
         await until(lambda: not page.system_button.isEnabled())
-        # another session has its own
+        # another session has its own, and what is half written waits in its session
+        QTest.keyClicks(page.system, "Briefly: ")
+        half = page.system.toPlainText()
         window.controller.open(3)
         await until(lambda: page.system.toPlainText() == "")
+        window.controller.open(TRIP)
+        await until(lambda: page.system.toPlainText() == half)
+        assert page.system_button.isEnabled()
 
     in_window(scene)
 
@@ -274,6 +278,7 @@ def test_a_form_is_checked_as_it_is_typed(in_window: Play, bench: FakeWorkbench)
     async def scene(window: MainWindow) -> None:
         page = (await opened(window, FORM)).form
         assert not page.source.isVisible()
+        assert page.kinds.buttons[0].accessibleName() == "Output format: free text"
         QTest.mouseClick(page.kinds.buttons[2], LEFT)
         QTest.keyClicks(page.source, "(a")
         assert page.state.text() == "checking…"
