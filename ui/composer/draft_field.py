@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from ui.composer.draft_colours import DraftColours
 from ui.theme.fonts import interface_font
+from ui.widgets.fields import TextField
 
 MOST_LINES = 10
 
 
-def files_of(data: QMimeData) -> list[Path]:
-    """The files and folders that are carried; none where it is text or an address on the web."""
-    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data.hasUrls() else []
-
-
-class DraftField(QPlainTextEdit):
+class DraftField(TextField):
     """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line.
 
     Args:
@@ -28,7 +22,6 @@ class DraftField(QPlainTextEdit):
     """
 
     submitted = Signal()
-    files_pasted = Signal(object)  # list[Path]
     picture_pasted = Signal()
 
     def __init__(self, parent: QWidget | None = None, around: int = 4) -> None:
@@ -64,18 +57,11 @@ class DraftField(QPlainTextEdit):
         else:
             super().keyPressEvent(event)
 
-    def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Text is inserted; dropped files are the window's, never their addresses as text."""
-        return source.hasText() and not files_of(source)
-
     def insertFromMimeData(self, source: QMimeData) -> None:
-        files = files_of(source)
-        if files:
-            self.files_pasted.emit(files)
-        elif source.hasText():
-            self.insertPlainText(source.text())
-        elif source.hasImage():
+        if source.hasImage() and not source.hasText() and not source.hasUrls():
             self.picture_pasted.emit()
+        else:
+            super().insertFromMimeData(source)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

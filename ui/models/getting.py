@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.controller.models import ShelfController
 from ui.models.offers import Finds, Offers
@@ -14,6 +14,7 @@ from ui.models.token_row import TokenRow
 from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Caption
 
 
@@ -31,7 +32,7 @@ class GetSection(QWidget):
         super().__init__()
         self._controller = controller
         self._busy: tuple[str, ...] = ()  # repositories of downloads
-        self.field = QLineEdit()
+        self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(13))
         self.field.setPlaceholderText(self.tr("org/name, org/name@revision or search words"))

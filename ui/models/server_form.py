@@ -9,6 +9,7 @@ from ui.models.token_row import Aside
 from ui.port import Server
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import Check, button, row, words
+from ui.widgets.fields import LineEdit
 
 
 class ServerForm(Aside):
@@ -108,7 +109,7 @@ class ServerForm(Aside):
 
 
 def _field(hint: str, name: str) -> QLineEdit:
-    made = QLineEdit()
+    made = LineEdit()
     made.setProperty("kind", "field")
     made.setFont(interface_font(13))
     made.setMaxLength(1000)

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QVBoxLayout, QWid
 from ui.port import TokenView
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
+from ui.widgets.fields import LineEdit
 
 
 class Aside(QFrame):
@@ -58,7 +59,7 @@ class TokenRow(QWidget):
         self.open_button.setCheckable(True)
         self.open_button.toggled.connect(self._open)
         self.state = words("", "soft")
-        self.field = QLineEdit()
+        self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(13))
         self.field.setEchoMode(QLineEdit.EchoMode.Password)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QDoubleSpinBox, QLineEdit, QSlider, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.models.bars import ThinBar
 from ui.port import AdapterChoice, AdapterLine, Download, DownloadState
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, Check, button, row, words
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
 
@@ -160,7 +161,7 @@ class AdapterField(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._getting = ""
-        self.field = QLineEdit()
+        self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(12.5))
         self.field.setPlaceholderText("org/name, org/name@revision")

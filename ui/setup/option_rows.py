@@ -14,6 +14,7 @@ from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, button, row, words
 from ui.widgets.dials import DIALS, DialSlider
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import IconButton, Label, plain_tooltip
 
 SHORT = 20  # characters that a field has room for
@@ -116,7 +117,7 @@ class OptionRows(QWidget):
         label, hint = (translate("Options", words) for words in LABELS.get(name) or MORE.get(name, (name, "")))
         line = len(self.fields)
         caption = Label(label, "soft", interface_font(LINE_PX))
-        field = QLineEdit()
+        field = LineEdit()
         field.setProperty("kind", "field")
         field.setFont(interface_font(LINE_PX))
         field.setAccessibleName(label)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QLineEdit, QSizePolicy
+from PySide6.QtWidgets import QSizePolicy
 
 from ui.port import SessionSetup, translate
 from ui.setup.option_rows import OptionRows
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
+from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
 DEFAULT = ""  # the preset that the settings choose
@@ -31,7 +32,7 @@ class SamplingPage(Page):
         self.delete_button = button(self.tr("Delete"))
         self.delete_button.clicked.connect(lambda: self.delete_wanted.emit(self.presets.currentData()))
         self.column.addLayout(row(self.presets, self.delete_button))
-        self.preset_name = QLineEdit()
+        self.preset_name = LineEdit()
         self.preset_name.setProperty("kind", "field")
         self.preset_name.setFont(interface_font(LINE_PX))
         self.preset_name.setPlaceholderText(self.tr("save as…"))

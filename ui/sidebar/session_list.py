@@ -19,6 +19,7 @@ from ui.port import Hit, SessionSummary, TrashedSession
 from ui.sidebar.session_rows import IS_OPEN, LEAST_ROWS, ROW_HEIGHT, SUMMARY, Found, Head, Index, SessionRows
 from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.scheme import current_theme
+from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
 _MARK = 7  # pixels of the dot of a session that answers (a ring) or has answered out of sight
@@ -89,6 +90,11 @@ class SessionDelegate(QStyledItemDelegate):
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: ARG002  # the signature is Qt's
         return QSize(0, scaled(ROW_HEIGHT))
+
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> LineEdit:  # noqa: ARG002  # Qt's
+        field = LineEdit(parent)
+        field.setFrame(False)
+        return field
 
     def take_fonts(self) -> None:
         self._head, self._title, self._count = caption_font(), interface_font(), interface_font(11)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.port import FolderView, SessionSummary, TrashedSession
 from ui.sidebar.session_list import SessionsView
 from ui.sidebar.session_rows import IS_OPEN, SUMMARY, Found, Head, SessionRows
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import Label, Notice
 from ui.widgets.visible import one_line
 
@@ -46,7 +47,7 @@ class SessionPanel(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.search = QLineEdit()
+        self.search = LineEdit()
         self.search.setObjectName("search")
         self.search.setFont(interface_font())
         self.search.setPlaceholderText(self.tr("Search all sessions"))

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QComboBox,
     QFrame,
     QHBoxLayout,
-    QPlainTextEdit,
     QPushButton,
     QSizePolicy,
     QStyle,
@@ -25,6 +24,7 @@ from ui.theme.fonts import interface_font, mono_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
+from ui.widgets.fields import TextField
 from ui.widgets.labels import Caption, Label, plain_tooltip
 
 LINE_PX = 12.5
@@ -108,7 +108,7 @@ class Page(QWidget):
         self.column.addWidget(Caption(text))
 
 
-class SourceField(QPlainTextEdit):
+class SourceField(TextField):
     """A few lines of source or prose; plain text only, Tab goes on."""
 
     def __init__(self, name: str, hint: str, *, mono: bool = True, height: int = 120) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton
 from ui.widgets.visible import place_of, safe_url, spelled
 
@@ -85,7 +86,7 @@ class FindBar(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("find")
-        self.field = QLineEdit()
+        self.field = LineEdit()
         self.field.setObjectName("search")
         self.field.setPlaceholderText(self.tr("Find in this session"))
         self.field.setAccessibleName(self.tr("Find in this session"))

@@ -18,7 +18,6 @@ from ui.commands.actions import Actions
 from ui.commands.escape import Closes, EscapeKey
 from ui.commands.menu import come_forward, known_paths
 from ui.comparison.presenters import SimilarPresenter
-from ui.composer.draft_field import files_of
 from ui.controller import Controller
 from ui.controller.setup import SAMPLING, SetupController
 from ui.port import AppSettings, Workbench, translate_with
@@ -29,6 +28,7 @@ from ui.theme.text_size import resize_text
 from ui.transcript import Measure, Mode
 from ui.transcript.text.faces import reading_font
 from ui.tree.presenter import TreePresenter
+from ui.widgets.fields import files_of
 from ui.widgets.labels import plain_tooltip
 from ui.window.dropped import DroppedFiles
 from ui.window.frame import Frame
@@ -244,7 +244,6 @@ class MainWindow(QMainWindow):
 
     def _wire_files(self) -> None:
         composer, self.dropped = self.parts.composer, DroppedFiles(self)
-        composer.field.files_pasted.connect(self.dropped.take)
         composer.field.picture_pasted.connect(lambda: self.dropped.refuse_pictures(""))
         self.dropped.text_wanted.connect(composer.attach_wanted)
         self.dropped.session_wanted.connect(self.transfers.take)
@@ -257,8 +256,12 @@ class MainWindow(QMainWindow):
 
     def dropEvent(self, event: QDropEvent) -> None:
         event.acceptProposedAction()
+        self.take_files(files_of(event.mimeData()))
+
+    def take_files(self, paths: Sequence[Path]) -> None:
+        """Files that were dropped on the window, or pasted into a field of it."""
         self.parts.composer.notice.clear()
-        self.dropped.take(files_of(event.mimeData()))
+        self.dropped.take(paths)
 
     def _wire_models(self) -> None:
         for wanted in (self.controller.models.none_here, self.parts.top.model.more_wanted, self.parts.first.more_wanted):

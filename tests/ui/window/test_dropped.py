@@ -9,11 +9,12 @@ import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLineEdit, QPlainTextEdit, QWidget
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow
+from ui.controller.setup import SYSTEM
 
 Play = Callable[[Scene], None]
 COPY, LEFT, PLAIN = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
@@ -25,9 +26,11 @@ def carried(*paths: Path) -> QMimeData:
     return data
 
 
-def drop(widget: QWidget, paths: Sequence[Path]) -> bool:
+def drop(widget: QWidget, paths: Sequence[Path], text: str = "") -> bool:
     """Files are dragged onto a widget and let go; whether it, or what it stands in, took them."""
     data, at = carried(*paths), QPointF(widget.rect().center())
+    if text:
+        data.setText(text)
     entered = QDragEnterEvent(at.toPoint(), COPY, data, LEFT, PLAIN)
     QApplication.sendEvent(widget, entered)
     if entered.isAccepted():
@@ -92,6 +95,38 @@ def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play
         clipboard.setMimeData(page)
         QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
         assert field.toPlainText() == "https://example.org/page"
+        clipboard.clear()
+
+    in_window(scene)
+
+
+def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("a note")
+
+    async def scene(window: MainWindow) -> None:
+        clipboard, asked = QApplication.clipboard(), 0
+
+        def all_are_read() -> bool:
+            return len(bench.asked("read_file")) == asked
+
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        window.popover.open(SYSTEM)
+        window.intents.rename()
+        rename = window.parts.sidebar.sessions.view.findChild(QLineEdit)
+        assert rename is not None
+        for field in (rename, window.parts.finder.field, window.parts.sidebar.sessions.search, window.popover.system.system):
+            said = field.property("text") or field.property("plainText")
+            data = carried(notes)
+            data.setText(QUrl.fromLocalFile(str(notes)).toString())  # as file managers add it
+            clipboard.setMimeData(data)
+            QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+            target = field.viewport() if isinstance(field, QPlainTextEdit) else field
+            assert drop(target, [notes], data.text())
+            assert (field.property("text") or field.property("plainText")) == said
+            asked += 2
+            await until(all_are_read)
         clipboard.clear()
 
     in_window(scene)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
-from PySide6.QtWidgets import QApplication, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QVBoxLayout, QWidget
 
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -22,6 +22,7 @@ from ui.transcript.overlay.ghost import TYPED, typed_ghost
 from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
 from ui.widgets.controls import allow, button, row
+from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, Label, native
 
 WIDTH = 372
@@ -66,7 +67,7 @@ class PinnedCard(QWidget):
         self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
         self.nothing = Label("", "soft", interface_font(12.5))
         self.nothing.setWordWrap(True)
-        self.field = QLineEdit()
+        self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(12.5))
         self.field.setPlaceholderText(self.tr("type to write here, or to find a token…"))

@@ -1,0 +1,70 @@
+"""Fields that text is typed into. Files that are pasted or dropped on one go to its window, never their addresses as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from PySide6.QtCore import QMimeData, Qt
+from PySide6.QtGui import QAction, QContextMenuEvent, QDragEnterEvent, QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
+
+
+@runtime_checkable
+class TakesFiles(Protocol):
+    """A window on which files can be dropped."""
+
+    def take_files(self, paths: Sequence[Path]) -> None:
+        """Does with each file what its kind asks for."""
+
+
+def files_of(data: QMimeData) -> list[Path]:
+    """The files and folders that are carried; none where it is text or an address on the web."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data.hasUrls() else []
+
+
+def _hand_on(field: QWidget, files: Sequence[Path]) -> None:
+    window = field.window()
+    if isinstance(window, TakesFiles):
+        window.take_files(files)
+
+
+class TextField(QPlainTextEdit):
+    """Lines of plain text."""
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        """Of what is dropped: files are left to what the field stands in."""
+        return source.hasText() and not files_of(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        files = files_of(source)
+        if files:
+            _hand_on(self, files)
+        elif source.hasText():
+            self.insertPlainText(source.text())
+
+
+class LineEdit(QLineEdit):
+    """One line of text."""
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if files_of(event.mimeData()):
+            event.ignore()  # Qt asks what the field stands in
+        else:
+            super().dragEnterEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        files = files_of(QGuiApplication.clipboard().mimeData()) if event.matches(QKeySequence.StandardKey.Paste) else []
+        if files:
+            _hand_on(self, files)
+        else:
+            super().keyPressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = self.createStandardContextMenu()
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        paste = menu.findChild(QAction, "edit-paste")
+        if paste is not None and files_of(QGuiApplication.clipboard().mimeData()):
+            paste.setEnabled(False)
+        menu.popup(event.globalPos())
