@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.tree.session import OpenSession
-from ui import EngineState, Event, StatusChanged, StatusView
+from ui import BranchAdded, EngineState, Event, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
 
@@ -84,6 +84,12 @@ class Windows:
         """Sends an event to every window."""
         for window in self:
             window.tell(event)
+
+    def tell_branch(self, session: OpenSession, before: int | None) -> None:
+        """Tells that another path is shown than the one to `before`, where that was left and is still there."""
+        tree, tip = session.tree, session.tip
+        if before is not None and before in tree.nodes and tip is not None and not tree.goes_through(tip, before):
+            self.tell(BranchAdded(session.id, before, tip))
 
     def refresh_status(self) -> None:
         """Reads the engine's counters again, and the last answer of what each window shows."""

@@ -17,7 +17,7 @@ from tests.ui.fake_state import FakeState
 from tests.ui.spoken import run_of
 from ui import (
     BeamRules,
-    BranchBegan,
+    BranchAdded,
     CacheCheck,
     CacheView,
     Column,
@@ -75,7 +75,7 @@ class FakeAnswers(_Group):
         if replaces is not None:
             before = before[: [turn.node_id for turn in before].index(replaces)]
             user = replace(user, variants=(replaces, user.node_id))
-            self._bench.emit(BranchBegan(session_id, self._bench.views[session_id].turns[-1].node_id, user.node_id))
+            self._bench.emit(BranchAdded(session_id, self._bench.views[session_id].turns[-1].node_id, user.node_id))
         self._bench.change(session_id, [*before, user])
         await self._stream(session_id)
 
@@ -128,7 +128,7 @@ class FakeAnswers(_Group):
         node = self._bench.new_id()
         run = start if start is not None else run_of(self._bench.vocabulary, [])
         if left is not None:
-            self._bench.emit(BranchBegan(session_id, left, node))
+            self._bench.emit(BranchAdded(session_id, left, node))
         turn = TurnView(node, "assistant", run, TurnStatus.WAITING, (*beside, node))
         self._bench.change(session_id, [*self._bench.views[session_id].turns, turn])
         self._bench.emit(SessionsChanged())

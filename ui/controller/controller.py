@@ -17,7 +17,7 @@ from ui.controller.showing import Showing
 from ui.controller.tree import TreeController
 from ui.core.undo import UndoStack
 from ui.port import (
-    BranchBegan,
+    BranchAdded,
     ColumnsChanged,
     ColumnTokens,
     DownloadsChanged,
@@ -135,9 +135,8 @@ class Controller(Showing):
                     self.answers.go_on_in_copy(source_id, view.session_id)
                     self.copy_shown.emit(nodes)
                     self.show(view)
-            case BranchBegan(session_id, before, after):
-                if self.is_shown(session_id):
-                    self.tree.remember_branch(session_id, before, after)
+            case BranchAdded(session_id, before, after):
+                self.tree.remember_branch(session_id, before, after)
             case ColumnsChanged(session_id, columns):
                 self.draws.take_columns(session_id, columns)
             case ColumnTokens():

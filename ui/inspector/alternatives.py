@@ -119,8 +119,8 @@ class AlternativeButton(QAbstractButton):
             token(alternative.data), likely(alternative.logprob), alternative.place
         )
         words = self.tr("{0}, {1}").format(words, alternative.forbidden) if alternative.forbidden else words
-        if alternative.so_far is not None:
-            self.setAccessibleDescription(self.tr("{0} up to here").format(percent(alternative.so_far)))
+        so_far = alternative.so_far
+        self.setAccessibleDescription("" if so_far is None else self.tr("{0} up to here").format(percent(so_far)))
         self.setAccessibleName(self.tr("{0}, chosen").format(words) if alternative.chosen else words)
         self.setToolTip(plain_tooltip(alternative.forbidden))
         self.show()

@@ -21,7 +21,7 @@ from ui.port.engine import (
     lacking,
 )
 from ui.port.events import (
-    BranchBegan,
+    BranchAdded,
     ColumnsChanged,
     ColumnTokens,
     Event,
@@ -92,7 +92,7 @@ __all__ = [
     "Backup",
     "BeamRules",
     "Bits",
-    "BranchBegan",
+    "BranchAdded",
     "BranchDiff",
     "BranchRow",
     "CacheCheck",

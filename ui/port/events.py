@@ -28,12 +28,12 @@ class SessionCopied(Struct, frozen=True):
     nodes: Mapping[int, int] = {}  # the numbers of its nodes, by those they have in the sample
 
 
-class BranchBegan(Struct, frozen=True):
-    """An answer or another version of a turn began beside what was shown. Told before the path changes."""
+class BranchAdded(Struct, frozen=True):
+    """The path was left for a branch beside it. Told when that stands: its answer has ended, and was not taken back."""
 
     session_id: int
     before: int  # the last node of the path that was left
-    after: int  # the first node of the branch
+    after: int  # the last node of the branch
 
 
 class TokensArrived(Struct, frozen=True):
@@ -92,7 +92,7 @@ class StatusChanged(Struct, frozen=True):
 Event = (
     SessionChanged
     | SessionCopied
-    | BranchBegan
+    | BranchAdded
     | TokensArrived
     | TurnChanged
     | ColumnsChanged

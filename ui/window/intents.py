@@ -374,8 +374,15 @@ class Intents(QObject):
             empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
-            key = QShortcut(QKeySequence(str(number)), self._window)
-            key.activated.connect(lambda number=number: inspector.token.alternatives.press(number))
+            for place in (parts.sidebar, parts.transcript, inspector):
+                key = QShortcut(QKeySequence(str(number)), place, context=Qt.ShortcutContext.WidgetWithChildrenShortcut)
+                key.activated.connect(lambda number=number: self._press_alternative(number))
+
+    def _press_alternative(self, number: int) -> None:
+        """Branches to an alternative that is seen, or of the token that the keyboard is at."""
+        alternatives = self._parts.inspector.token.alternatives
+        if alternatives.isVisible() or self._parts.transcript.tokens.hasFocus():
+            alternatives.press(number)
 
     def _wire_pinned_card(self) -> None:
         controller, parts = self._controller, self._parts

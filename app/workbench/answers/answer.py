@@ -40,6 +40,7 @@ class Answer:
 
     session: WholeSession
     node_id: int = -1
+    before: int | None = None  # the end of the path when it was claimed
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
     options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included
     began: float = field(default_factory=time.monotonic)  # when there was a model to ask
@@ -148,7 +149,7 @@ class RunningAnswers:
             Refusal: It is locked for another one.
         """
         self.check_idle(session.id)
-        answer = self._by_session[session.id] = Answer(session)
+        answer = self._by_session[session.id] = Answer(session, before=session.tip)
         self._idle.clear()
         try:
             yield answer

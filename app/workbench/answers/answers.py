@@ -28,8 +28,8 @@ from app.workbench.tree.runs import EMPTY, began, content_of, leading_template, 
 from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
-from storage import NewChunk, NewNode, NodeRow, StoreError
-from ui import BranchBegan, Made, OnTransfer, Refusal, SessionChanged, SessionsChanged, translate
+from storage import NewNode, NodeRow, StoreError
+from ui import Made, OnTransfer, Refusal, SessionChanged, SessionsChanged, translate
 
 EDITED: Final = "edited"  # why an answer ends that a person wrote
 
@@ -93,7 +93,7 @@ class Answers:
             parent, at = session.place(replaces)
             if parent is None and session.tip is None:
                 parent = (await self._sessions.add(session, NewNode(session.id, None, "system"))).id
-            user = await self._add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
+            user = await self._sessions.add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
             if session.title == UNTITLED:
@@ -190,7 +190,7 @@ class Answers:
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
             else:
-                node = await self._add(session, new)
+                node = await self._sessions.add(session, new)
                 await self._sessions.drop_failed(session, failed)
                 await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
@@ -303,13 +303,15 @@ class Answers:
             finish_reason=EDITED,
         )  # fmt: skip
         session = target.session
+        before = session.tip
         with self._running.claim(session):
             await self._running.settle(session)
-            written = await self._add(session, target.place(new))
+            written = await self._sessions.add(session, target.place(new))
             await self._sessions.drop_failed(session, target.of(node_id))
             self._windows.tell(SessionsChanged())
             await self._tokenise_written(session, written)
         await self._sessions.refresh(session)
+        self._windows.tell_branch(session, before)
         self._windows.tell(SessionChanged(session.view()))
         self._windows.refresh_status()
 
@@ -328,9 +330,11 @@ class Answers:
         said = [turn for turn in (turns[1:] if root is not None else turns) if session.content(turn).strip()]
         if not said:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
+        before = session.tip
         with self._running.claim(session):
             await self._running.settle(session)
             await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})
+        self._windows.tell_branch(session, before)
         self._windows.tell(SessionChanged(session.view()))
         self._windows.tell(SessionsChanged())
         await self._answer_last(session)
@@ -367,20 +371,11 @@ class Answers:
         begins = None
         if given.fingerprint is not None and began(given.run):  # a chosen token is not its text: it may be half a character
             begins = chunk(given.run, given.fingerprint)
-        node = await self._add(session, new, begins)
+        node = await self._sessions.add(session, new, begins)
         await self._sessions.drop_failed(session, instead_of)
         session.runs[node.id] = given.run
         answer.given = given
         await self._stream(answer, node, partial(self._tokeniser.from_known, given, session, node))
-
-    async def _add(self, session: WholeSession, new: NewNode, begins: NewChunk | None = None) -> NodeRow:
-        """Adds a node; one that does not go on from the end of the path is told as a branch."""
-        before = session.tip
-        failed = before is not None and session.failed_to_begin(before)
-        node = await self._sessions.add(session, new, begins)
-        if before is not None and not failed and (new.parent_id, new.at_token, new.at_byte) != (before, None, None):
-            self._windows.tell(BranchBegan(session.id, before, node.id))
-        return node
 
     async def _stream(self, answer: Answer, node: NodeRow, prepare: Prepare) -> None:
         """Streams into an open node that has just become the tip."""
@@ -399,6 +394,7 @@ class Answers:
             ) from fault
         finally:
             await self._sessions.refresh(session)
+            self._windows.tell_branch(session, answer.before)
             self._windows.tell(SessionChanged(session.view()))
             self._windows.tell(SessionsChanged())
             self._windows.refresh_status()

@@ -173,12 +173,14 @@ class Drafts:
         session.check_sound((segment for turn in kept for segment in turn.segments), after=len(turns) - len(kept))
         target = await self._copies.target(session)
         session = target.session
+        left = session.tip
         with self._running.claim(session):
             turns = session.tree.turns(target.of(before))  # of the copy, where the sample was to be changed
             root = turns[0].tip if turns and turns[0].role == "system" else None
             gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
             await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
+        self._windows.tell_branch(session, left)
         self._windows.tell(SessionChanged(session.view()))
         self._windows.refresh_status()
         return len(said) - len(kept)

@@ -144,6 +144,7 @@ class SetupChanges:
         if beginning == whole.beginning():
             return self._setups.view(whole)
         session = (await self._copies.target(whole)).session
+        before = session.tip
         with self._running.claim(session):
             first = (root for root in session.tree.children(None) if root.role == "system")
             roots = [root for root in first if not left_out(root.stats) and not as_text(root.stats)]
@@ -153,6 +154,7 @@ class SetupChanges:
                 await self._sessions.add(session, new)
             else:
                 await self._sessions.move(session, same.id)
+        self._windows.tell_branch(session, before)
         self._windows.tell(SessionChanged(session.view()))
         self._windows.refresh_status()
         return self._setups.view(session)

@@ -12,7 +12,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.fan_scene import last_columns
 from tests.app.workbench.scene import Scene, own_tokens, rows
 from tests.runtime.grammar.samples import TWICE
-from ui import AnswerFormat, FormatKind, Refusal
+from ui import AnswerFormat, BranchAdded, FormatKind, Refusal
 
 DIGITS = AnswerFormat(FormatKind.REGEX, "[0-9]{4}")
 
@@ -77,6 +77,7 @@ def test_what_the_form_does_not_allow_leaves_nothing_behind(play: Play, path: Pa
             assert [t.node_id for t in (await s.view(session_id)).turns][-1] == old.node_id
             assert rows(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM token_chunks)") == before
             assert (await s.last(session_id)).variants == (old.node_id,)
+            assert not [event for event in s.events if isinstance(event, BranchAdded)]  # nothing to undo
         # and it goes on where it is free
         await s.workbench.setup.set_format(session_id, AnswerFormat())
         await s.workbench.answers.branch(session_id, old.node_id, at, ord("x"))

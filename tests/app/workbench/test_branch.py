@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, words
-from ui import BranchBegan, Refusal, TurnStatus
+from ui import BranchAdded, Refusal, TurnStatus
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:
@@ -270,15 +271,20 @@ def test_the_cache_never_changes_the_numbers_of_a_path(play: Play) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("way", ["another token", "words", "regenerate", "regenerate exactly", "edit", "edited answer"])
+@pytest.mark.parametrize(
+    "way", ["another token", "words", "regenerate", "regenerate exactly", "edit", "edited answer", "system prompt", "as text"]
+)
 def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, way: str) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)
         await s.workbench.answers.continue_turn(session_id, old.node_id)
-        assert not [event for event in s.events if isinstance(event, BranchBegan)]  # so far everything went on
+        assert not [event for event in s.events if isinstance(event, BranchAdded)]  # so far everything went on
         path = (await s.view(session_id)).turns
         at, last, answers = own_tokens(old)[3], path[-1].node_id, s.workbench.answers
-        ways = {
+        setup, said = s.workbench.setup, "Answer in verse."
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "system prompt": lambda: setup.set_system(session_id, said),
+            "as text": lambda: answers.open_as_text(session_id, path[1].node_id),
             "another token": lambda: answers.branch(session_id, old.node_id, at, alternative(old, at)),
             "words": lambda: answers.write(session_id, old.node_id, at, " indeed"),
             "regenerate": lambda: answers.regenerate(session_id, last),
@@ -287,12 +293,16 @@ def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, w
             "edited answer": lambda: answers.send(session_id, "something else", last),
         }
         await ways[way]()
-        (told,) = [event for event in s.events if isinstance(event, BranchBegan)]
+        (told,) = [event for event in s.events if isinstance(event, BranchAdded)]
         new = (await s.view(session_id)).turns
         assert (told.session_id, told.before) == (session_id, last)
         for node, turns in ((told.before, path), (told.after, new)):
             view = await s.workbench.branches.select(session_id, node)
             assert [turn.node_id for turn in view.turns] == [turn.node_id for turn in turns]
             assert_same_run(view.turns[-1].run, turns[-1].run)
+        if way == "system prompt":  # and to one that is there already
+            s.events.clear()
+            await setup.set_system(session_id, "")
+            assert [event.before for event in s.events if isinstance(event, BranchAdded)] == [told.after]
 
     play(scene)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import OTHERS
 from tests.ui.window.test_conversation import Play, finish, turns
 from ui import MainWindow
+from ui.transcript import Mode
 
 
 def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: FakeWorkbench) -> None:
@@ -79,7 +81,39 @@ def test_number_keys_choose_alternatives_but_not_while_typing(in_window: Play, b
     in_window(scene)
 
 
+def test_a_digit_branches_only_where_the_token_is_seen(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    answer = bench.views[TRIP].turns[1]
+
+    async def scene(window: MainWindow) -> None:
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        parts = window.parts
+        parts.transcript.token_pinned.emit((answer.node_id, 3))
+        # in the whole tree it begins a search
+        window.acts.tree.trigger()
+        await until(parts.tree.view.hasFocus)
+        QTest.keyClick(parts.tree.view, Qt.Key.Key_2)
+        await until(parts.tree.finder.isVisible)
+        assert parts.tree.finder.field.text() == "2"
+        window.acts.tree.trigger()
+        await until(parts.tree.isHidden)
+        # in Read without the inspector it does nothing
+        parts.show_inspector(False)
+        window.presenter.set_mode(Mode.READ)
+        parts.transcript.setFocus()
+        focused = QApplication.focusWidget()
+        assert focused is not None
+        QTest.keyClick(focused, Qt.Key.Key_2)
+        await frames()
+        assert bench.asked("branch") == []
+
+    in_window(scene)
+
+
 def test_variants_are_reached_by_chip_and_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
     async def scene(window: MainWindow) -> None:
         chip = window.parts.top.branch
         assert (chip.name.text(), chip.place.text()) == ("rainy ending", "2 / 3")

@@ -12,12 +12,15 @@ from PySide6.QtWidgets import QApplication, QMenu
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.window.test_conversation import finish
 from ui import LIGHT, MainWindow
 
 Play = Callable[[Scene], None]
 
 
 def test_prune_by_menu_undo_and_the_faint_rows(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
     async def scene(window: MainWindow) -> None:
         tree = window.parts.sidebar.tree
         await until(lambda: tree.rows.rowCount() == 6)

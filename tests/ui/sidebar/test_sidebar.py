@@ -207,6 +207,8 @@ def test_a_session_that_answers_out_of_sight_is_marked_until_it_is_seen(in_windo
 
 
 def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)

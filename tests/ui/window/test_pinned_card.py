@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from itertools import product
 
@@ -81,6 +82,8 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
         QTest.keyClick(card.field, Qt.Key.Key_2)
         await until(lambda: bench.asked("branch") == [(TRIP, visit, LISBON, 1001)])
         assert not card.isVisible()
+        await until(lambda: window.parts.transcript.pinned == (bench.views[TRIP].turns[-1].node_id, LISBON))
+        assert window.parts.inspector.token.large.text() == "␣Rome"
         await until(lambda: not window.controller.running)
 
     in_window(scene)
@@ -155,7 +158,35 @@ def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_wind
         card = await pin(window, new.node_id, 1)
         QTest.keyClicks(card.field, "bak")
         QTest.keyClick(card.field, Qt.Key.Key_Return)
-        await until(lambda: [call[3] for call in bench.asked("write")[1:]] in (["bak"], [" bak"]))
+        space = " " * new.run.texts[1].startswith(" ")
+        await until(lambda: [call[3] for call in bench.asked("write")[1:]] == [f"{space}bak"])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_what_is_typed_stays_when_the_numbers_change_and_the_token_is_scrolled_away(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit)
+        QTest.keyClicks(card.field, "Lisbon")  # the token's own word can be written, too
+        turn = bench.views[TRIP].turns[1]
+        run = dataclasses.replace(turn.run, entropy=turn.run.entropy + np.float32(0.5))
+        bench.change(TRIP, [replace(one, run=run) if one is turn else one for one in bench.views[TRIP].turns])
+        await until(lambda: "entropy" in card.choice.text())
+        await frames(4)
+        assert (card.isVisible(), card.field.text()) == (True, "Lisbon")
+        window.resize(900, 420)
+        bar = window.parts.transcript.tokens.verticalScrollBar()
+        bar.setValue(bar.maximum())
+        await frames(4)
+        assert (card.isVisible(), card.field.text()) == (True, "Lisbon")
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("write") == [(TRIP, visit, LISBON, " Lisbon")])
         await until(lambda: not window.controller.running)
 
     in_window(scene)

@@ -162,11 +162,13 @@ class PinnedCard(QWidget):
         if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
             self._row, self._asked = None, False
         if self.isVisible():
-            if held is not None and (held.node_id, held.index, held.record) == (spot.node_id, spot.index, spot.record):
+            if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
+                self.field.clear()
+                self._search()
+            elif held.record != spot.record:  # what was typed stays
+                self._search_again() if self.field.text() else self._search()
+            else:
                 self._fill()
-                return
-            self.field.clear()
-            self._search()
 
     def show_row(self, node_id: int, index: int, logprobs: Sequence[float]) -> None:
         """The log-probabilities of all tokens at a place, ``(vocab,) float32``."""
@@ -203,7 +205,9 @@ class PinnedCard(QWidget):
             self.row_wanted.emit(spot.node_id, spot.index)
         self._show_typed()
         self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
-        marked = (place for place, one in enumerate(self._listed) if (one.data == self.typed.encode() if text else one.chosen))
+        typed = self.typed.encode()  # the token's own words, written, are a branch too
+        listed = enumerate(self._listed)
+        marked = (at for at, one in listed if (one.data == typed and not one.chosen if text else one.chosen))
         self._at, self._first = next(marked, -1 if text else 0), 0
         self._fill()
         self._place()
@@ -275,7 +279,8 @@ class PinnedCard(QWidget):
         token, line = pane.token_box(spot.node_id, spot.index), pane.line_box(spot.node_id)
         viewport = pane.viewport()
         if token is None or line is None or not viewport.rect().intersects(token):
-            self.close_again()
+            if not self.field.text():  # or the words would be lost by scrolling
+                self.close_again()
             return
         corner = viewport.mapTo(parent, QPoint(0, 0))
         token, line = token.translated(corner), line.translated(corner)
