@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
+from tests.ui.comparison.second_window import compared
+from tests.ui.comparison.similar_window import ROME, listed
 from tests.ui.composer.test_before_send import PARTS, counting
 from tests.ui.conftest import frames, until
-from tests.ui.fakes import FakeWorkbench
+from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.inspector.test_depth import layers_of
+from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
 from tests.ui.window.test_conversation import finish
 from ui import Composition, EngineState, MainWindow, StatusChanged, StatusView
 from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
+from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript import Mode
 
 Look = Callable[[QWidget, str], Awaitable[None]]
+COUNTED = Composition(12, None, 3032, 8192, parts=PARTS, new_tokens=112)
 
 
 def prepare(bench: FakeWorkbench) -> None:
     """Before the window opens: an answer that has ended, its layers, what fills the context, and the hint about tokens."""
     finish(bench)
-    counting(bench, Composition(12, None, 3032, 8192, parts=PARTS, new_tokens=112))
+    counting(bench, COUNTED)
     bench.layers = layers_of(bench.vocabulary)
-    bench.left_hints = frozenset({"tokens"})
+    bench.left_hints = frozenset({"tokens", "models"})
+    bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
 
 
 async def visit(window: MainWindow, bench: FakeWorkbench, look: Look) -> None:
@@ -34,7 +41,9 @@ async def visit(window: MainWindow, bench: FakeWorkbench, look: Look) -> None:
     await _text(window, look)
     await _popover(window, look)
     await _settings(window, look)
-    for action, name in ((window.acts.find, "find"), (window.acts.compare, "compare"), (window.acts.two_ways, "ways")):
+    await _comparisons(window, look)
+    await _calls_and_too_long(window, bench, look)
+    for action, name in ((window.acts.find, "find"), (window.acts.two_ways, "ways")):
         action.trigger()
         await frames()
         await look(window, name)
@@ -57,8 +66,10 @@ async def _text(window: MainWindow, look: Look) -> None:
     """The coach, the panel and the card of a token, and what the composer and the status bar open."""
     parts = window.parts
     window.presenter.set_mode(Mode.TOKENS)
-    await until(parts.coach.isVisible)
+    current_theme().show(OwnColours.HALF, developer=True)
+    await until(lambda: parts.coach.isVisible() and parts.first.isVisible())
     await look(window, "coach")
+    parts.first.dismiss_button.click()
     assert window.controller.shown is not None
     window.presenter.pin(window.controller.shown.view.turns[-1].node_id, 2)
     for place, tab in enumerate(parts.inspector.tabs):
@@ -82,6 +93,39 @@ async def _text(window: MainWindow, look: Look) -> None:
     await until(parts.status.figures.isVisible)
     await look(parts.status.figures, "figures")
     parts.status.figures.hide()
+
+
+async def _comparisons(window: MainWindow, look: Look) -> None:
+    """With another branch, with another model, and of the turns that are alike."""
+    parts, controller = window.parts, window.controller
+    controller.tree.compare(ROME.node_id)
+    await until(parts.compare.isVisible)
+    await look(window, "branches")
+    parts.compare.dismiss()
+    await compared(window)
+    await look(window, "second model")
+    QTest.mouseClick(parts.second.close_button, Qt.MouseButton.LeftButton)
+    await listed(window)
+    await look(window, "similar")
+    parts.similar.dismiss()
+
+
+async def _calls_and_too_long(window: MainWindow, bench: FakeWorkbench, look: Look) -> None:
+    """Calls of tools with fields for their results; a message that does not fit."""
+    composer, node = window.parts.composer, calling(bench, CLOCK)
+    await cards_of(window, node, 1)
+    await look(window, "calls")
+    calling(bench)
+    full = Composition(12, None, 8200, 8192, can_grow=True)
+    counting(bench, full)
+    composer.field.setPlainText("Too long")
+    await until(lambda: "8 too many" in composer.meter.context.text())
+    QTest.keyClick(composer.field, Qt.Key.Key_Return)
+    await until(composer.overflow.isVisible)
+    await look(window, "too long")
+    composer.overflow.dismiss.click()
+    counting(bench, COUNTED)
+    composer.field.clear()
 
 
 async def _popover(window: MainWindow, look: Look) -> None:

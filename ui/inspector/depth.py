@@ -30,6 +30,7 @@ from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView, TurnDepthCost
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import panel_width
+from ui.transcript.spoken import speak
 from ui.widgets.controls import button
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, to_bits
@@ -317,6 +318,7 @@ class Layers(QWidget):
         self.run: LensRun | None = None
         self.token = -1
         self._cell = 0, 0  # layer and place that the keyboard is on, while it is here
+        speak(self, self.accessibleDescription)  # a painted widget has no role of its own
         self._take_fonts()
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from PySide6.QtCore import Qt
@@ -12,12 +12,16 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.visits import prepare
 from tests.ui.window.test_conversation import finish
-from tests.ui.window.test_reach import controls, named, ready
+from tests.ui.window.test_reach import controls, named, ready, stop
 from ui import MainWindow
+from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
+from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
+Panel = Callable[[MainWindow], Awaitable[QWidget]]
 
 
 def frame_of(widget: QWidget) -> QWidget:
@@ -33,7 +37,7 @@ def picture(widget: QWidget) -> QImage:
 def stops(top: QWidget) -> Iterator[QWidget]:
     """Tab goes from one to the next, once round."""
     seen: set[QWidget] = set()
-    for _ in range(3 * len(list(controls(top))) + 20):
+    for _ in range(3 * len(list(controls(top.window()))) + 20):
         focused = QApplication.focusWidget()
         assert focused is not None, "the keyboard is nowhere"
         QTest.keyClick(focused, Qt.Key.Key_Tab)
@@ -46,12 +50,15 @@ def stops(top: QWidget) -> Iterator[QWidget]:
 def unseen(top: QWidget) -> list[tuple[str, str]]:
     """The stops that look with the keyboard as they look without."""
     alike: list[QWidget] = []
+    missed = {stop(widget) for widget in controls(top) if widget.isEnabled()}
     for widget in stops(top):
+        missed.discard(stop(widget))
         with_keyboard = picture(widget)
         QTest.keyClick(widget, Qt.Key.Key_Tab)
         if QApplication.focusWidget() is not widget and with_keyboard == picture(widget):
             alike.append(widget)
         widget.setFocus(Qt.FocusReason.TabFocusReason)
+    assert missed == set()
     return named(alike)
 
 
@@ -94,25 +101,70 @@ async def comparison(window: MainWindow) -> QWidget:
     return window
 
 
-async def settings(window: MainWindow) -> QWidget:
-    window.acts.settings.trigger()
-    await until(window.settings.isVisible)
-    await until(window.settings.isActiveWindow)
-    return window.settings
+async def card(window: MainWindow) -> QWidget:
+    window.parts.transcript.card_wanted.emit()
+    await until(window.parts.pinned.field.hasFocus)
+    return window.parts.pinned
+
+
+async def find(window: MainWindow) -> QWidget:
+    window.acts.find.trigger()
+    await until(window.parts.finder.isVisible)
+    return window
+
+
+def inspector(place: int) -> Panel:
+    async def tab(window: MainWindow) -> QWidget:
+        current_theme().show(OwnColours.HALF, developer=True)
+        window.parts.inspector.tabs[place].click()
+        return window
+
+    return tab
+
+
+def popover(page: int) -> Panel:
+    async def opened(window: MainWindow) -> QWidget:
+        window.popover.open(page)
+        await until(lambda: window.popover.model.name.text() != "")
+        await until(window.popover.isActiveWindow)
+        if page == SAMPLING:
+            window.popover.sampling.options.more.click()
+        return window.popover
+
+    return opened
+
+
+def settings(page: int) -> Panel:
+    async def opened(window: MainWindow) -> QWidget:
+        window.acts.settings.trigger()
+        await until(window.settings.isVisible)
+        await until(window.settings.isActiveWindow)
+        window.settings.show_page(page)
+        window.settings.tabs[page].setFocus()
+        return window.settings
+
+    return opened
+
+
+PANELS = (the_window, no_pin, read_mode, columns, tree, starters, comparison, card, find)
+CASES = [
+    *(pytest.param(panel, id=panel.__name__) for panel in PANELS),
+    *(pytest.param(inspector(place), id=f"inspector-{place}") for place in range(1, 5)),
+    *(pytest.param(popover(page), id=f"popover-{page}") for page in (MODEL, SYSTEM, SAMPLING, FORM, TOOLS)),
+    *(pytest.param(settings(page), id=f"settings-{page}") for page in range(7)),
+]
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("panel", [the_window, no_pin, read_mode, columns, tree, starters, comparison, settings])
-def test_each_stop_of_tab_looks_different_with_the_keyboard(
-    in_window: Play, bench: FakeWorkbench, panel: Callable[[MainWindow], object]
-) -> None:
-    finish(bench)
+@pytest.mark.parametrize("panel", CASES)
+def test_each_stop_of_tab_looks_different_with_the_keyboard(in_window: Play, bench: FakeWorkbench, panel: Panel) -> None:
+    prepare(bench)
 
     async def scene(window: MainWindow) -> None:
         window.presenter.pin(bench.views[TRIP].turns[-1].node_id, 2)
         window.parts.composer.field.setPlainText("A draft")
         await ready(window)
-        top = await panel(window)  # type: ignore[misc]  # an async function
+        top = await panel(window)
         await frames()
         if top is window:
             window.parts.composer.setFocus()

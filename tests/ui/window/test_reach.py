@@ -24,9 +24,10 @@ from PySide6.QtWidgets import (
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
+from tests.ui.visits import prepare, visit
 from tests.ui.window.test_conversation import finish
 from ui import EngineState, MainWindow, StatusChanged, StatusView
-from ui.controller.setup import FORM, MODEL, SAMPLING, SYSTEM, TOOLS
+from ui.theme.scheme import OwnColours, current_theme
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -126,17 +127,20 @@ async def ready(window: MainWindow, width: int = 1360) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("panel", range(4))
+@pytest.mark.parametrize("panel", range(5))
 def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWorkbench, mode: Mode, panel: int) -> None:
-    finish(bench)
+    prepare(bench)
 
     async def scene(window: MainWindow) -> None:
+        current_theme().show(OwnColours.HALF, developer=True)
         window.presenter.set_mode(mode)
         node = window.controller.shown.view.turns[-1].node_id if window.controller.shown is not None else 0
         window.presenter.pin(node, 2)
-        window.parts.inspector.tabs[panel].click()
+        tab = window.parts.inspector.tabs[panel]
+        tab.click()
         window.parts.composer.field.setPlainText("A draft")
         await ready(window)
+        assert (tab.isVisible(), len(window.parts.inspector.tabs)) == (True, 5)
         assert_named(window)
         order = assert_reached(window)
         # and in the order in which it is read: columns from left to right, in each from the top down
@@ -148,17 +152,18 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
     in_window(scene)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("page", [MODEL, SYSTEM, SAMPLING, FORM, TOOLS])
-def test_each_page_of_the_popover(in_window: Play, page: int) -> None:
-    async def scene(window: MainWindow) -> None:
-        await ready(window)
-        window.popover.open(page)
-        await until(lambda: window.popover.model.name.text() != "")
-        await frames()
-        assert_named(window.popover)
+@pytest.mark.slow
+def test_everything_that_is_opened_is_named(in_window: Play, bench: FakeWorkbench) -> None:
+    prepare(bench)
 
-    in_window(scene)
+    async def look(part: QWidget, name: str) -> None:
+        try:
+            assert_named(part)
+        except AssertionError as wrong:
+            wrong.add_note(name)
+            raise
+
+    in_window(lambda window: visit(window, bench, look))
 
 
 @pytest.mark.slow
