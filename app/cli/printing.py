@@ -356,7 +356,7 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
     Args:
         name: What it is called there.
         path: Where it is.
-        quantised: How, where it is so that mlx alone runs it.
+        quantised: How, where its weights are.
     """
     form = f" ({quantised})" if quantised else ""
     return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"

@@ -266,11 +266,8 @@ def _no_weights(path: Path) -> ModelLoadError:
 def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest: Manifest | None) -> str | None:
     method, bits = quantised_with(config)
     if method == "mlx":
-        if backend == "hf":
-            plain = "choose the plain model"
-            if manifest is not None and manifest.kind == "gguf":
-                plain = f"import {manifest.source} again: elsewise models import FILE --float32"
-            raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or {plain}")
+        if backend == "hf" and (manifest is None or manifest.kind != "gguf"):
+            raise ModelLoadError(f"{path}: weights quantised for MLX; load it with backend='mlx' or choose the plain model")
         return f"{bits} bit (mlx)"
     if method is not None:
         raise ModelLoadError(f"{path}: weights quantised with {method}, which needs CUDA libraries; choose the plain model")

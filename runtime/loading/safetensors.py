@@ -130,6 +130,15 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
     return Weights(parameters, sum(sizes.values()), most)
 
 
+def tensor_names(files: Iterable[Path]) -> set[str]:
+    """Names of all tensors of checked files."""
+    names: set[str] = set()
+    for path in files:
+        with safe_open(path, framework="np") as file:
+            names.update(file.keys())
+    return names
+
+
 def _group(quantization: Mapping[str, Any], layer: str) -> int:
     """Numbers of a layer that share a scale."""
     own = quantization.get(layer)

@@ -59,8 +59,8 @@ def import_model(
         progress: Called at least once a second; raising in it cancels the import.
         title: Shown to users; by default `name`, or else the name of the file or folder.
         keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
-        keep_quantised: Of a GGUF. True: weights stay quantised where MLX can keep them without rounding, for mlx alone; False:
-            all become float32, for both engines; None: True where mlx is the default backend (on Apple silicon).
+        keep_quantised: Of a GGUF. True: weights stay quantised where MLX can keep them without rounding, for mlx, and for hf on
+            a processor; False: all become float32, for every device; None: True where mlx is the default backend.
 
     Returns:
         The checked model. An existing one of the same content and name is returned as it is.
@@ -156,8 +156,8 @@ class ImportPlan:
     """The two forms of an import's weights.
 
     Attributes:
-        kept: Bytes where they stay quantised, for mlx alone; 0 where MLX can keep none of them.
-        float32: Bytes as float32, for both engines.
+        kept: Bytes where they stay quantised, for mlx, and for hf on a processor; 0 where MLX can keep none of them.
+        float32: Bytes as float32, for every device.
         keeps: The default is quantised, because mlx is the default backend.
         widened: Share of all numbers, by format, in matrices that MLX has no form for: float32 in either case.
     """

@@ -215,6 +215,7 @@ def _entry(folder: Path) -> ShelfEntry:
         source=manifest.source,
         parameters=manifest.parameters or None,
         format=_format(manifest, plain),
+        backends=("hf", *plain.backends) if manifest.kind == "gguf" and plain.backends == ("mlx",) else plain.backends,
         complete=not missing_file,
         problem=f"{missing_file[0]} is missing or of another size" if missing_file else "",
         fingerprint=None if missing_file else _digest(folder, manifest),

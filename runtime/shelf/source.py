@@ -9,7 +9,7 @@ from resources.files import kind_of_file
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError, ModelMissingError
 from runtime.loading.config import quantised_with
-from runtime.loading.integrity import known_sha256
+from runtime.loading.integrity import known_sha256, read_manifest
 from runtime.loading.model_folder import PICKLES, ModelFolder, open_folder, read_json
 from runtime.loading.paths import is_model_id, models_dir
 from runtime.shelf.atomic_install import find_folder
@@ -57,20 +57,18 @@ def resolve(source: str | Path, *, backend: str = "hf", fits: Callable[[int], No
 
 
 def only_for_mlx(source: str | Path) -> bool:
-    """Whether only mlx can read a source: a folder quantised for it, or a GGUF file imported in that form alone."""
+    """Whether only mlx can read a source: a folder quantised for it, unless it was imported from a GGUF file."""
     path = Path(source).expanduser()
     shelved = find_folder(source) if isinstance(source, str) and is_model_id(source) else None
     folder = shelved or (path if path.is_dir() and str(source).strip() else None)
-    if folder is not None:
-        try:
-            return quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
-        except ModelLoadError:  # reported when it is opened
-            return False
-    if not path.is_file() or path.suffix.lower() != ".gguf":
+    if folder is None:
         return False
-    digest = known_sha256(path)
-    made = [find_imported(form_digest(digest, quantised=quantised)) is not None for quantised in (True, False)]
-    return made == [True, False]
+    try:
+        manifest = read_manifest(folder)
+        imported = manifest is not None and manifest.kind == "gguf"
+        return not imported and quantised_with(read_json(folder / "config.json") or {})[0] == "mlx"
+    except ModelLoadError:  # reported when it is opened
+        return False
 
 
 def _from_file(path: Path, backend: str) -> ModelFolder:
@@ -87,10 +85,8 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
 
 
 def _forms(backend: str) -> tuple[bool, ...]:
-    """The imported forms of a GGUF file that a backend can run (True: quantised), the best first."""
-    if backend != "mlx":
-        return (False,)
-    return (True, False) if default_backend() == "mlx" else (False, True)
+    """The imported forms of a GGUF file (True: quantised), the best for a backend first."""
+    return (True, False) if backend == default_backend() == "mlx" else (False, True)
 
 
 def _not_here(source: str | Path, path: Path) -> str:

@@ -240,7 +240,7 @@ class ImportBar(ChoiceBar):
     wanted = Signal(object, bool)  # the path; whether its weights stay quantised
 
     def __init__(self, home: QWidget) -> None:
-        labels = [translate("ImportBar", "quantised, for mlx"), translate("ImportBar", "float32, for all engines")]
+        labels = [translate("ImportBar", "quantised"), translate("ImportBar", "float32")]
         super().__init__(home, translate("ImportBar", "Weights"), labels, translate("ImportBar", "Import"))
         self._plan: GgufPlan | None = None
         self.agreed.connect(self._go_on)
@@ -252,8 +252,8 @@ class ImportBar(ChoiceBar):
             self._go_on(FLOAT32)
             return
         question = self.tr(
-            "{0}: quantised, its weights take {1} and run on mlx only; in float32 they take {2} and run on all engines. "
-            "Their values are the same."
+            "{0}: quantised, its weights take {1} and run on mlx, and slower on hf, on a processor; in float32 they take {2} "
+            "and run everywhere. Their values are the same."
         ).format(one_line(plan.path.name), size(plan.kept), size(plan.float32))
         note = f" {one_line(plan.note)}." if plan.note else ""
         self.ask_about(question + note, KEPT if plan.keeps else FLOAT32)

@@ -107,7 +107,7 @@ def remove_command(name: str, yes: bool) -> None:
     "--keep-quantised/--float32",
     "keep_quantised",
     default=None,
-    help="GGUF only: keep the weights quantised (mlx only; default on Apple silicon), or convert to float32 (both engines).",
+    help="GGUF only: keep the weights quantised (mlx, hf on a processor; default on Apple silicon), or convert to float32.",
 )
 def import_command(path: Path, name: str | None, keep_quantised: bool | None) -> None:
     """Imports a GGUF file, a model folder or an adapter folder.

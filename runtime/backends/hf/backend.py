@@ -406,7 +406,7 @@ class HfBackend(PackedBackend[TorchPack]):
             hidden_size=int(config.hidden_size),
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
             parameters=loaded.parameters,
-            quantisation=None if self._weights == dtype else f"{self._weights} weights",
+            quantisation=loaded.quantisation or (None if self._weights == dtype else f"{self._weights} weights"),
             attention_kinds=self._kinds(),
             context_length=facts.context_length(config.to_dict(), options),
             whole_context=facts.whole_context(config.to_dict()),

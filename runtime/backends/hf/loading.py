@@ -17,14 +17,17 @@ from transformers.utils import logging
 from runtime.backends import facts
 from runtime.backends.hf.forward.attention import OWN, attention_of, use_own_attention
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
+from runtime.backends.hf.quantised import quantization_of, replace_quantised
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights, pack_and_measure
 from runtime.errors import ModelLoadError
 from runtime.loading.config import shown_json, sizes
+from runtime.loading.gguf.quants import GROUP
 from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import current_listener, reporting_progress
 from runtime.loading.rope import check_ropes
+from runtime.loading.safetensors import weights_of
 from runtime.options.load import LoadOptions
 
 
@@ -45,6 +48,7 @@ class LoadedModel:
     offload: Offload | None = None  # what of it is on disk
     perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
     weights: str = "auto"  # how they are held: as was asked for, or plain
+    quantisation: str | None = None  # of the folder itself, as in "4 and 8 bits, groups of 32"
     passed_over: tuple[str, ...] = ()  # what was wished for and cannot be, in words
 
 
@@ -60,7 +64,10 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         check_not_offloaded(options)
         return replace(_adopted(*source), passed_over=check_weights(options, source[0].device, ready=True))
     device = pick_device(options.device)
-    passed_over = check_weights(options, device)
+    quantization = quantization_of(source)
+    if quantization is not None:
+        _check_quantised(source, options, device)
+    passed_over = check_weights(options, device, quantised=quantization is not None)
     weights = "auto" if passed_over else options.weights
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
@@ -74,17 +81,22 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
                 ignore_mismatched_sizes=True,  # they are refused below, in words
                 local_files_only=True,
                 output_loading_info=True,
+                quantization_config=quantization,
                 generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
                 **({} if offload is None else offload.arguments),
             )
         _check_read(source, model.config.get_text_config(decoder=True), found)
         model = model.eval()
+        if quantization is not None:
+            replace_quantised(model, quantization)
         if offload is None:
             model = model.to(device)
         else:
             offload.measure(model)
         use_own_attention(model)
         parameters = offload.parameters if offload else sum(p.numel() for p in model.parameters())
+        if quantization is not None:
+            parameters = weights_of(source.weights, source.config).parameters
         packed = weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, weights) if packed else None
         model.requires_grad_(False)  # weights are numbers here, also to what records the forward
@@ -101,8 +113,30 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         offload=offload,
         perplexities=perplexities,
         weights=weights,
+        quantisation=source.quantisation and f"{source.quantisation.removesuffix(' bit (mlx)')} bits, groups of {GROUP}",
         passed_over=passed_over,
     )
+
+
+def _check_quantised(source: ModelFolder, options: LoadOptions, device: torch.device) -> None:
+    """Refuses what quantised weights are not read for.
+
+    Raises:
+        ModelLoadError: Names the way out, and the bytes that it takes.
+    """
+    why = ""
+    if device.type != "cpu":
+        why = f"on a processor alone, not on {device}: choose device='cpu'"
+    elif options.dtype not in ("auto", PLAIN):
+        why = f"in float32, not in {options.dtype}: leave out dtype"
+    elif options.offload != "none":
+        why = "from memory: leave out offload"
+    if why:
+        plain = 4 * weights_of(source.weights, source.config).parameters
+        raise ModelLoadError(
+            f"{source.path}: hf computes with quantised weights {why}, or import the file again as float32, whose weights take "
+            f"{plain:,} bytes: elsewise models import FILE --float32"
+        )
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
@@ -122,7 +156,8 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
         model.set_attn_implementation(attention_of(loaded.model))
     else:
         use_own_attention(model)
-    return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto")
+    return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto",
+        quantisation=None)
 
 
 @contextmanager

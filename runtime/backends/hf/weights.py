@@ -149,13 +149,14 @@ class Int4Linear(PackedLinear):
         return int(self._packed.nbytes + self._scales.nbytes)
 
 
-def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False) -> tuple[str, ...]:
+def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False, quantised: bool = False) -> tuple[str, ...]:
     """Whether weights can be held as `weights` says.
 
     Args:
         options: As they were given.
         device: Where the model computes.
         ready: Whether it is a caller's own.
+        quantised: Whether its folder has them in fewer bits already.
 
     Returns:
         Why they are held as they are, where they cannot and it was but a wish; else nothing.
@@ -173,6 +174,8 @@ def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = F
         why = f"is computed with in float32: leave out dtype={options.dtype!r}"
     elif options.offload != "none":
         why = "and offload='disk' contradict each other: choose one of the two"
+    elif quantised:
+        why = "is for plain weights; these are quantised: leave it out, or import the file as float32 first"
     elif ready:
         why = "takes a model folder; a model that is in memory already is used as it is"
     elif weights == "float16" and not has_float16():

@@ -1,0 +1,177 @@
+"""Weights that stay as a folder in MLX's form has them: numbers of 2 to 8 bits in words, a scale and a bias for each group.
+
+transformers reads the tensors into its own model, one by one, without a float32 copy of any. A product makes float32 of a block
+of rows at a time, so weights are to the bit those of the float32 import. On a processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from typing import Any, Final
+
+import torch
+from torch.func import functional_call
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from runtime.backends.hf.weights import PackedLinear
+from runtime.errors import ModelLoadError
+from runtime.loading.gguf.quants import GROUP
+from runtime.loading.model_folder import ModelFolder
+from runtime.loading.safetensors import tensor_names
+
+METHOD: Final = "elsewise-affine"
+BLOCK: Final = 1 << 18  # weights that are float32 at once: 1 MiB, which stays in a processor's cache
+_BITS = (2, 3, 4, 5, 6, 8)
+
+
+class Affine:
+    """A matrix, ``scale * number + bias``, groups along its rows.
+
+    Args:
+        words: ``(out, in * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
+        scales: ``(out, in / group) float32``.
+        biases: The same shape.
+    """
+
+    def __init__(self, words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor) -> None:
+        self._bytes = words.view(torch.uint8)
+        self._scales, self._biases = scales, biases
+        self._bits = self._bytes.shape[1] * 8 // (scales.shape[1] * GROUP)
+        self.shape = len(words), scales.shape[1] * GROUP
+        self.nbytes = int(words.nbytes + scales.nbytes + biases.nbytes)
+
+    def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
+        """``(rows, in) float32``."""
+        scales, biases = self._scales[which, :, None], self._biases[which, :, None]
+        bits, period = self._bits, 8 // gcd(8, self._bits)  # so many numbers fill whole bytes
+        data = self._bytes[which].view(scales.shape[0], -1, period * bits // 8)
+        numbers = torch.empty(*data.shape[:2], period)
+        for i in range(period):
+            byte, shift = divmod(i * bits, 8)
+            number = data[..., byte] >> shift
+            if shift + bits > 8:
+                number |= data[..., byte + 1] << (8 - shift)
+            numbers[..., i] = number if bits == 8 else number & (1 << bits) - 1
+        return numbers.view(scales.shape[0], -1, GROUP).mul_(scales).add_(biases).view(scales.shape[0], -1)
+
+
+class AffineLinear(PackedLinear):
+    """Multiplies by an `Affine` matrix, block by block."""
+
+    def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
+        super().__init__(torch.empty(matrix.shape, device="meta"), bias)
+        self._matrix = matrix
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        step = max(BLOCK // self.in_features, 1)
+        starts = range(0, self.out_features, step)
+        return torch.cat([x @ self._matrix.rows(slice(start, start + step)).T for start in starts], 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self._matrix.nbytes
+
+
+class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+    """An embedding of which the rows looked up become float32; what the model's own class adds to a lookup stays.
+
+    Attributes:
+        weight: Shape and dtype without numbers.
+    """
+
+    def __init__(self, matrix: Affine, own: torch.nn.Embedding) -> None:
+        super().__init__()
+        self._matrix = matrix
+        self.weight = torch.empty(matrix.shape, device="meta")
+        own.weight = torch.nn.Parameter(self.weight, requires_grad=False)
+        own.padding_idx = None  # of training; no row of those looked up
+        self._own = (own,)  # no child: its parameters have no numbers
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """``(...) int`` to ``(..., width) float32``."""
+        rows = self._matrix.rows(ids.flatten())
+        places = torch.arange(len(rows)).view(ids.shape)
+        y: torch.Tensor = functional_call(self._own[0], {"weight": rows}, (places,))
+        return y
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self._matrix.nbytes
+
+
+@register_quantization_config(METHOD)
+class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is not followed by mypy
+    """Bits by layer, for `from_pretrained`."""
+
+    def __init__(self, bits: Mapping[str, int]) -> None:
+        self.quant_method = METHOD
+        self.bits = dict(bits)
+
+
+@register_quantizer(METHOD)
+class AffineQuantizer(HfQuantizer):  # type: ignore[misc]  # likewise
+    """Gives layers of the empty model the tensors of the file, and puts ours in their place once these are read."""
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
+        for path, bits in self.quantization_config.bits.items():
+            module = model.get_submodule(path)
+            rows, columns = module.weight.shape
+            parts = {"weight": (columns * bits // 32, torch.uint32), "scales": (columns // GROUP, torch.float32)}
+            parts["biases"] = parts["scales"]
+            for name, (width, dtype) in parts.items():
+                empty = torch.empty(rows, width, dtype=dtype, device="meta")
+                module.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
+        return model
+
+    def is_serializable(self) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        self.remove_quantization_config(model)
+        return model
+
+
+def quantization_of(source: ModelFolder) -> AffineConfig | None:
+    """How transformers is to read a folder in MLX's form; None for plain weights.
+
+    Raises:
+        ModelLoadError: config.json describes no such form.
+    """
+    found = source.config.get("quantization")
+    if source.quantisation is None or not isinstance(found, Mapping):
+        return None
+    bits = {}
+    for layer in sorted(name.removesuffix(".scales") for name in tensor_names(source.weights) if name.endswith(".scales")):
+        own = found.get(layer, found)
+        if not isinstance(own, Mapping) or own.get("bits") not in _BITS or own.get("group_size") != GROUP:
+            raise ModelLoadError(f"{source.path}/config.json: quantization says no bits and groups of {GROUP} for {layer}")
+        bits[layer] = own["bits"]
+    return AffineConfig(bits)
+
+
+def replace_quantised(model: Any, config: AffineConfig) -> None:
+    """Puts `AffineLinear` and `AffineEmbedding` in place of the modules that were read, and of a head that shares one's matrix."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    for path in config.bits:
+        module = model.get_submodule(path)
+        matrix = Affine(module.weight.data, module.scales.data, module.biases.data)
+        if not isinstance(module, torch.nn.Embedding):
+            _put(model, path, AffineLinear(matrix, None if module.bias is None else module.bias.data))
+            continue
+        if module is embedding and tied:
+            model.set_output_embeddings(AffineLinear(matrix, None).eval())
+        del module.scales, module.biases
+        _put(model, path, AffineEmbedding(matrix, module))
+
+
+def _put(model: Any, path: str, module: torch.nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module.eval())
