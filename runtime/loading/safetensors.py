@@ -130,13 +130,15 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
     return Weights(parameters, sum(sizes.values()), most)
 
 
-def tensor_names(files: Iterable[Path]) -> set[str]:
-    """Names of all tensors of checked files."""
-    names: set[str] = set()
+def tensor_forms(files: Iterable[Path]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype, as safetensors spells it, and shape of each tensor of checked files."""
+    found = {}
     for path in files:
         with safe_open(path, framework="np") as file:
-            names.update(file.keys())
-    return names
+            for name in file.keys():  # noqa: SIM118  # no mapping: it only has this method
+                part = file.get_slice(name)
+                found[name] = str(part.get_dtype()), tuple(part.get_shape())
+    return found
 
 
 def _group(quantization: Mapping[str, Any], layer: str) -> int:

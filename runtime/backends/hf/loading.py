@@ -156,8 +156,9 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
         model.set_attn_implementation(attention_of(loaded.model))
     else:
         use_own_attention(model)
-    return replace(loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto",
-        quantisation=None)
+    return replace(
+        loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto", quantisation=None
+    )
 
 
 @contextmanager

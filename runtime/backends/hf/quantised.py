@@ -6,9 +6,9 @@ of rows at a time, so weights are to the bit those of the float32 import. On a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.func import functional_call
@@ -19,34 +19,42 @@ from runtime.backends.hf.weights import PackedLinear
 from runtime.errors import ModelLoadError
 from runtime.loading.gguf.quants import GROUP
 from runtime.loading.model_folder import ModelFolder
-from runtime.loading.safetensors import tensor_names
+from runtime.loading.safetensors import tensor_forms
 
 METHOD: Final = "elsewise-affine"
 BLOCK: Final = 1 << 18  # weights that are float32 at once: 1 MiB, which stays in a processor's cache
 _BITS = (2, 3, 4, 5, 6, 8)
 
 
-class Affine:
+class Affine(NamedTuple):
     """A matrix, ``scale * number + bias``, groups along its rows.
 
-    Args:
+    Attributes:
         words: ``(out, in * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
-        scales: ``(out, in / group) float32``.
+        scales: ``(out, in / 32) float32``.
         biases: The same shape.
     """
 
-    def __init__(self, words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor) -> None:
-        self._bytes = words.view(torch.uint8)
-        self._scales, self._biases = scales, biases
-        self._bits = self._bytes.shape[1] * 8 // (scales.shape[1] * GROUP)
-        self.shape = len(words), scales.shape[1] * GROUP
-        self.nbytes = int(words.nbytes + scales.nbytes + biases.nbytes)
+    words: torch.Tensor
+    scales: torch.Tensor
+    biases: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        return len(self.scales), self.scales.shape[1] * GROUP
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return int(sum(part.nbytes for part in self))
 
     def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
         """``(rows, in) float32``."""
-        scales, biases = self._scales[which, :, None], self._biases[which, :, None]
-        bits, period = self._bits, 8 // gcd(8, self._bits)  # so many numbers fill whole bytes
-        data = self._bytes[which].view(scales.shape[0], -1, period * bits // 8)
+        scales, biases = self.scales[which, :, None], self.biases[which, :, None]
+        bits = self.words.shape[1] * 32 // self.shape[1]
+        period = 8 // gcd(8, bits)  # so many numbers fill whole bytes
+        data = self.words.view(torch.uint8)[which].view(scales.shape[0], -1, period * bits // 8)
         numbers = torch.empty(*data.shape[:2], period)
         for i in range(period):
             byte, shift = divmod(i * bits, 8)
@@ -58,32 +66,33 @@ class Affine:
 
 
 class AffineLinear(PackedLinear):
-    """Multiplies by an `Affine` matrix, block by block."""
+    """Multiplies by its `matrix`, block by block."""
 
     def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(matrix.shape, device="meta"), bias)
-        self._matrix = matrix
+        self.matrix = matrix
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         step = max(BLOCK // self.in_features, 1)
         starts = range(0, self.out_features, step)
-        return torch.cat([x @ self._matrix.rows(slice(start, start + step)).T for start in starts], 1)
+        return torch.cat([x @ self.matrix.rows(slice(start, start + step)).T for start in starts], 1)
 
     @property
     def nbytes(self) -> int:
-        return self._matrix.nbytes
+        return self.matrix.nbytes
 
 
 class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
     """An embedding of which the rows looked up become float32; what the model's own class adds to a lookup stays.
 
     Attributes:
+        matrix: The weights.
         weight: Shape and dtype without numbers.
     """
 
     def __init__(self, matrix: Affine, own: torch.nn.Embedding) -> None:
         super().__init__()
-        self._matrix = matrix
+        self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
         own.weight = torch.nn.Parameter(self.weight, requires_grad=False)
         own.padding_idx = None  # of training; no row of those looked up
@@ -91,24 +100,25 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """``(...) int`` to ``(..., width) float32``."""
-        rows = self._matrix.rows(ids.flatten())
+        rows = self.matrix.rows(ids.flatten())
         places = torch.arange(len(rows)).view(ids.shape)
         y: torch.Tensor = functional_call(self._own[0], {"weight": rows}, (places,))
         return y
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self._matrix.nbytes
-
 
 @register_quantization_config(METHOD)
 class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Bits by layer, for `from_pretrained`."""
+    """For `from_pretrained`.
 
-    def __init__(self, bits: Mapping[str, int]) -> None:
+    Attributes:
+        bits: By layer.
+        check: Refuses a tensor that is not of a dtype and shape.
+    """
+
+    def __init__(self, bits: Mapping[str, int], check: Callable[[str, str, tuple[int, ...]], None]) -> None:
         self.quant_method = METHOD
         self.bits = dict(bits)
+        self.check = check
 
 
 @register_quantizer(METHOD)
@@ -122,6 +132,7 @@ class AffineQuantizer(HfQuantizer):  # type: ignore[misc]  # likewise
             parts = {"weight": (columns * bits // 32, torch.uint32), "scales": (columns // GROUP, torch.float32)}
             parts["biases"] = parts["scales"]
             for name, (width, dtype) in parts.items():
+                self.quantization_config.check(f"{path}.{name}", "U32" if name == "weight" else "F32", (rows, width))
                 empty = torch.empty(rows, width, dtype=dtype, device="meta")
                 module.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
         return model
@@ -147,17 +158,26 @@ def quantization_of(source: ModelFolder) -> AffineConfig | None:
     found = source.config.get("quantization")
     if source.quantisation is None or not isinstance(found, Mapping):
         return None
-    bits = {}
-    for layer in sorted(name.removesuffix(".scales") for name in tensor_names(source.weights) if name.endswith(".scales")):
+    bits, forms = {}, tensor_forms(source.weights)
+
+    def check(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        if forms.get(name) != (dtype, shape):
+            there = "missing" if name not in forms else " ".join(map(str, forms[name]))
+            raise ModelLoadError(
+                f"{source.path}: the tensor {name} is {there} in the weights and {dtype} {shape} by config.json; import the "
+                "file again"
+            )
+
+    for layer in (name.removesuffix(".scales") for name in forms if name.endswith(".scales")):
         own = found.get(layer, found)
         if not isinstance(own, Mapping) or own.get("bits") not in _BITS or own.get("group_size") != GROUP:
             raise ModelLoadError(f"{source.path}/config.json: quantization says no bits and groups of {GROUP} for {layer}")
         bits[layer] = own["bits"]
-    return AffineConfig(bits)
+    return AffineConfig(bits, check)
 
 
 def replace_quantised(model: Any, config: AffineConfig) -> None:
-    """Puts `AffineLinear` and `AffineEmbedding` in place of the modules that were read, and of a head that shares one's matrix."""
+    """Puts `AffineLinear` and `AffineEmbedding` in place of what was read, and of a head that shares its matrix."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
     for path in config.bits:

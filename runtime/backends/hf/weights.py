@@ -149,7 +149,9 @@ class Int4Linear(PackedLinear):
         return int(self._packed.nbytes + self._scales.nbytes)
 
 
-def check_weights(options: LoadOptions, device: torch.device, *, ready: bool = False, quantised: bool = False) -> tuple[str, ...]:
+def check_weights(
+    options: LoadOptions, device: torch.device, *, ready: bool = False, quantised: bool = False
+) -> tuple[str, ...]:
     """Whether weights can be held as `weights` says.
 
     Args:

@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from runtime import ModelShelf, import_model, load
+from runtime.loading.integrity import MANIFEST
+from runtime.loading.paths import models_dir
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.loading.packed import k_quants, packed
 from tests.tiny_models import tiny_path
@@ -94,9 +96,9 @@ def test_a_gguf_stays_quantised_where_it_is_asked_for(elsewise: Elsewise, tmp_pa
     assert len(set(answers)) == 1
     [listed] = elsewise("models", "list").out.splitlines()[1:]
     assert re.search(r"4 bit \(mlx\), from GGUF +4,096 +hf, mlx +ready", listed)
-    refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf", "--dtype", "bfloat16")
+    refused = elsewise("ask", "Hi", "--model", "one-mlx", "--backend", "hf", "--weights", "int8")
     assert (refused.code, refused.out) == (1, "")
-    assert re.search(r"whose weights take [\d,]+ bytes: elsewise models import FILE --float32", refused.err)
+    assert "these are quantised: leave it out, or import the file as float32 first" in refused.err
     # and what that says works
     assert elsewise("models", "import", str(tmp_path / "one.gguf"), "--float32").code == 0
     assert elsewise("ask", "Hi", "--raw", "--max-tokens", "1", "--model", "one", "--backend", "hf").code == 0

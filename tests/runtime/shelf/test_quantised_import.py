@@ -1,4 +1,4 @@
-"""GGUF files whose weights stay quantised for mlx: the same weights by value, the same answers, a fraction of the bytes."""
+"""GGUF files whose weights stay quantised: the same weights by value, the same answers, a fraction of the bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from runtime import load
-from runtime.errors import ModelLoadError
+from runtime.backends.hf.loading import load_model
+from runtime.backends.hf.quantised import AffineEmbedding, AffineLinear
+from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.gguf.convert import check_gguf, convert
+from runtime.loading.integrity import MANIFEST
 from runtime.loading.memory_estimate import estimate_fit
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import models_dir
+from runtime.options.load import LoadOptions
 from runtime.shelf.importing import SOURCE, import_model, plan_import
 from runtime.shelf.model_shelf import ModelShelf, list_models
 from runtime.shelf.source import resolve
@@ -155,18 +159,91 @@ def test_size_and_memory_are_what_they_are_said_to_be(
         assert fit.kv_per_token == 3 * 2 * 2 * 16 * 4
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each == "gemma3" else pytest.mark.slow) for each in FAMILIES])
+def test_hf_answers_from_quantised_weights_as_from_float32_ones(name: str, shelf: Path, tmp_path: Path) -> None:
+    # given
+    file = suitable(packed(tiny_path(name), mixed)).write(tmp_path / f"{name}.gguf")
+    folders = [import_model(file, keep_quantised=quantised) for quantised in (False, True)]
+    # when
+    rows, infos = [], []
+    for folder in folders:
+        with load(folder.path, "hf", device="cpu") as model:
+            rows.append(np.array([model.next_token_logprobs_sync(IDS[:n]) for n in (1, 20, len(IDS))]))
+            infos.append(model.info)
+    with load(folders[1].path, "mlx", device="cpu") as model:
+        theirs = np.array([model.next_token_logprobs_sync(IDS[:n]) for n in (1, 20, len(IDS))])
+    # then
+    assert rows[0].std() > 1
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rows[1], theirs, rtol=0, atol=CLOSE)
+    assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
+    assert infos[0].parameters == infos[1].parameters
+    assert infos[1].quantisation == f"{str(folders[1].quantisation).removesuffix(' bit (mlx)')} bits, groups of 32"
+
+
+def test_four_bits_stay_small_on_hf(shelf: Path, tmp_path: Path) -> None:
+    # given a file of which every matrix has 4 bits
+    file = packed(tiny_path("qwen3"), lambda name: "Q4_0")
+    folder = import_model(file.write(tmp_path / "four.gguf"), keep_quantised=True)
+    theirs = sum(len(tensor.data) for tensor in file.tensors)
+    # when
+    loaded = load_model(open_folder(folder.path, backend="hf"), LoadOptions(device="cpu"))
+    # then it holds the file's own tensors, and no other
+    held = [tensor for module in loaded.model.modules() for tensor in tensors_of(module)]
+    once = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in held if not tensor.is_meta}
+    assert ModelShelf().find("four-mlx").weights <= 1.6 * theirs
+    assert 1.2 * theirs < sum(once.values()) <= 1.6 * theirs
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"bits": 5}, r"the tensor .* is U32 \(\d+, 8\) in the weights and U32 \(\d+, 10\) by config.json"),
+        ({"bits": 7}, "says no bits and groups of 32"),
+        ({"group_size": 64}, "says no bits and groups of 32"),
+    ],
+)
+def test_hf_refuses_a_form_that_the_weights_have_not(changed: dict[str, int], why: str, shelf: Path, both: Both) -> None:
+    _, kept = both("llama", lambda name: "Q4_0")
+    said = dict(kept.config) | {"quantization": {**kept.config["quantization"], **changed}}
+    with pytest.raises(ModelLoadError, match=why):
+        load_model(dataclasses.replace(kept, config=said), LoadOptions(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dtype": "bfloat16"}, r"in float32, not in bfloat16: .* take [\d,]{7,} bytes: elsewise models import FILE --float32"),
+        ({"offload": "disk"}, r"leave out offload"),
+        ({"weights": "int8"}, r"these are quantised: leave it out"),
+    ],
+)
+def test_hf_refuses_other_forms_of_quantised_weights(options: dict[str, Any], why: str, both: Both) -> None:
+    _, kept = both("llama")
+    with pytest.raises(RuntimeFault, match=why):
+        load_model(kept, LoadOptions(device="cpu", **options))
+
+
+def tensors_of(module: Any) -> list[Any]:
+    """Parameters, buffers and packed matrices of one module, without its children's."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return own + (list(module.matrix) if isinstance(module, AffineLinear | AffineEmbedding) else [])
+
+
 @pytest.mark.slow
 def test_the_shelf_says_what_it_is(shelf: Path, tmp_path: Path) -> None:
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "llama.gguf")
     plain, kept = (import_model(file, keep_quantised=quantised) for quantised in (False, True))
     one, other = list_models()
     assert (one.name, one.format, one.quantisation, one.backends) == ("llama", "float32, from GGUF", None, ("hf", "mlx"))
-    assert (other.name, other.format, other.backends) == ("llama-mlx", "from GGUF", ("mlx",))
+    assert (other.name, other.format, other.backends) == ("llama-mlx", "from GGUF", ("hf", "mlx"))
     assert kept.quantisation == other.quantisation == "4 and 5 and 8 bit (mlx)"
     assert one.parameters == other.parameters
     assert one.fingerprint != other.fingerprint
     assert kept.text_digest == plain.text_digest
-    with pytest.raises(ModelLoadError, match=r"backend='mlx' or import llama\.gguf again: .* import FILE --float32"):
+    (kept.path / MANIFEST).unlink()  # nothing says any longer that it came from a GGUF file
+    with pytest.raises(ModelLoadError, match="backend='mlx' or choose the plain model"):
         resolve("llama-mlx", backend="hf")
 
 
@@ -186,11 +263,12 @@ def test_layers_that_differ_are_named(both: Both) -> None:
 def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a file that nobody imported
     file = packed(tiny_path("llama"), mixed).write(tmp_path / "one.gguf")
-    # when it is loaded on a machine where mlx runs models by default, then hf's float32 stands beside it
+    # when it is loaded on a machine where mlx runs models by default, then hf takes what is there, or float32 beside it
     for module in ("importing", "source"):
         monkeypatch.setattr(f"runtime.shelf.{module}.default_backend", lambda: "mlx")
     assert resolve(file, backend="mlx").quantisation
-    assert resolve(file, backend="hf").quantisation is None
+    assert resolve(file, backend="hf").path.name == "one-mlx"
+    assert import_model(file, keep_quantised=False).quantisation is None
     assert [entry.name for entry in list_models()] == ["one", "one-mlx"]
     # and the better one is found from then on
     assert resolve(file, backend="mlx").path.name == "one-mlx"
@@ -203,6 +281,7 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
     assert len(list_models()) == 2
     ModelShelf().remove("one")
     assert resolve(file, backend="mlx").path.name == "one-mlx"  # it is here, and runs
+    assert resolve(file, backend="hf").path.name == "one-mlx"
 
 
 def test_a_file_that_nothing_of_can_be_kept_of(
