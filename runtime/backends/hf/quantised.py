@@ -22,7 +22,7 @@ from runtime.loading.model_folder import ModelFolder
 from runtime.loading.safetensors import tensor_forms
 
 METHOD: Final = "elsewise-affine"
-BLOCK: Final = 1 << 18  # weights that are float32 at once: 1 MiB, which stays in a processor's cache
+BLOCK: Final = 1 << 20  # weights that are float32 at once: 4 MiB
 _BITS = (2, 3, 4, 5, 6, 8)
 
 
@@ -61,7 +61,7 @@ class Affine(NamedTuple):
             number = data[..., byte] >> shift
             if shift + bits > 8:
                 number |= data[..., byte + 1] << (8 - shift)
-            numbers[..., i] = number if bits == 8 else number & (1 << bits) - 1
+            numbers[..., i] = number if shift + bits == 8 else number & (1 << bits) - 1
         return numbers.view(scales.shape[0], -1, GROUP).mul_(scales).add_(biases).view(scales.shape[0], -1)
 
 

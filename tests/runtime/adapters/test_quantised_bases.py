@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from runtime import AdapterError, LanguageModel, load
+from runtime import AdapterError, LanguageModel, import_model, load
 from runtime.backends.hf.weights import PackedLinear
 from runtime.records import Float32
 from tests.fakes import engine_of
 from tests.runtime.adapters.makers import Peft, adapters_of
 from tests.runtime.adapters.said import assert_same_bits, what_it_says
 from tests.runtime.backends.reference import random_ids
+from tests.runtime.loading.packed import packed
 from tests.tiny_models import tiny_path
 
 WEIGHTS = "adapter_model.safetensors"
@@ -41,6 +42,7 @@ CASES = [
     ("hf", "llama", "bfloat16", ROUNDED),
     ("hf", "llama", "int8", ROUNDED),
     ("hf", "llama", "int4", ROUNDED),
+    ("hf", "llama", "GGUF", EXACT),  # its own four bits
     ("hf", "gpt2", "int8", ROUNDED),  # whose matrices lie the other way round
     pytest.param(("mlx", "llama", "8 bits", EXACT), marks=pytest.mark.slow, id="mlx-llama-8-bits"),
     ("mlx", "llama", "4 bits", EXACT),
@@ -82,6 +84,10 @@ def case(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Te
 
 def base(backend: str, name: str, form: str, folder: Path) -> LanguageModel:
     """A tiny model in fewer bits; for mlx as our own conversion writes it into a folder."""
+    if form == "GGUF":
+        file = packed(tiny_path(name), lambda tensor: "F32" if tensor == "token_embd.weight" else "Q4_0")
+        kept = import_model(file.write(folder / "base.gguf"), keep_quantised=True)
+        return load(kept.path, backend, device="cpu", threads=1)
     if backend == "hf":
         return load(tiny_path(name), "hf", device="cpu", threads=1, weights=form)
     from runtime.backends.mlx.quantise_child import quantise
