@@ -85,8 +85,8 @@ def case(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Te
 def base(backend: str, name: str, form: str, folder: Path) -> LanguageModel:
     """A tiny model in fewer bits; for mlx as our own conversion writes it into a folder."""
     if form == "GGUF":
-        file = packed(tiny_path(name), lambda tensor: "F32" if tensor == "token_embd.weight" else "Q4_0")
-        kept = import_model(file.write(folder / "base.gguf"), keep_quantised=True)
+        gguf = packed(tiny_path(name), lambda tensor: "F32" if tensor == "token_embd.weight" else "Q4_0")
+        kept = import_model(gguf.write(folder / "base.gguf"), keep_quantised=True)
         return load(kept.path, backend, device="cpu", threads=1)
     if backend == "hf":
         return load(tiny_path(name), "hf", device="cpu", threads=1, weights=form)
