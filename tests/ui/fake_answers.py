@@ -33,6 +33,7 @@ from ui import (
     OnCompared,
     OnTransfer,
     Refusal,
+    SessionBegun,
     SessionsChanged,
     SimilarTurn,
     SimilarTurns,
@@ -78,6 +79,8 @@ class FakeAnswers(_Group):
             self._bench.emit(BranchAdded(session_id, self._bench.views[session_id].turns[-1].node_id, user.node_id))
         self._bench.change(session_id, [*before, user])
         await self._stream(session_id)
+        if not before:
+            self._bench.emit(SessionBegun(session_id))
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         self._bench.note("branch", session_id, node_id, index, token_id)

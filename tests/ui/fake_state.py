@@ -84,7 +84,7 @@ PLAN = ModelPlan(
 
 QWEN = SecondChoice("qwen3", "hf", "Qwen3 <b>0.6B</b>", "0.6B · 4 bit · 335 MB")
 
-NOW = ("kv_cache_bytes", "preset", "contrast", "motion", "scheme", "text_percent", "own_colours", "developer")
+NOW = ("kv_cache_bytes", "preset", "contrast", "motion", "scheme", "text_percent", "own_colours", "developer", "titles")
 
 MODEL = ModelFacts(
     name="SmolLM2-135M-Instruct",

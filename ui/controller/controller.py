@@ -24,6 +24,7 @@ from ui.port import (
     EngineState,
     Event,
     ModelsChanged,
+    SessionBegun,
     SessionChanged,
     SessionCopied,
     SessionsChanged,
@@ -135,6 +136,9 @@ class Controller(Showing):
                     self.answers.go_on_in_copy(source_id, view.session_id)
                     self.copy_shown.emit(nodes)
                     self.show(view)
+            case SessionBegun(session_id):
+                if self.is_shown(session_id):  # of one window at most
+                    self.sessions.title_new(session_id)
             case BranchAdded(session_id, before, after):
                 self.tree.remember_branch(session_id, before, after)
             case ColumnsChanged(session_id, columns):

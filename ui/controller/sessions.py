@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing
+from ui.controller.showing import Showing, in_silence
 from ui.core.undo import Step, UndoStack, Work
 from ui.port import FolderView, SessionSummary
 
@@ -43,6 +43,7 @@ class SessionsController(QObject):
         self._was_running = False  # in the session shown
         showing.other_shown.connect(self._take_shown)  # before the next one, which speaks of the session shown then
         showing.activity_changed.connect(self._note_activity)
+        self.titles_by_model = False  # of new sessions, after the first answer
         self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
 
     # ---- the list -----------------------------------------------------------------------------------------------
@@ -115,6 +116,19 @@ class SessionsController(QObject):
     def rename_by_model(self, session_id: int) -> None:
         """Asks the model for a title; can be undone."""
         self._tasks.latest("title", self._rename_by_model(session_id))
+
+    def title_new(self, session_id: int) -> None:
+        """Likewise, where the settings say so: nobody asked, so a refusal is not shown."""
+        if self.titles_by_model:
+            self._tasks.latest("title", self._title_new(session_id), in_silence)
+
+    async def _title_new(self, session_id: int) -> None:
+        await self._list()  # it may not be listed yet with the title that it has now
+        before = self.rows.get(session_id)
+        title = await self._workbench.answers.suggest_title(session_id)
+        now = self.rows.get(session_id)
+        if before is not None and now is not None and now.title == before.title:  # else it has one by hand
+            self.rename(session_id, title)
 
     async def _rename_by_model(self, session_id: int) -> None:
         self.rename(session_id, await self._workbench.answers.suggest_title(session_id))

@@ -28,6 +28,12 @@ class SessionCopied(Struct, frozen=True):
     nodes: Mapping[int, int] = {}  # the numbers of its nodes, by those they have in the sample
 
 
+class SessionBegun(Struct, frozen=True):
+    """The first message of a session has its answer; the session's title are the message's first words."""
+
+    session_id: int
+
+
 class BranchAdded(Struct, frozen=True):
     """The path was left for a branch beside it. Told when that stands: its answer has ended, and was not taken back."""
 
@@ -93,6 +99,7 @@ Event = (
     SessionChanged
     | SessionCopied
     | BranchAdded
+    | SessionBegun
     | TokensArrived
     | TurnChanged
     | ColumnsChanged

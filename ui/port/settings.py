@@ -25,6 +25,7 @@ class AppSettings(Struct, frozen=True):
     kv_cache_bytes: int | None = None
     disk_bytes: int | None = None  # of KV blocks
     preset: str = ""  # of sessions that chose none; "" is Elsewise's own
+    titles: str = "words"  # of sessions: words (the first ones of the first message), model (asked after the first answer)
     scheme: str = "system"  # system, light, dark
     contrast: str = "system"  # system, normal, high
     motion: str = "system"  # system, reduced

@@ -44,6 +44,10 @@ LOOKS = {
     "off": QT_TRANSLATE_NOOP("SettingsWindow", "off"),
     "on": QT_TRANSLATE_NOOP("SettingsWindow", "on"),
 }
+TITLED = {
+    "words": QT_TRANSLATE_NOOP("SettingsWindow", "the first words"),
+    "model": QT_TRANSLATE_NOOP("SettingsWindow", "by the model"),
+}
 FORMATS = {
     "auto": QT_TRANSLATE_NOOP("SettingsWindow", "the model's own"),
     "none": QT_TRANSLATE_NOOP("SettingsWindow", "none: continue text"),
@@ -147,6 +151,9 @@ SETTINGS = (
         hint=QT_TRANSLATE_NOOP("SettingsWindow",
         "For sessions that chose none. Presets are saved where a session's sampling is set."),
         title=lambda name: translate("Presets", name or "Elsewise's own")),
+    Setting(GENERATION, "titles", QT_TRANSLATE_NOOP("SettingsWindow", "Session titles"), now=True,
+        hint=QT_TRANSLATE_NOOP("SettingsWindow", "By the model: it is asked for a title after the first answer of a session."),
+        offered=lambda _: ("words", "model"), title=_title(TITLED)),
     Setting(APPEARANCE, "scheme", QT_TRANSLATE_NOOP("SettingsWindow", "Colours"), now=True,
         offered=lambda _: ("system", "light", "dark"), title=_title(LOOKS)),
     Setting(APPEARANCE, "contrast", QT_TRANSLATE_NOOP("SettingsWindow", "Contrast"), now=True,

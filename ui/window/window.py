@@ -304,12 +304,13 @@ class MainWindow(QMainWindow):
     # ---- settings -----------------------------------------------------------------------------------------------
 
     def apply(self, values: AppSettings) -> None:
-        """Looks as the settings say."""
+        """Looks and works as the settings say."""
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         theme = apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         theme.show(OwnColours(values.own_colours), developer=values.developer == "on")
         resize_text(application, values.text_percent / 100)
+        self.controller.sessions.titles_by_model = values.titles == "model"
 
     def open_settings(self) -> None:
         self.settings.appearance.show_measure(self.parts.transcript.measure)

@@ -29,7 +29,7 @@ from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
 from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
-from ui import Made, OnTransfer, Refusal, SessionChanged, SessionsChanged, translate
+from ui import Made, OnTransfer, Refusal, SessionBegun, SessionChanged, SessionsChanged, translate
 
 EDITED: Final = "edited"  # why an answer ends that a person wrote
 
@@ -96,10 +96,13 @@ class Answers:
             user = await self._sessions.add(session, NewNode(session.id, parent, "user", text=text, at_token=at))
             node = await self._sessions.add(session, NewNode(session.id, user.id, "assistant", status="open"))
             await self._sessions.drop_failed(session, failed)
-            if session.title == UNTITLED:
+            named = session.title == UNTITLED
+            if named:
                 await self._sessions.rename(session.id, title_of(text))
             self._windows.tell(SessionsChanged())
             await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
+        if named and session.title == title_of(text):
+            self._windows.tell(SessionBegun(session.id))
 
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The results of the calls in an answer, each as a tool's turn; then streams an answer to them."""

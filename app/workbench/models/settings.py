@@ -99,7 +99,7 @@ LOADED_WITH = (  # fields of LoadOptions
 WISHES = ("weights", "context_length", "offload")  # of them, those that a model may have no use for
 PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {  # rows of the window's look: what is said of another value, what they may be
+    {  # rows of the window: what is said of another value, what they may be
         "scheme": (
             QT_TRANSLATE_NOOP("Workbench", "the colours must be one of {0}, not {1!r:.60}"),
             ("system", "light", "dark"),
@@ -113,6 +113,7 @@ LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
             QT_TRANSLATE_NOOP("Workbench", "the colours of your own text must be one of {0}, not {1!r:.60}"),
             ("half", "full", "none"),
         ),
+        "titles": (QT_TRANSLATE_NOOP("Workbench", "the titles must be one of {0}, not {1!r:.60}"), ("words", "model")),
         "developer": (QT_TRANSLATE_NOOP("Workbench", "the developer view must be one of {0}, not {1!r:.60}"), ("off", "on")),
     }
 )

@@ -13,7 +13,7 @@ from runtime import GenerationOptions, TokenRun
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import FrailModel, Scene
 from tests.ui.spoken import Vocabulary, run_of
-from ui import Refusal
+from ui import Refusal, SessionBegun
 
 
 def speaks(monkeypatch: pytest.MonkeyPatch, pieces: list[str]) -> list[str]:
@@ -86,3 +86,16 @@ def test_the_first_words_stand_in_a_title_without_their_marks() -> None:
     assert title_of("> quoted\n- one\n* two") == "quoted one two"
     assert title_of("2 * 3 - 1 > 4 # why?") == "2 * 3 - 1 > 4 # why?"
     assert title_of("**") == "**"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_first_answer_of_a_session_is_told_where_its_title_is_still_the_first_words(play: Play, by_hand: bool) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        if by_hand:
+            await s.workbench.sessions.rename(session_id, "By hand")
+        for text in ("A boat", "And then?"):
+            await s.workbench.answers.send(session_id, text)
+        assert [event.session_id for event in s.events if isinstance(event, SessionBegun)] == [session_id] * (not by_hand)
+
+    play(scene)

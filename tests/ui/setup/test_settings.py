@@ -75,7 +75,7 @@ def test_it_is_non_modal_and_each_row_says_when_it_holds(in_window: Play) -> Non
         assert {name for name, when in said.items() if when == "after reload"} == later
         assert {name for name, when in said.items() if when == "now"} == {
             "kv_cache_bytes", "preset", "scheme", "contrast", "motion", "text_percent", "colours",
-            "own_colours", "developer",
+            "own_colours", "developer", "titles",
         }  # fmt: skip
         # the window behind it goes on, and Escape closes it
         QTest.keyClicks(window.parts.composer.field, "still here")

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPus
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
+from ui import AppSettings, BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
 from ui.sidebar.branch_tree import BranchTree
 from ui.sidebar.sessions import SessionPanel
 
@@ -114,6 +114,43 @@ def test_a_title_by_the_model_can_be_undone(in_window: Play, bench: FakeWorkbenc
         await until(window.acts.undo.isEnabled)
         window.acts.undo.trigger()
         await until(lambda: window.parts.top.title.text() == before)
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("by", ["model", "words", "hand"])
+def test_a_new_session_has_its_title_by_the_model_where_the_settings_say_so(
+    in_window: Play, bench: FakeWorkbench, by: str
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        if by != "words":
+            window.apply(AppSettings(titles="model"))
+        window.acts.new_session.trigger()
+        await until(lambda: not window.controller.is_shown(TRIP))
+        assert window.controller.shown is not None
+        new = window.controller.shown.session_id
+        bench.summaries[new] = replace(bench.summaries[TRIP], session_id=new, title="A boat", is_sample=False)
+        suggest = bench.answers.suggest_title
+
+        async def meanwhile(session_id: int) -> str:
+            window.controller.sessions.rename(session_id, "By hand")
+            return await suggest(session_id)
+
+        if by == "hand":
+            bench.answers.suggest_title = meanwhile  # type: ignore[method-assign]  # a person is faster
+        QTest.keyClicks(window.parts.composer.field, "A boat")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: bool(bench.asked("send")) and not window.controller.running)
+        await until(lambda: not len(window.controller.tasks))
+        wanted = {"model": [(new, "A boat in Lisbon")], "words": [], "hand": [(new, "By hand")]}[by]
+        assert bench.asked("rename_session") == wanted
+        assert bench.asked("suggest_title") == ([] if by == "words" else [(new,)])
+        # the next answer asks for none
+        QTest.keyClicks(window.parts.composer.field, "And then?")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
+        await until(lambda: not len(window.controller.tasks))
+        assert len(bench.asked("suggest_title")) == (by != "words")
 
     in_window(scene)
 
