@@ -45,7 +45,8 @@ class OverflowBar(QFrame):
         top.setStretch(0, 1)
         column.addLayout(top)
         column.addWidget(self.too_large)
-        column.addLayout(row(self.leave_out, self.new, self.larger, 1))
+        column.addLayout(row(self.leave_out, self.new, 1))
+        column.addLayout(row(self.larger, 1))
         self.hide()
 
     def offer(self, composition: Composition) -> None:
