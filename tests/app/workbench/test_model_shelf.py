@@ -150,7 +150,7 @@ def test_a_gguf_stays_quantised_where_that_is_chosen(play: Play, tmp_path: Path)
         ]
         assert names == ["one-mlx", "one"]
         found = {model.name: (model.form, tuple(model.engines)) for model in await s.workbench.shelf.list()}
-        assert found == {"one": ("float32, from GGUF", ("hf", "mlx")), "one-mlx": ("4 bit (mlx), from GGUF", ("mlx",))}
+        assert found == {"one": ("float32, from GGUF", ("hf", "mlx")), "one-mlx": ("4 bit (mlx), from GGUF", ("hf", "mlx"))}
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")
         with pytest.raises(Refusal, match=r"bad\.gguf"):
             await s.workbench.shelf.plan_gguf(tmp_path / "bad.gguf")
