@@ -60,8 +60,6 @@ class Engine:
             self.backend, self.scheduler = self._ready.result()
         except BaseException:  # Ctrl-C too: the load is given up
             self.end()
-            if self._exiting:  # a daemon thread loads
-                _rest_for_good()
             raise
 
     @property
@@ -155,13 +153,15 @@ class Engine:
 
     def _end_with_process(self) -> None:
         """Waits for the end of the step that is computed; a second Ctrl-C ends the process at once."""
-        self._exiting = True
+        if os.getpid() != self._pid:
+            return
+        with self._wake:
+            self._exiting = True
         self.end()
+        deadline = time.monotonic() + EXIT_SECONDS
         try:
-            if os.getpid() == self._pid:
-                deadline = time.monotonic() + EXIT_SECONDS
-                while self._thread.is_alive() and not self._freed.wait(0.05) and time.monotonic() < deadline:
-                    pass
+            while self._thread.is_alive() and not self._freed.wait(0.05) and time.monotonic() < deadline:
+                pass
         except KeyboardInterrupt:
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -180,13 +180,13 @@ class Engine:
         try:
             backend, scheduler = make(self._load_on)
         except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
-            self._ready.set_exception(typed(error))
+            self._answer_load(typed(error))
             return
         del make  # and the files of the model with it
         self._go_first_at_exit()
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
-        self._ready.set_result((backend, scheduler))
+        self._answer_load((backend, scheduler))
         try:
             while self._collect(scheduler):
                 scheduler.step()
@@ -206,6 +206,16 @@ class Engine:
         scheduler.unload()
         backend.unload()
         return_memory()
+
+    def _answer_load(self, outcome: tuple[Backend, Scheduler] | BaseException) -> None:
+        """Lets the thread that loads go on; not at exit, where a daemon thread rests as the owner does."""
+        with self._wake:
+            if self._exiting:
+                return
+            if isinstance(outcome, BaseException):
+                self._ready.set_exception(outcome)
+            else:
+                self._ready.set_result(outcome)
 
     def _collect(self, scheduler: Scheduler) -> bool:
         """Takes what arrived; waits when there is nothing to do. False: time to end."""
