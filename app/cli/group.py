@@ -106,6 +106,7 @@ def start_window(context: click.Context, *, demo: bool = False, files: Sequence[
     if settings.backend != "auto":
         _check_known(settings.backend)
     gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
+    _import_numpy()
     plain = builtins.__import__
     import PySide6.QtWidgets  # noqa: F401  # from here on it reads the source of each module, for `__feature__`
 
@@ -113,6 +114,19 @@ def start_window(context: click.Context, *, demo: bool = False, files: Sequence[
     from app.window import open_window  # Qt is loaded for the window alone
 
     context.exit(open_window(settings.data, settings.model, settings.backend, demo=demo, files=files))
+
+
+def _import_numpy() -> None:
+    """Keeps OpenBLAS from starting threads, which are a fifth of the start; the window multiplies no large matrices.
+
+    It reads the variable once, when it is loaded: gone again, it does not reach the engines, which multiply with it on Linux.
+    """
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import numpy  # noqa: F401  # for its libraries
+
+    del os.environ["OPENBLAS_NUM_THREADS"]
 
 
 def _check_known(backend: str) -> None:

@@ -252,3 +252,26 @@ def test_a_batch_whose_reader_goes_away_ends(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert b"Traceback" not in err
+
+
+def test_the_window_starts_no_threads_of_openblas_and_tells_no_child_so() -> None:
+    # given the window in a process of its own, where what opens it only says how many threads there are
+    code = """
+import os, sys, types
+import psutil
+def open_window(*_arguments, **_named):
+    import numpy
+    print(psutil.Process().num_threads(), os.environ.get("OPENBLAS_NUM_THREADS"))
+    return 0
+sys.modules["app.window"] = types.SimpleNamespace(open_window=open_window)
+from app.cli import main
+sys.argv = ["elsewise", "--demo"]
+main()
+"""
+    free = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    for asked, threads in (("", 1), ("2", min(2, os.cpu_count() or 1))):
+        # when it opens
+        environment = free | ({"OPENBLAS_NUM_THREADS": asked} if asked else {})
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+        # then the user's own number stays
+        assert done.stdout.split() == [str(threads), asked or "None"], done.stderr
