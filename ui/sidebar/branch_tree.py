@@ -8,12 +8,13 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRec
 from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QKeyEvent, QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QDialog,
     QFrame,
-    QInputDialog,
     QListView,
     QMenu,
     QStyledItemDelegate,
     QStyleOptionViewItem,
+    QVBoxLayout,
     QWidget,
 )
 
@@ -22,7 +23,9 @@ from ui.sidebar.session_list import paint_row_ground
 from ui.sidebar.session_rows import Index
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
-from ui.widgets.labels import plain_tooltip
+from ui.widgets.controls import button, row
+from ui.widgets.fields import LineEdit
+from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import probability, signed
 from ui.widgets.visible import one_line
 
@@ -153,13 +156,9 @@ class BranchTree(QListView):
 
     def ask_name(self, row: BranchRow | TreeRow) -> None:
         """Asks for the name of a branch, in a dialog that blocks nothing."""
-        dialog = QInputDialog(self)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setWindowTitle(self.tr("Rename Branch"))
-        dialog.setLabelText(self.tr("Name of the branch; empty: its own words"))
-        dialog.setTextValue(row.given)
-        dialog.textValueSelected.connect(lambda name: self.renamed.emit(row.node_id, row.start, row.given, name.strip()))
-        dialog.open()
+        box = NameBox(row.given, self)
+        box.accepted.connect(lambda: self.renamed.emit(row.node_id, row.start, row.given, box.field.text().strip()))
+        box.open()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         row = self.currentIndex().data(_ROW)
@@ -172,6 +171,30 @@ class BranchTree(QListView):
         row = index.data(_ROW)
         if isinstance(row, BranchRow):
             self.selected.emit(row.node_id)
+
+
+class NameBox(QDialog):
+    """Asks for the name of a branch. Open it with `open()`; it deletes itself."""
+
+    def __init__(self, name: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(self.tr("Rename Branch"))
+        label = Label(self.tr("Name of the branch; empty: its own words"))
+        self.field = LineEdit(name)
+        self.field.setProperty("kind", "field")
+        self.field.setAccessibleName(label.text())
+        self.field.selectAll()
+        cancel, rename = button(self.tr("Cancel")), button(self.tr("Rename"))
+        cancel.clicked.connect(self.reject)
+        rename.clicked.connect(self.accept)
+        rename.setDefault(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 16, 20, 16)
+        column.setSpacing(10)
+        column.addWidget(label)
+        column.addWidget(self.field)
+        column.addLayout(row(1, cancel, rename))
 
 
 class _BranchDelegate(QStyledItemDelegate):

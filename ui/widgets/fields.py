@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtGui import QAction, QContextMenuEvent, QDragEnterEvent, QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtGui import (
+    QAction,
+    QClipboard,
+    QContextMenuEvent,
+    QDragEnterEvent,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+)
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
 
@@ -25,8 +34,11 @@ def files_of(data: QMimeData) -> list[Path]:
 
 
 def _hand_on(field: QWidget, files: Sequence[Path]) -> None:
-    window = field.window()
-    if isinstance(window, TakesFiles):
+    window: QWidget | None = field.window()
+    while window is not None and not isinstance(window, TakesFiles):  # a dialog: what it stands over
+        parent = window.parentWidget()
+        window = None if parent is None else parent.window()
+    if window is not None:
         window.take_files(files)
 
 
@@ -60,6 +72,15 @@ class LineEdit(QLineEdit):
             _hand_on(self, files)
         else:
             super().keyPressEvent(event)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        clipboard, middle = QGuiApplication.clipboard(), event.button() is Qt.MouseButton.MiddleButton
+        pastes = middle and clipboard.supportsSelection()  # what is selected, on X11
+        files = files_of(clipboard.mimeData(QClipboard.Mode.Selection)) if pastes else []
+        if files:
+            _hand_on(self, files)
+        else:
+            super().mouseReleaseEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = self.createStandardContextMenu()

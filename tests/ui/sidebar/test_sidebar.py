@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QContextMenuEvent, QImage, QMouseEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu, QPushButton
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import AppSettings, BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
-from ui.sidebar.branch_tree import BranchTree
+from ui.sidebar.branch_tree import BranchTree, NameBox
 from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
@@ -445,11 +445,10 @@ def test_a_branch_gets_a_name_and_loses_it_by_undo(in_window: Play, bench: FakeW
         tree.setFocus()
         tree.setCurrentIndex(tree.rows.index(1))
         QTest.keyClick(tree, Qt.Key.Key_F2)
-        await until(lambda: tree.findChild(QInputDialog) is not None)
-        dialog = tree.findChild(QInputDialog)
-        assert isinstance(dialog, QInputDialog)
-        field = dialog.findChild(QLineEdit)
-        assert isinstance(field, QLineEdit)
+        await until(lambda: tree.findChild(NameBox) is not None)
+        box = tree.findChild(NameBox)
+        assert isinstance(box, NameBox)
+        field = box.field
         QTest.keyClicks(field, "the quiet one")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_branch") == [(TRIP, row.node_id, row.start, "the quiet one")])

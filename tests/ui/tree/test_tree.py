@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QInputDialog, QMenu
+from PySide6.QtWidgets import QMenu
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import MainWindow, TreeRow
+from ui.sidebar.branch_tree import NameBox
 from ui.transcript import Measure
 from ui.tree.rows import words_of
 from ui.tree.view import TreeView
@@ -401,8 +402,8 @@ def test_a_branch_is_named_in_the_tree(in_window: Play, bench: FakeWorkbench) ->
     async def scene(window: MainWindow) -> None:
         view = await opened(window)
         press(view, Key.Key_F2)
-        box = next(each for each in window.findChildren(QInputDialog) if each.isVisible())
-        box.setTextValue("the wet one")
+        box = next(each for each in window.findChildren(NameBox) if each.isVisible())
+        box.field.setText("the wet one")
         box.accept()
         await until(lambda: row(view).given == "the wet one")
         assert view.rows.line(row(view)).startswith("the wet one … visit You could")

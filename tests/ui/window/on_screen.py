@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QPoint
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QMimeData, QPoint, QUrl
+from PySide6.QtGui import QClipboard, QGuiApplication
 from PySide6.QtWidgets import QApplication, QWidget
 
 from tests.ui.conftest import Scene, frames, until
@@ -55,9 +55,9 @@ async def xdotool(*words: object) -> None:
     await frames()
 
 
-async def click(widget: QWidget, at: QPoint | None = None) -> None:
+async def click(widget: QWidget, at: QPoint | None = None, button: int = 1) -> None:
     place = widget.mapToGlobal(widget.rect().center() if at is None else at)
-    await xdotool("mousemove", place.x(), place.y(), "click", 1)
+    await xdotool("mousemove", place.x(), place.y(), "click", button)
 
 
 async def in_front(window: MainWindow) -> None:
@@ -124,6 +124,17 @@ def test_a_text_that_is_dragged_from_another_program_becomes_a_chip(
             await until(lambda: bench.asked("read_file") == [(str(notes),)])
             await until(lambda: [chip.file.name for chip in window.parts.composer.chips.chips] != [])
             assert window.parts.composer.draft == ""
+            # a file that is selected elsewhere is no text for the middle button
+            selected = QMimeData()
+            selected.setUrls([QUrl.fromLocalFile(str(notes))])
+            selected.setText(selected.urls()[0].toString())
+            QGuiApplication.clipboard().setMimeData(selected, QClipboard.Mode.Selection)
+            search, asked = window.parts.sidebar.sessions.search, 1
+            for field in (search, window.parts.composer.field):
+                await click(field, button=2)
+                asked += 1
+                await until(lambda: len(bench.asked("read_file")) == asked)  # noqa: B023  # it is called here
+            assert (search.text(), window.parts.composer.draft) == ("", "")
         finally:
             source.kill()
             source.communicate()

@@ -15,6 +15,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
 from ui import MainWindow
 from ui.controller.setup import SYSTEM
+from ui.sidebar.branch_tree import NameBox
 
 Play = Callable[[Scene], None]
 COPY, LEFT, PLAIN = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
@@ -116,14 +117,24 @@ def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbe
         window.intents.rename()
         rename = window.parts.sidebar.sessions.view.findChild(QLineEdit)
         assert rename is not None
-        for field in (rename, window.parts.finder.field, window.parts.sidebar.sessions.search, window.popover.system.system):
+        tree = window.parts.sidebar.tree
+        await until(lambda: tree.rows.rowCount() > 1)
+        tree.ask_name(tree.rows.rows[1])
+        box = tree.findChild(NameBox)
+        assert isinstance(box, NameBox)
+        parts = window.parts
+        for field in (rename, parts.finder.field, parts.sidebar.sessions.search, window.popover.system.system, box.field):
             said = field.property("text") or field.property("plainText")
             data = carried(notes)
             data.setText(QUrl.fromLocalFile(str(notes)).toString())  # as file managers add it
             clipboard.setMimeData(data)
             QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
             target = field.viewport() if isinstance(field, QPlainTextEdit) else field
-            assert drop(target, [notes], data.text())
+            if field is box.field:  # over the window nothing can be dropped
+                assert not drop(target, [notes], data.text())
+                asked -= 1
+            else:
+                assert drop(target, [notes], data.text())
             assert (field.property("text") or field.property("plainText")) == said
             asked += 2
             await until(all_are_read)
