@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QTimer, Signal
 
 from ui.port import AnswerFormat, FormatKind, SessionSetup, StatusView
-from ui.widgets.controls import Choice, Page, SourceField, button, row, words
+from ui.widgets.controls import Choice, Page, PageDrafts, SourceField, button, row, words
 
 CHECK_DELAY_MS = 400
 KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)
@@ -44,7 +44,8 @@ class FormPage(Page):
         self.column.addLayout(row(self.use_button, 1))
         self.column.addStretch(1)
         self._held = AnswerFormat()
-        self._sources: dict[FormatKind, str] = {}  # what was written, by kind
+        self._drafts = PageDrafts[AnswerFormat]()
+        self._sources: dict[tuple[int, FormatKind], str] = {}  # what was written, by session and kind
         self._problem: str | None = ""  # of what is written; None while it is checked
         self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
         self._delay.timeout.connect(lambda: self.check_wanted.emit(self.written))
@@ -57,10 +58,11 @@ class FormPage(Page):
 
     def show_setup(self, setup: SessionSetup) -> None:
         """Shows what holds, unless something else is being written."""
-        untouched = self.written == self._held
+        written, is_draft = self.written, self.written != self._held
         self._held = setup.answer_format
-        if untouched:
-            self._show(setup.answer_format)
+        shown = self._drafts.show(setup.session_id, written, self._held, is_draft=is_draft)
+        if shown != written:
+            self._show(shown)
         self._refresh()
 
     def show_status(self, status: StatusView) -> None:
@@ -71,11 +73,6 @@ class FormPage(Page):
             missing += [] if part.isEnabled() else [part.text()]
         self.lacking.setText(self.tr("{0} enforces no {1}.").format(status.model, ", ".join(missing)))
         self.lacking.setVisible(bool(missing))
-
-    def forget_draft(self) -> None:
-        """Another session: what was written here belongs to the one before."""
-        self._sources.clear()
-        self._held = self.written
 
     def show_checked(self, asked: AnswerFormat, problem: str) -> None:
         """What is wrong with a form; an answer about something else than what is written is let go."""
@@ -88,8 +85,7 @@ class FormPage(Page):
         self.source.blockSignals(True)
         self.source.show_text(answer_format.source)
         self.source.blockSignals(False)
-        self._delay.stop()
-        self._problem = ""
+        self._check()
 
     def _choose(self, place: int) -> None:
         kind = KINDS[place]
@@ -101,19 +97,22 @@ class FormPage(Page):
             return
         held = self._held.source if self._held.kind is kind else ""
         self.source.setPlaceholderText(EXAMPLES[kind])
-        self.source.show_text(self._sources.get(kind, held))
+        self.source.show_text(self._sources.get((self._drafts.session_id, kind), held))
         self._typed()
         self.source.setFocus()
 
     def _typed(self) -> None:
         written = self.written
-        self._sources[written.kind] = written.source
-        self._problem = None if written.source.strip() else ""
-        if written.source.strip() and written != self._held:
-            self._delay.start()
-        else:
-            self._delay.stop()
+        self._sources[self._drafts.session_id, written.kind] = written.source
+        self._check()
         self._refresh()
+
+    def _check(self) -> None:
+        """Asks in a while what is wrong with what is written, where it is not what holds."""
+        written = self.written
+        asks = bool(written.source.strip()) and written != self._held
+        self._problem = None if asks else ""
+        self._delay.start() if asks else self._delay.stop()
 
     def _refresh(self) -> None:
         written = self.written

@@ -99,8 +99,7 @@ class SetupPopover(QFrame):
             self.model.adapters.flush()  # what was moved belongs to the one before
             self.sampling.options.flush()
             self._session_id = setup.session_id
-            for page in (self.sampling, self.form, self.tools):
-                page.forget_draft()
+            self.sampling.options.forget_drafts()
         for shown in (self.model, self.system, self.sampling, self.form, self.tools):
             shown.show_setup(setup)
         if setup.notes and not self.notice.words:

@@ -54,10 +54,6 @@ class SamplingPage(Page):
         self._show_presets(setup)
         self.options.show_options(setup.options)
 
-    def forget_draft(self) -> None:
-        """Another session: what was written here belongs to the one before."""
-        self.options.forget_drafts()
-
     def _show_presets(self, setup: SessionSetup) -> None:
         self.presets.blockSignals(True)
         self.presets.clear()

@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal
 
 from ui.composer.file_chips import FileChips
 from ui.port import SessionSetup
-from ui.widgets.controls import Page, SourceField, button, row, words
+from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
 
 
 class SystemPage(Page):
@@ -33,20 +33,13 @@ class SystemPage(Page):
         self.column.addWidget(self.pinned)
         self.column.addStretch(1)
         self._said = ""
-        self._session_id = 0
-        self._drafts: dict[int, str] = {}  # of the sessions that are not shown
+        self._drafts = PageDrafts[str]()
         self.system.textChanged.connect(self._offer)
 
     def show_setup(self, setup: SessionSetup) -> None:
         written = self.system.toPlainText()
         is_draft = written.strip() != self._said.strip()
-        if setup.session_id != self._session_id:
-            if is_draft:
-                self._drafts[self._session_id] = written
-            self._session_id = setup.session_id
-            self.system.show_text(self._drafts.pop(setup.session_id, setup.system))
-        elif not is_draft:
-            self.system.show_text(setup.system)  # what is being written is not lost to news
+        self.system.show_text(self._drafts.show(setup.session_id, written, setup.system, is_draft=is_draft))
         self._said = setup.system
         self._offer()
         self.pinned.show_files(setup.files)

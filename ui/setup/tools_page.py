@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QTimer, Signal
 
 from ui.port import SessionSetup
-from ui.widgets.controls import Page, SourceField, button, row, words
+from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
 from ui.widgets.visible import one_line
 
 CHECK_DELAY_MS = 300
@@ -46,6 +46,7 @@ class ToolsPage(Page):
         )
         self.column.addStretch(1)
         self._held = ""
+        self._drafts = PageDrafts[str]()
         self._checked: tuple[Sequence[str], str] | None = ((), "")  # of what is written; None while it is checked
         self._delay = QTimer(self, singleShot=True, interval=CHECK_DELAY_MS)
         self._delay.timeout.connect(lambda: self.check_wanted.emit(self.source.toPlainText()))
@@ -53,15 +54,11 @@ class ToolsPage(Page):
 
     def show_setup(self, setup: SessionSetup) -> None:
         """Shows what holds, unless something else is being written."""
-        untouched = self.source.toPlainText().strip() == self._held
+        written = self.source.toPlainText()
+        is_draft = written.strip() != self._held
         self._held = setup.tools.strip()
-        if untouched:
-            self.source.show_text(setup.tools)
+        self.source.show_text(self._drafts.show(setup.session_id, written, setup.tools, is_draft=is_draft))
         self._refresh()
-
-    def forget_draft(self) -> None:
-        """Another session: what was written here belongs to the one before."""
-        self._held = self.source.toPlainText().strip()
 
     def show_checked(self, source: str, names: Sequence[str], problem: str) -> None:
         """What is defined, or what is wrong."""

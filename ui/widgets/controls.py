@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QFont, QPainter, QPaintEvent
@@ -27,6 +28,7 @@ from ui.theme.text_size import fix_height
 from ui.widgets.fields import TextField
 from ui.widgets.labels import Caption, Label, plain_tooltip
 
+T = TypeVar("T")
 LINE_PX = 12.5
 
 
@@ -125,6 +127,30 @@ class SourceField(TextField):
         """Shows what holds; what is being written is not overwritten by the same."""
         if text != self.toPlainText():
             self.setPlainText(text)
+
+
+class PageDrafts(Generic[T]):
+    """What is being written on a page: it stays while news arrive, and waits in its session while another one is shown."""
+
+    def __init__(self) -> None:
+        self.session_id = 0
+        self._waiting: dict[int, T] = {}  # of the sessions that are not shown
+
+    def show(self, session_id: int, written: T, held: T, *, is_draft: bool) -> T:
+        """What the page shows from now on.
+
+        Args:
+            session_id: Whose setup the page shows now.
+            written: What it showed until now.
+            held: What holds in that session.
+            is_draft: Whether `written` is something else than what held until now.
+        """
+        if session_id == self.session_id:
+            return written if is_draft else held
+        if is_draft:
+            self._waiting[self.session_id] = written
+        self.session_id = session_id
+        return self._waiting.pop(session_id, held)
 
 
 class Combo(QComboBox):

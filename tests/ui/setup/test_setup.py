@@ -261,14 +261,27 @@ def test_a_system_prompt_begins_anew_and_a_draft_of_it_survives_news(in_window: 
         QTest.mouseClick(page.system_button, LEFT)
         await until(lambda: bench.asked("set_system") == [(TRIP, "Answer in verse")])
         await until(lambda: not page.system_button.isEnabled())
-        # another session has its own, and what is half written waits in its session
+        # another session has its own, and what is half written waits in its session: a prompt, a format, tools
+        form, tools = window.popover.form, window.popover.tools
         QTest.keyClicks(page.system, "Briefly: ")
-        half = page.system.toPlainText()
+        window.popover.show_page(FORM)
+        QTest.mouseClick(form.kinds.buttons[1], LEFT)
+        QTest.keyClicks(form.source, "{}")
+        QTest.mouseClick(form.kinds.buttons[2], LEFT)
+        QTest.keyClicks(form.source, "(yes")
+        QTest.keyClicks(tools.source, "[{")
+        fields = page.system, form.source, tools.source
+        half = [field.toPlainText() for field in fields]
         window.controller.open(3)
-        await until(lambda: page.system.toPlainText() == "")
+        await until(lambda: [field.toPlainText() for field in fields] == ["", "", ""])
+        assert form.written.kind is FormatKind.FREE
         window.controller.open(TRIP)
-        await until(lambda: page.system.toPlainText() == half)
+        await until(lambda: [field.toPlainText() for field in fields] == half)
         assert page.system_button.isEnabled()
+        assert form.written == AnswerFormat(FormatKind.REGEX, "(yes")
+        await until(lambda: "unclosed group" in form.state.text())
+        QTest.mouseClick(form.kinds.buttons[1], LEFT)
+        assert form.source.toPlainText() == "{}"
 
     in_window(scene)
 
