@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from resources.processes import is_bundle, was_moved
+from resources.processes import was_moved
 from runtime import BackendUnavailableError, ContextOverflowError, EngineDiedError, ModelMissingError, UnknownBackendError
 from ui import QT_TRANSLATE_NOOP, in_window, translate
 
@@ -25,10 +25,10 @@ def not_loaded(error: BaseException) -> str:
         reason = _first_reason(str(error))
         words = translate("Workbench", "engine stopped while loading{0}; your text is kept. Send again to restart it")
         return words.format(f" ({reason})" if reason else "")
-    if isinstance(error, UnknownBackendError) or (isinstance(error, BackendUnavailableError) and is_bundle()):
+    if isinstance(error, UnknownBackendError):
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
-        return translate("Workbench", "{0}; or {1}").format(in_window(str(error)), _another_engine())
+        return f"{in_window(str(error))}; {_another_engine()}"
     if isinstance(error, ModelMissingError) and error.source:  # its message names commands; what a server lacks has no source
         name = Path(error.source).name or translate("Workbench", "the model")
         return translate("Workbench", "{0} is not on this computer").format(name)

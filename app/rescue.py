@@ -96,6 +96,7 @@ class Rescue:
 
     async def _read(self) -> None:
         from storage import salvage  # not part of a start that goes well
+        from ui import in_window
 
         loop = asyncio.get_running_loop()
 
@@ -111,7 +112,7 @@ class Rescue:
             self._page.show_choice("stopped; nothing was changed")
         except (StoreError, OSError) as fault:
             log.warning("recovering failed: %s", fault)
-            self._page.show_choice(str(fault))
+            self._page.show_choice(in_window(str(fault)))
         else:
             self._page.show_recovered(made.sessions, str(made.kept), made.lost)
 

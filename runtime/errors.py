@@ -25,7 +25,8 @@
     ├── RemoteError                             a server cannot be reached, refuses, or answers what is no answer
     └── EngineDiedError                         the engine process ended
 
-Each message says what was wrong, with numbers, and what to do.
+Each message says what was wrong, with numbers, and what to do. A command in it stands in backquotes; what only a terminal or a
+program can do, such as setting a variable, stands in parentheses too. The window names its own places instead (`ui.in_window`).
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def optional(module: str, what: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as fault:
         raise UnsupportedFeatureError(
-            f"{what} needs {module}, which is not installed: pip install {module} (the extra elsewise[{extra}])"
+            f"{what} needs {module}, which is not installed (`pip install {module}`, the extra elsewise[{extra}])"
         ) from fault
 
 

@@ -119,8 +119,8 @@ def _shelved(name: str) -> Path:
     if revisions:
         raise AdapterError(f"{name} is here in {len(revisions)} revisions; choose one: {', '.join(map(shelf_id, revisions))}")
     raise AdapterError(
-        f"the adapter {name} is not in {models_dir()} (adapters there: {on_the_shelf()}); put one there with: "
-        f"elsewise models import FOLDER --name {name} or elsewise models fetch {name}, or give the folder's path"
+        f"the adapter {name} is not in {models_dir()} (adapters there: {on_the_shelf()}); put one there with "
+        f"`elsewise models fetch {name}` (or `elsewise models import FOLDER --name {name}`), or give the folder's path"
     )
 
 

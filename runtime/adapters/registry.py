@@ -120,8 +120,8 @@ class Registry:
         if is_on_shelf(name):
             raise AdapterError(f"adapter {name} is on the shelf, and not loaded; load_adapter({name!r}) brings it in")
         hint = nearest(name, names) if names and isinstance(name, str) else "none is registered"
-        there = f"on the shelf: {on_the_shelf()}; elsewise models import FOLDER puts one there, or give a folder's path"
-        raise AdapterError(f"no adapter is called {name!r:.200}: {hint} ({there})")
+        there = f"on the shelf: {on_the_shelf()}; `elsewise models import FOLDER` puts one there, or give a folder's path"
+        raise AdapterError(f"no adapter is called {name!r:.200}: {hint}; {there}")
 
     def _alike(self, name: object) -> list[Entry]:
         if isinstance(name, str) and name in self._entries:

@@ -128,7 +128,7 @@ def _in_bits(weights: str) -> Translate:
     return lambda value: {"weights": weights} if value else {}
 
 
-_DOWNLOADS: Final = "nothing is downloaded at load; elsewise models fetch NAME, or runtime.fetch_model, does it"
+_DOWNLOADS: Final = "nothing is downloaded at load; `elsewise models fetch NAME`, or runtime.fetch_model, does it"
 _QUANTISED: Final = "weights='int8' or weights='int4' holds linear weights in fewer bits"
 _ONE_DEVICE: Final = "a model is on one device; offload='disk' reads from disk what does not fit"
 _BUDGET: Final = "kv_cache_bytes=... is the memory that the KV may take, in bytes"

@@ -42,15 +42,17 @@ class _BuiltIn:
 
 _BUILT_IN = {
     "hf": _BuiltIn(
-        "runtime.backends.hf.backend:load", ("torch", "transformers"), "make setup, or: pip install torch==2.13.0 transformers"
+        "runtime.backends.hf.backend:load",
+        ("torch", "transformers"),
+        "(`make setup`, or `pip install torch==2.13.0 transformers`)",
     ),
-    "mlx": _BuiltIn("runtime.backends.mlx.backend:load", ("mlx", "mlx_lm"), "pip install mlx mlx-lm   (Linux: 'mlx[cpu]')"),
+    "mlx": _BuiltIn("runtime.backends.mlx.backend:load", ("mlx", "mlx_lm"), "(`pip install mlx mlx-lm`, on Linux 'mlx[cpu]')"),
     "mock": _BuiltIn("runtime.backends.mock:load", own_text=True),
     "fake": _BuiltIn("runtime.backends.fake:load", own_text=True),
 }
 _ELSEWHERE = {
-    "vllm": "a vLLM server is connected to by its address: connect(base_url), elsewise ask --connect URL, or "
-    "load_model_by_name(name, 'vllm', {'base_url': URL}); on this machine use hf or mlx"
+    "vllm": "a vLLM server is connected to by its address: `elsewise ask --connect URL` (or `connect(base_url)`, "
+    "`load_model_by_name(name, 'vllm', {'base_url': URL})`); on this machine use hf or mlx"
 }
 
 _registered: dict[str, str | Factory] = {}
@@ -83,7 +85,7 @@ def available_backends() -> dict[str, str | bool]:
     answer: dict[str, str | bool] = dict(_ELSEWHERE)
     for name, built_in in _BUILT_IN.items():
         missing = _missing(name)
-        answer[name] = f"{' and '.join(missing)} not installed: {built_in.install}" if missing else True
+        answer[name] = f"{' and '.join(missing)} not installed {built_in.install}" if missing else True
     for name, dotted in dotted_backends().items():
         if name not in _BUILT_IN:
             answer[name] = _module_is_there(dotted)

@@ -18,8 +18,8 @@ _LONGEST = 1000  # characters
 def _instead(address: str) -> str:
     """Where else the token of the hub, or the key of a server, can be."""
     if address == hub_address():
-        return "or set HF_TOKEN in the environment"
-    return "or set ELSEWISE_API_KEY and, to the server's host, ELSEWISE_API_HOST in the environment"
+        return "(or set `HF_TOKEN` in the environment)"
+    return "(or set `ELSEWISE_API_KEY` and, to the server's host, `ELSEWISE_API_HOST` in the environment)"
 
 
 def hub_address() -> str:
@@ -140,7 +140,7 @@ def _keychain(address: str) -> KeyringBackend:
         raise _refused(address, fault) from None
     if not fit:  # keyring.backends.fail, or a plain file
         raise KeychainError(
-            "this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); start it, "
+            "this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); start it "
             + _instead(address)
         )
     return found
@@ -149,4 +149,4 @@ def _keychain(address: str) -> KeyringBackend:
 def _refused(address: str, fault: Exception, token: str = "") -> KeychainError:
     said = f"{type(fault).__name__}: {fault}".rstrip(": ")
     said = said.replace(token, "(token)") if token else said
-    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it, {_instead(address)}")
+    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it {_instead(address)}")

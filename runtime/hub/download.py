@@ -228,7 +228,7 @@ class Download:
                 raise self._explained(fault, kept) from fault
             except ModelLoadError as fault:  # complete, but cannot be installed
                 here, repository = kept.bytes(), self._hub_id.repository
-                what = f"{here:,} bytes are kept until: elsewise models remove {repository}"
+                what = f"{here:,} bytes are kept until `elsewise models remove {repository}`"
                 raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", here) from fault
             except OSError as fault:
                 raise self._explained(DownloadError(str(fault), "space"), kept) from fault
@@ -254,7 +254,7 @@ class Download:
         if needed + _SPARE_BYTES > plan.free:
             raise DownloadError(
                 f"{needed / 1e9:,.2f} GB are still to be fetched into {models_dir()}, {plan.free / 1e9:,.2f} GB are free; "
-                "free some space or set ELSEWISE_MODELS",
+                "free some space (or set `ELSEWISE_MODELS`)",
                 "space",
             )
 
@@ -266,7 +266,7 @@ class Download:
             kept.clear()
             return DownloadError(said, fault.reason)
         if here:
-            said += f" ({here:,} bytes are kept: the same command goes on with them)"
+            said += f" ({here:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
         return DownloadError(said, fault.reason, here)
 
 

@@ -66,7 +66,7 @@ class PartialDownload:
             except FileNotFoundError:
                 continue  # removed by its last user at this moment
             except OSError as fault:
-                way_out = "check its permissions, or set ELSEWISE_MODELS"
+                way_out = "check its permissions (or set `ELSEWISE_MODELS`)"
                 raise DownloadError(f"{self.folder} cannot be made ({fault.strerror}); {way_out}", "space") from fault
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -117,7 +117,7 @@ def check_kind(where: str, kind: Kind, wanted: Kind | None) -> None:
     """
     if wanted is not None and kind != wanted:
         what = "an adapter, no model" if kind == "adapter" else "a model, no adapter"
-        raise _refused(where, f"{what}; fetch_{kind} takes it, and so does: elsewise models fetch")
+        raise _refused(where, f"{what}; it is taken in by `elsewise models fetch` (or `fetch_{kind}`)")
 
 
 def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
@@ -212,7 +212,7 @@ def _instead(names: Iterable[str]) -> str:
     listed = sorted(names)
     gguf = [name for name in listed if name.lower().endswith(".gguf")]
     if gguf:
-        return f"only GGUF files; download one ({gguf[0]}) and take it in with: elsewise models import FILE.gguf"
+        return f"only GGUF files; download one ({gguf[0]}) and take it in with: `elsewise models import FILE.gguf`"
     return "no config.json; this is not a model's repository"
 
 

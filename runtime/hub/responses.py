@@ -25,7 +25,7 @@ from runtime.hub.child_protocol import HubId
 LOOK_UP_SECONDS = 20.0
 _ATTEMPTS = 3
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_LOG_IN = "log in with 'elsewise models login', or set HF_TOKEN to a token that may read it"
+_LOG_IN = "log in with `elsewise models login` (or set `HF_TOKEN` to a token that may read it)"
 _LONGEST_TOKEN = 1000  # characters
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def as_download_errors(where: str, hub_id: HubId | None = None, page: str = "") 
         message = f"{name} has no revision {revision!r}; give a branch, a tag or a commit that it has"
         raise DownloadError(message, "missing") from fault
     except RepositoryNotFoundError as fault:  # also the answer for private ones
-        gone = f"one that is gone or renamed may be found by: elsewise models search {name.rpartition('/')[2]}"
+        gone = f"one that is gone or renamed may be found by: `elsewise models search {name.rpartition('/')[2]}`"
         raise DownloadError(f"{name}: no such repository, or a private one: {_LOG_IN}; {gone}", "missing") from fault
     except (DisabledRepoError, HFValidationError) as fault:
         raise DownloadError(f"{where}: {str(fault).splitlines()[0][:200]}", "missing") from fault

@@ -47,7 +47,7 @@ def owner_of_token(token: str, wait: Callable[[float, str], None], *, endpoint: 
         DownloadError: There is no token, or the hub does not know it ("denied"); or as `search`.
     """
     if not token:
-        raise DownloadError("no token is kept; keep one with 'elsewise models login'", "denied")
+        raise DownloadError("no token is kept; keep one with `elsewise models login`", "denied")
     try:
         told = with_retries(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
     except DownloadError as fault:

@@ -242,9 +242,9 @@ def _remedy(manifest: Manifest | None) -> str:
     if manifest is None:
         return "put the file there again from where it came"
     if manifest.hub:
-        again = f"fetch it again: elsewise models fetch {manifest.hub.repository}@{manifest.hub.commit}"
+        again = f"fetch it again: `elsewise models fetch {manifest.hub.repository}@{manifest.hub.commit}`"
     elif manifest.id == "smollm2":
-        again = "fetch it again: elsewise models get smollm2"
+        again = "fetch it again: `elsewise models get smollm2`"
     else:
         again = f"import {manifest.source} again"
     return f"remove the model ({manifest.id}) and {again}"

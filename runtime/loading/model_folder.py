@@ -136,7 +136,7 @@ def open_folder(
     raw = read_json(path / "config.json")
     if raw is None and is_adapter(path):
         raise ModelLoadError(
-            f"{path}: an adapter, no model; load the model that it was made for and put it on that one (--adapter, push_lora)"
+            f"{path}: an adapter, no model; load the model that it was made for and put it on it (`--adapter`, `push_lora`)"
         )
     if raw is None:
         raise ModelLoadError(f"{path}: no config.json; this is not a model folder (a GGUF file is given by its own path)")

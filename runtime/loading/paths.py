@@ -59,7 +59,7 @@ def ensure_models_dir() -> Path:
         make_private(folder)
     except OSError as fault:
         raise ModelLoadError(
-            f"the models folder {folder} cannot be made ({fault.strerror}); check its permissions, or set ELSEWISE_MODELS"
+            f"the models folder {folder} cannot be made ({fault.strerror}); check its permissions (or set `ELSEWISE_MODELS`)"
         ) from fault
     return folder
 

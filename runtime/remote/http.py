@@ -77,7 +77,7 @@ class Address:
         if url.scheme == "http" and not loopback and not plain_http:
             raise InvalidRequestError(
                 f"http:// to {url.host} sends prompts, answers and the key unencrypted; use https://, or confirm it for this "
-                "host (plain_http=True, --plain-http)"
+                "host (`plain_http=True`, `--plain-http`)"
             )
         root = url.path.rstrip("/").removesuffix("/v1")
         port = "" if url.port is None else f":{url.port}"
@@ -268,8 +268,8 @@ class HttpClient:
         host, said = self.address.host, self.without_key(_message(body)) or f"HTTP {status}"
         if status in (401, 403):
             return RemoteError(
-                f"{host} refuses the key ({said}); give the right one (api_key, the "
-                "keychain's, or ELSEWISE_API_KEY with ELSEWISE_API_HOST)",
+                f"{host} refuses the key ({said}); give the right one (`api_key`, the "
+                "keychain's, or `ELSEWISE_API_KEY` with `ELSEWISE_API_HOST`)",
                 "denied",
             )
         if status in (400, 404, 413, 422) and (overflow := _overflow(said)) is not None:

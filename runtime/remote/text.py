@@ -36,6 +36,7 @@ MOST_VOCAB: Final = 1 << 22  # ids
 _MOST_TOKEN_BYTES: Final = 1024  # of a token's text
 _MOST_SPLIT_BYTES: Final = 256  # of a text that is split into tokens by their bytes
 _AT_ONCE: Final = 256  # ids whose texts are asked for in one request
+_FETCH: Final = "get that model by `elsewise models fetch` (or give `connect(..., tokenizer=FOLDER)`, `--tokenizer FOLDER`)"
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +189,8 @@ class ServerText:
         parts = "" if self._exact else "a token that is a part of a character shows as U+FFFD, "
         self.warnings: tuple[str, ...] = (
             f"no tokenizer of {facts.model} is on this machine: {host} tokenises. Bytes of tokens that were not seen yet are "
-            f"empty, {parts}and control tokens spelt in a text become control tokens (connect(..., tokenizer=FOLDER) names a "
-            "tokenizer)",
+            f"empty, {parts}and control tokens spelt in a text become control tokens (`connect(..., tokenizer=FOLDER)` names "
+            "a tokenizer)",
         )
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -334,14 +335,10 @@ async def choose_text(
         log.info("tokenizer %s not used for %s: %s", candidate, facts.model, proof or "not proven")
     if not abilities.tokenizer:
         raise UnsupportedFeatureError(
-            f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine: name one by "
-            "connect(..., tokenizer=FOLDER), --tokenizer FOLDER"
+            f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine; {_FETCH}"
         )
     if not (vocab or facts.vocab or dialect.checks_ids):
-        raise UnsupportedFeatureError(
-            f"{client.address.host} does not say how large its vocabulary is: name a tokenizer by "
-            "connect(..., tokenizer=FOLDER), --tokenizer FOLDER"
-        )
+        raise UnsupportedFeatureError(f"{client.address.host} does not say how large its vocabulary is; {_FETCH}")
     width = vocab or facts.vocab or await _vocab_by_asking(dialect, client, facts, abilities)
     return ServerText(dialect, client, facts, width, abilities.chat)
 

@@ -82,7 +82,7 @@ def install(
         if needed + _SPARE_BYTES > free:
             raise ModelLoadError(
                 f"{source.name} needs {needed / 1e9:,.1f} GB in {shelf}, {free / 1e9:,.1f} GB are free; "
-                "free some space or set ELSEWISE_MODELS"
+                "free some space (or set `ELSEWISE_MODELS`)"
             )
         hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=shelf))
         try:
@@ -139,7 +139,7 @@ def link_on_shelf(source: Path, name: str | None) -> Path:
         if place.is_symlink() and place.resolve() == source.resolve():
             return place
         if place.exists() or place.is_symlink():
-            raise ModelLoadError(f"another model is called {model_id!r}; choose another name (--name) or remove it")
+            raise ModelLoadError(f"another model is called {model_id!r}; choose another name (`--name`) or remove it")
         if source.resolve().is_relative_to(models_dir().resolve()):
             raise ModelLoadError(f"{source} is on the shelf already")
         place.symlink_to(source.resolve(), target_is_directory=True)
@@ -205,7 +205,7 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
     except filelock.Timeout as fault:
         raise ModelLoadError(f"another import has held {shelf} for {_LOCK_SECONDS:,.0f} s; wait for it or end it") from fault
     except OSError as fault:
-        raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space or set ELSEWISE_MODELS") from fault
+        raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space (or set `ELSEWISE_MODELS`)") from fault
 
 
 def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:

@@ -79,7 +79,7 @@ def import_model(
         kind, sha256 = "gguf", form_digest(known_sha256(source), quantised=quantised)
     elif source.is_dir():
         if keep_quantised is not None:
-            raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: elsewise models convert {source}")
+            raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: `elsewise models convert {source}`")
         open_folder(source, backend="mlx")
         needed = sum(file.stat().st_size for file in _wanted(source))
         kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file) for file in _wanted(source)})
@@ -125,7 +125,7 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     if wanted and not checked.keepable:
         forms = ", ".join(KEPT)
         raise ModelLoadError(
-            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({forms}); import it as float32 (--float32)"
+            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({forms}); import it as float32 (`--float32`)"
         )
     return wanted
 

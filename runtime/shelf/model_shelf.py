@@ -114,7 +114,7 @@ class ModelShelf:
         """
         found = find_folder(name)
         if found is None:
-            raise ModelLoadError(f"{name}: not on the shelf; 'elsewise models list' names what is")
+            raise ModelLoadError(f"{name}: not on the shelf (`elsewise models list` names what is)")
         return found
 
     def open(self, name: str, *, backend: str = "hf") -> ModelFolder:

@@ -92,7 +92,7 @@ def convert_model(
 def _source(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
-        raise ModelLoadError(f"{path}: a file, no model folder; import a GGUF file first: elsewise models import {path}")
+        raise ModelLoadError(f"{path}: a file, no model folder; import a GGUF file first: `elsewise models import {path}`")
     if path.is_dir():
         return path.absolute()
     found = find_folder(str(source))

@@ -18,8 +18,8 @@ from runtime.shelf.importing import find_imported, form_digest, import_model
 EMBEDDED = "smollm2"
 # Offered by errors: only commands that work.
 WAYS_IN = (
-    f"fetch the small default model with: elsewise models get {EMBEDDED}, or import one that you have with: "
-    "elsewise models import FOLDER (or FILE.gguf)"
+    f"fetch the small default model with: `elsewise models get {EMBEDDED}`, or import one that you have with: "
+    "`elsewise models import FOLDER` (or `FILE.gguf`)"
 )
 
 
@@ -37,7 +37,7 @@ def resolve(source: str | Path, *, backend: str = "hf", fits: Callable[[int], No
         ModelLoadError: Damaged, or not supported.
     """
     if not str(source).strip() or source == Path():
-        raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name that elsewise models list shows")
+        raise ModelLoadError("no model was named; give a folder, a GGUF file, or a name on the shelf (`elsewise models list`)")
     if isinstance(source, str) and is_model_id(source):
         shelved = find_folder(source)
         if shelved is not None:
@@ -91,9 +91,9 @@ def _forms(backend: str) -> tuple[bool, ...]:
 
 def _not_here(source: str | Path, path: Path) -> str:
     if source == EMBEDDED:
-        return f"smollm2 is not in {models_dir()}; fetch it with: elsewise models get smollm2"
+        return f"smollm2 is not in {models_dir()}; fetch it with: `elsewise models get smollm2`"
     if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):
         return f"{source}: no such file or folder; {WAYS_IN}"
     if "/" in source:
-        return f"{source} is not in {models_dir()}; fetch it with: elsewise models fetch {source}; {WAYS_IN}"
-    return f"no model is called {source!r} here (elsewise models list shows them); {WAYS_IN}"
+        return f"{source} is not in {models_dir()}; fetch it with: `elsewise models fetch {source}`; {WAYS_IN}"
+    return f"no model is called {source!r} here (`elsewise models list` shows them); {WAYS_IN}"

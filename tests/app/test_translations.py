@@ -28,7 +28,7 @@ TRANSLATES = {"tr", "translate", "QT_TRANSLATE_NOOP"}
 LOGS = {"debug", "info", "warning", "error", "exception"}
 KEYED, NAMED = {"latest", "drop"}, {"start", "_later"}  # a task by its key, or by its name
 NOT_SHOWN = {  # texts with a space that nobody reads as the window's
-    r" \(copy(?: \d+)?\)$", r" \([\d,]+ bytes are kept[^)]*\)$", "module 'ui' has no attribute ", "the strip has no token ",
+    r" \(copy(?: \d+)?\)$", "module 'ui' has no attribute ", "the strip has no token ",
     "\n[end of ", " MB · ", " · p ", "u = ", "org/name, org/name@revision", "tuple[float, int]", " of session ",
     "look up", "cache check", "score draft", "second menu", "search the hub",  # names of tasks
     "(yes|no)(, because [^.]+)?\\.", 'start: "Answer: " NUMBER\nNUMBER: /[0-9]+/',  # examples of forms and of tools

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from resources.processes import is_bundle
-
 _translators: list[Callable[[str, str], str]] = []
 
 
@@ -36,25 +34,17 @@ PLACES: Final = {
     "models": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),
     "sessions": QT_TRANSLATE_NOOP("Refusals", "Settings > Data"),
 }  # of commands
-_COMMAND: Final = re.compile(
-    r"(['`]?)elsewise\s(ask|models|sessions)\s(?:--)?\w+(?:\s(?!(?:or|puts|shows?|says|names|takes|does|helps)\b)[^\s,;()'`]+)*\1"
-)
-
-_OPTION: Final = re.compile(r"\s\([^()]*--(?:adapter|float32|name|plain-http)\b[^()]*\)")
-_TOKENIZER: Final = re.compile(r":\sname\s[a-z\s]+\sby\sconnect\([^()]*\),\s--tokenizer\sFOLDER")
-_VARIABLE: Final = re.compile(r",?\sor\sset\s(?:HF_TOKEN|ELSEWISE_[A-Z_]+)[^;]*?(?=\s\(|;|$)")
-_INSTALL: Final = re.compile(r"(?s):\s(?:make|pip)\s\w+.*")
+_COMMAND: Final = re.compile(r"`elsewise\s(ask|models|sessions)\b[^`]*`")
+_TERMINAL: Final = re.compile(r" \((?:[^()`]*`[^`]*`)+[^()`]*\)")
 
 
 def in_window(words: str) -> str:
-    """A message of the library or the store: in place of the commands that it names, where the window does the same.
+    """A message of the library or the store, as the window says it.
 
-    Variables of the environment are left out; from an installed app, which has no command line, how to add a library too.
+    Its commands stand in backquotes: the window names its own place. What only a terminal or a program can do stands in
+    parentheses and backquotes, and is left out.
     """
-    words = _VARIABLE.sub("", words)
-    words = _INSTALL.sub("", words) if is_bundle() else words
-    words = _TOKENIZER.sub(translate("Refusals", "; get that model in Settings > Models"), _OPTION.sub("", words))
-    return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[2]]), words)
+    return _COMMAND.sub(lambda found: translate("Refusals", PLACES[found[1]]), _TERMINAL.sub("", words))
 
 
 class Refusal(Exception):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.models.views import detail_of
-from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, translate
+from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, in_window, translate
 
 if TYPE_CHECKING:
     from runtime import ShelfEntry
@@ -118,7 +118,7 @@ def _other_model(
 ) -> SecondChoice:
     here = [choice.name for choice in backends if not choice.problem]
     runs = [name for name in here if name in entry.backends or not entry.backends]
-    problem = entry.problem if not entry.complete else ""
+    problem = in_window(entry.problem) if not entry.complete else ""
     if not problem and not runs:
         engines = translate("Workbench", " or ").join(entry.backends)
         problem = translate("Workbench", "runs on {0}, which is not installed").format(engines)

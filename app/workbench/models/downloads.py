@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FILE_SECONDS = 1.0  # that a file stays named without news of it
-_KEPT = re.compile(r" \([\d,]+ bytes are kept[^)]*\)$")
 
 
 class Fetched(Struct, frozen=True):
@@ -125,8 +123,10 @@ class Downloads:
                 del self._tasks[repository], self._views[repository]
                 self._tell_all()
             else:
-                self._end(repository, state=DownloadState.FAILED, done=kept_bytes, rate=0.0, eta=None, note=_cause(fault))
-            raise Refusal(_cause(fault)) from fault
+                self._end(
+                    repository, state=DownloadState.FAILED, done=kept_bytes, rate=0.0, eta=None, note=in_window(str(fault))
+                )
+            raise Refusal(str(fault)) from fault
         kind, total = "adapter" if fetched.is_adapter else "model", self._views[repository].total
         self._end(repository, state=DownloadState.DONE, name=fetched.name, kind=kind, done=total, note="", eta=None)
         self._windows.tell(ModelsChanged())
@@ -184,8 +184,3 @@ def _discard(repository: str) -> int:
     from runtime import discard_download  # loaded here, on the thread
 
     return discard_download(repository) or 0
-
-
-def _cause(fault: RuntimeFault) -> str:
-    """Without the part for a terminal: what was kept stands beside it."""
-    return in_window(_KEPT.sub("", str(fault)))

@@ -20,7 +20,7 @@ from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
 from storage import DamageRow, SessionStore, StoreDamagedError, StoreError
-from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, translate
+from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, in_window, translate
 
 LOADS_SETTING = "models"
 _AS_SET = LoadChoice()
@@ -169,7 +169,7 @@ class Settings:
                 held = await self._store.setting(SETTING)
             except StoreError as fault:
                 words = translate("Workbench", "the settings cannot be read: {0}; the defaults are used")
-                held, self._notes = None, [words.format(fault)]
+                held, self._notes = None, [words.format(in_window(str(fault)))]
             self.values, notes = read_settings(held)
             self._notes += notes
             self._loaded = True

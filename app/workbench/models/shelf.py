@@ -30,6 +30,7 @@ from ui import (
     Server,
     ShelfModel,
     TokenView,
+    in_window,
     translate,
 )
 
@@ -110,7 +111,7 @@ class Shelf:
         can = ", ".join(info.capabilities)
         said = [translate("Workbench", "{0} is on the list: {1}, {2}").format(connection.name, info.name, can)]
         said += [translate("Workbench", "the key is stored in {0}").format(kept_in)] if kept_in else []
-        return ". ".join([*said, *info.warnings])
+        return ". ".join([*said, *map(in_window, info.warnings)])
 
     async def plan(self, wanted: str) -> ModelPlan:
         """Asks the hub."""

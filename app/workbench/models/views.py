@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING
 
-from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, translate
+from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, in_window, translate
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, Connection, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
@@ -28,7 +27,7 @@ def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
         engines=entry.backends,
         last_used=entry.last_used,
         fingerprint=entry.fingerprint or "",
-        problem="" if entry.complete else entry.problem,
+        problem="" if entry.complete else in_window(entry.problem),
         loaded=entry.name == source,
         linked=entry.format == "link",
         own_load=words_of(own),
@@ -46,7 +45,7 @@ def adapter_of(found: ShelvedAdapter) -> ShelfModel:
         folder=str(found.path),
         size=found.bytes,
         form=translate("Workbench", "{0}, for {1}").format(what, base),
-        problem=found.problem,
+        problem=in_window(found.problem),
         kind="adapter",
     )
 
@@ -112,7 +111,7 @@ def find_of(model: HubModel, here: set[str]) -> HubFind:
     private = translate("Workbench", "private") if model.private else ""
     parts = (parameters, what, model.licence, downloads, private)
     runs = bool(here & set(model.backends))
-    problem = model.problem or ("" if runs else translate("Workbench", "no engine on this machine can run it"))
+    problem = in_window(model.problem) or ("" if runs else translate("Workbench", "no engine on this machine can run it"))
     return HubFind(model.source, " · ".join(part for part in parts if part), problem, model.gated, model.kind)
 
 
@@ -125,15 +124,10 @@ def backend_choices(asked: str) -> list[BackendChoice]:
 
     chosen = default_backend() if asked == "auto" else asked
     return [
-        BackendChoice(name, "" if state is True else _why_not(str(state)), name == chosen)
+        BackendChoice(name, "" if state is True else in_window(str(state)), name == chosen)
         for name, state in sorted(available_backends().items())
         if name == chosen or not (brings_text(name) or name == "vllm")
     ]
-
-
-def _why_not(reason: str) -> str:
-    """An installed app has no command line that could add an engine."""
-    return translate("Workbench", "not in this app") if getattr(sys, "frozen", False) else reason
 
 
 def parameters_of(count: int) -> str:
@@ -144,7 +138,7 @@ def parameters_of(count: int) -> str:
 def detail_of(entry: ShelfEntry) -> str:
     """A model's size and format in a few words."""
     parameters = parameters_of(entry.parameters) + " · " if entry.parameters else ""
-    return entry.problem or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"
+    return in_window(entry.problem) or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"
 
 
 def models_here() -> list[ShelfEntry]:

@@ -10,7 +10,7 @@ from app.workbench.refusals import stored
 from app.workbench.setup.values import read_options
 from runtime import GenerationOptions, RuntimeFault, clean_text
 from storage import SessionStore, StoreError
-from ui import QT_TRANSLATE_NOOP, Refusal, translate
+from ui import QT_TRANSLATE_NOOP, Refusal, in_window, translate
 
 SETTING = "presets"
 OWN, MODELS_OWN, GREEDY = (  # the window shows them translated
@@ -44,7 +44,7 @@ class Presets:
         try:
             held = await self._store.setting(SETTING)
         except StoreError as fault:
-            held, self.notes = None, [translate("Workbench", "presets cannot be read: {0}").format(fault)]
+            held, self.notes = None, [translate("Workbench", "presets cannot be read: {0}").format(in_window(str(fault)))]
         saved: dict[str, dict[str, Any]] = {}
         for name, options in held.items() if isinstance(held, Mapping) else ():
             notes: list[str] = []

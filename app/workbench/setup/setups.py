@@ -25,7 +25,7 @@ from app.workbench.setup.values import (
 from app.workbench.tree.session import OpenSession
 from runtime import GenerationOptions, ModelInfo, ResolvedOptions, RuntimeFault, resolve_options
 from storage import SessionStore, StoreError
-from ui import AdapterChoice, ModelFacts, OptionView, Refusal, SessionSetup, translate
+from ui import AdapterChoice, ModelFacts, OptionView, Refusal, SessionSetup, in_window, translate
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Setups:
             held: object = await self._store.session_setup(session.id)
         except StoreError as fault:
             log.warning("session %d: its settings cannot be read: %s", session.id, fault)
-            held = f"{fault}"  # no mapping: the defaults, and a note that says so
+            held = in_window(str(fault))  # no mapping: the defaults, and a note that says so
         values, notes = read_values(held)
         if session.values is None:  # else it was read meanwhile
             self._take(session, values)
@@ -195,5 +195,5 @@ def facts_of(info: ModelInfo) -> ModelFacts:
         kv_bytes_per_token=info.kv_bytes_per_token,
         draft=str(info.options.get("draft_model") or ""),
         takes_roles=info.has_template,
-        warnings=info.warnings,
+        warnings=tuple(map(in_window, info.warnings)),
     )

@@ -13,8 +13,8 @@ from ui import QT_TRANSLATE_NOOP, translate
 SHOWN: Final = 12  # characters of a fingerprint
 WAYS: Final = QT_TRANSLATE_NOOP(
     "Workbench",
-    "to go on with its very tokens find the model ('elsewise models get', or the model menu); with another one open it as "
-    "text: send a message, then choose 'open as text' under it",
+    "to go on with its very tokens choose that model in the model menu (or get it: `elsewise models get`); with another one "
+    "open it as text: send a message, then choose 'open as text' under it",
 )
 
 

@@ -135,7 +135,7 @@ def _check_quantised(source: ModelFolder, options: LoadOptions, device: torch.de
         plain = 4 * weights_of(source.weights, source.config).parameters
         raise ModelLoadError(
             f"{source.path}: hf computes with quantised weights {why}, or import the file again as float32, whose weights take "
-            f"{plain:,} bytes: elsewise models import FILE --float32"
+            f"{plain:,} bytes: `elsewise models import FILE --float32`"
         )
 
 

@@ -94,7 +94,7 @@ def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterato
         return
     if importlib.util.find_spec("accelerate") is None:
         raise BackendUnavailableError(
-            f"{name}: offload='disk' needs accelerate, which is not installed: pip install 'accelerate>=1.10'"
+            f"{name}: offload='disk' needs accelerate, which is not installed (`pip install 'accelerate>=1.10'`)"
         )
     if device.type == "mps":
         raise UnsupportedFeatureError("offload='disk' works on cpu and cuda; on mps memory is shared: use device='cpu'")

@@ -133,7 +133,7 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
     found: list[str] = []
     if options.weights != "auto":
         form = f"weights={options.weights!r}"
-        why = f"{form} is for hf on a processor; MLX runs quantised folders: elsewise models convert SOURCE"
+        why = f"{form} is for hf on a processor; MLX runs quantised folders: `elsewise models convert SOURCE`"
         found.append(facts.passed_over(options, "weights", why))
     if options.offload != "none":
         weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)

@@ -105,7 +105,7 @@ def test_numbers_under_an_adapter_are_never_taken_for_the_base_s(elsewise: Elsew
         ("nowhere", 1, "nowhere"),
         ("FOLDER:much", 1, "'much' is no scale: write a number, "),
         ("me/pirate:much", 1, "'much' is no scale: write a number, me/pirate:0.8"),
-        ("me/pirate", 1, "no adapter is called 'me/pirate': none is registered (on the shelf: none; elsewise models import"),
+        ("me/pirate", 1, "no adapter is called 'me/pirate': none is registered; on the shelf: none; `elsewise models import"),
         ("FOLDER/adapter_config.json", 1, "a file; give the folder"),
     ],
 )
@@ -131,7 +131,7 @@ def test_one_of_the_shelf_is_asked_for_by_its_name(elsewise: Elsewise, folder: s
     assert elsewise("models", "verify").out == "org/pirate@v1: sound\n"
     done = elsewise(*ASK, "--adapter", "org/parrot:0.5")
     assert (done.code, done.out) == (1, "")
-    assert "on the shelf: org/pirate@v1; elsewise models import FOLDER puts one there" in done.err
+    assert "on the shelf: org/pirate@v1; `elsewise models import FOLDER` puts one there" in done.err
 
 
 def test_the_base_of_a_listed_adapter_cannot_move_the_cursor(elsewise: Elsewise, folder: str) -> None:

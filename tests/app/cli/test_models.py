@@ -115,7 +115,7 @@ def test_where_the_one_engine_that_reads_it_is_missing_a_sentence_says_which_to_
     done = elsewise("ask", "Hi", "--model", "one-mlx")
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
     assert "one-mlx is quantised for MLX, and no other engine can read it" in done.err
-    assert "mlx not installed: pip install mlx" in done.err
+    assert "mlx not installed (`pip install mlx" in done.err
 
 
 def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path:
 def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:
     done = elsewise("models", "import", str(tiny_path("llama")), "--keep-quantised")
     assert (done.code, done.out) == (1, "")
-    assert "a folder is taken as it is; to quantise one: elsewise models convert" in done.err
+    assert "a folder is taken as it is; to quantise one: `elsewise models convert" in done.err
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     done = elsewise("models", "import", str(tmp_path), "--float32")

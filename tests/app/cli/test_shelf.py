@@ -55,7 +55,7 @@ def test_what_cannot_be_done_is_said(elsewise: Elsewise, arguments: tuple[str, .
 
 
 def test_who_is_verified_is_named_once(elsewise: Elsewise) -> None:
-    assert elsewise("models", "verify", "org/name").err == "org/name: not on the shelf; 'elsewise models list' names what is\n"
+    assert elsewise("models", "verify", "org/name").err == "org/name: not on the shelf (`elsewise models list` names what is)\n"
 
 
 @pytest.mark.parametrize("model", ["org/name", "org/name@main", "name", "missing.gguf"])

@@ -31,18 +31,18 @@ OBITUARY = (
     ("fault", "note", "state"),
     [
         (
-            ModelLoadError("no model 'x' here; fetch it with: elsewise models get x"),
+            ModelLoadError("no model 'x' here; fetch it with: `elsewise models get x`"),
             "no model 'x' here; fetch it with: Settings > Models",
             EngineState.NONE,
         ),
         (
-            ModelMissingError("x is not in /models; fetch it with: elsewise models fetch org/x", "org/x"),
+            ModelMissingError("x is not in /models; fetch it with: `elsewise models fetch org/x`", "org/x"),
             "x is not on this computer",
             EngineState.NONE,
         ),
         (
-            BackendUnavailableError("torch is missing: pip install torch"),
-            "torch is missing: pip install torch; or choose another engine in the model menu (hf, mlx), then regenerate",
+            BackendUnavailableError("torch is missing (`pip install torch`)"),
+            "torch is missing; choose another engine in the model menu (hf, mlx), then regenerate",
             EngineState.NONE,
         ),
         (

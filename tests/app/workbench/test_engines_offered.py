@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from app.workbench.models.views import backend_choices
 
 
-@pytest.mark.parametrize(("frozen", "reason"), [(False, "torch not installed: make setup"), (True, "not in this app")])
-def test_an_engine_that_is_missing_says_what_can_be_done_about_it(
-    frozen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
-    monkeypatch.setattr(
-        "runtime.available_backends", lambda: {"hf": "torch not installed: make setup", "mlx": True, "vllm": "!"}
-    )
+def test_an_engine_that_is_missing_says_so_and_names_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"hf": "torch not installed (`make setup`)", "mlx": True, "vllm": "!"}
+    monkeypatch.setattr("runtime.available_backends", lambda: states)
     choices = backend_choices("mlx")
-    assert [(choice.name, choice.problem, choice.chosen) for choice in choices] == [("hf", reason, False), ("mlx", "", True)]
+    assert [(choice.name, choice.problem, choice.chosen) for choice in choices] == [
+        ("hf", "torch not installed", False),
+        ("mlx", "", True),
+    ]

@@ -170,7 +170,7 @@ def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play
 def test_without_a_model_the_click_is_kept_and_the_turn_says_what_to_do(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await s.view(await ensure_sample(s.store))
-        s.engine.refuses = [ModelLoadError("no model 'smollm2' here; fetch it with: elsewise models get smollm2")]
+        s.engine.refuses = [ModelLoadError("no model 'smollm2' here; fetch it with: `elsewise models get smollm2`")]
         answer = sample.turns[-1]
         at = own_tokens(answer)[3]
         await s.workbench.answers.branch(sample.session_id, answer.node_id, at, alternative(answer, at))

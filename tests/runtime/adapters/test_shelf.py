@@ -172,7 +172,7 @@ def test_an_adapter_that_was_changed_on_the_shelf_is_listed_as_such_and_refused(
 def test_an_adapter_is_no_model(shelf: Path, toy: Path) -> None:
     import_adapter(toy, "org/mine")
     for source in ("org/mine", str(toy)):
-        with pytest.raises(ModelLoadError, match=r"an adapter, no model; .* \(--adapter, push_lora\)"):
+        with pytest.raises(ModelLoadError, match=r"an adapter, no model; .* \(`--adapter`, `push_lora`\)"):
             load(source, "hf")
     with pytest.raises(ModelLoadError, match="an adapter, no model"):
         import_model(toy)
@@ -254,7 +254,7 @@ def test_an_id_that_is_not_here_says_what_is_and_what_to_do(shelf: Path, toy: Pa
     do = "elsewise models import FOLDER"
     with fake_model() as model:
         for act in (model.load_adapter, model.push_lora):
-            with pytest.raises(AdapterError, match=f"no adapter is called 'org/none': .*on the shelf: none; {do}"):
+            with pytest.raises(AdapterError, match=f"no adapter is called 'org/none': .*on the shelf: none; `{do}"):
                 act("org/none")
         import_adapter(toy, "org/mine")
         with pytest.raises(
@@ -262,7 +262,7 @@ def test_an_id_that_is_not_here_says_what_is_and_what_to_do(shelf: Path, toy: Pa
         ):
             model.add_adapter("org/none")
         for act in (model.load_adapter, model.push_lora, model.unload_adapter):
-            with pytest.raises(AdapterError, match=f"no adapter is called 'org/none': .*on the shelf: org/mine; {do}"):
+            with pytest.raises(AdapterError, match=f"no adapter is called 'org/none': .*on the shelf: org/mine; `{do}"):
                 act("org/none")
         # a request loads nothing: it says who does
         with pytest.raises(AdapterError, match=r"org/mine is on the shelf, and not loaded; load_adapter\('org/mine'\)"):

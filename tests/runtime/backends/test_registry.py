@@ -40,9 +40,9 @@ def test_built_in_backends_are_listed_without_importing_their_libraries() -> Non
 
 
 def test_what_is_missing_is_said_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "pip install it")
+    gone = registry._BuiltIn("x:y", ("no_such_module_of_ours",), "(pip install it)")
     monkeypatch.setitem(registry._BUILT_IN, "mlx", gone)
-    assert available_backends()["mlx"] == "no_such_module_of_ours not installed: pip install it"
+    assert available_backends()["mlx"] == "no_such_module_of_ours not installed (pip install it)"
     with pytest.raises(BackendUnavailableError, match="pip install it"):
         resolve_backend("mlx")
 

@@ -117,7 +117,7 @@ def test_a_damaged_download_is_made_good(hub: LocalHub, fetch: Fetch, tiny: File
     name = fetch()
     weights = resolve(name).path / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ModelLoadError, match=r"fetch it again: elsewise models fetch org/tiny@[0-9a-f]{40}"):
+    with pytest.raises(ModelLoadError, match=r"fetch it again: `elsewise models fetch org/tiny@[0-9a-f]{40}"):
         resolve(name)
     assert fetch() == name
     assert resolve(name).weights_digest == resolve(tiny_path("llama")).weights_digest
@@ -145,7 +145,9 @@ def test_a_download_goes_on_where_it_stopped(
         fetch()
     # then what came is kept and said, and nothing is listed as a model
     assert stopped.value.kept > half
-    assert f"({stopped.value.kept:,} bytes are kept: the same command goes on with them)" in str(stopped.value)
+    assert f"({stopped.value.kept:,} bytes are kept; `elsewise models fetch org/tiny@main` goes on with them)" in str(
+        stopped.value
+    )
     assert ModelShelf().models() == []
     [note] = unfinished_downloads()
     assert (note.repository, note.kept) == ("org/tiny", stopped.value.kept)

@@ -100,7 +100,7 @@ def test_gated_and_private_ones_are_marked(hub: LocalHub, tiny: Files, monkeypat
 @pytest.mark.parametrize(
     ("reply", "reason", "said"),
     [
-        (status(401), "denied", r"refuses \(HTTP 401\); log in with 'elsewise models login'"),
+        (status(401), "denied", r"refuses \(HTTP 401\); log in with `elsewise models login`"),
         (status(403), "denied", "HTTP 403"),
         (status(404), "missing", "not there"),
         (status(429), "busy", r"asks for fewer requests \(HTTP 429\); try again later"),

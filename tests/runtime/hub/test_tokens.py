@@ -50,7 +50,7 @@ def private(hub: LocalHub, keychain: Keychain, tiny: Files) -> LocalHub:
 def test_a_token_is_kept_used_and_forgotten(private: LocalHub, keychain: Keychain) -> None:
     # given nobody is logged in
     assert not is_token_kept()
-    with pytest.raises(DownloadError, match="no such repository, or a private one: log in with 'elsewise models login'"):
+    with pytest.raises(DownloadError, match="no such repository, or a private one: log in with `elsewise models login`"):
         plan_download("me/tiny")
     # when
     keep_token(f"  {SECRET}\n")
@@ -90,7 +90,7 @@ def test_a_token_that_the_hub_does_not_know_is_said_so(private: LocalHub) -> Non
     with pytest.raises(DownloadError, match=f"the hub does not know this token; make one on {page}") as fault:
         owner_of_token("hf_wrong", lambda seconds, why: None, endpoint=private.address)
     assert fault.value.reason == "denied"
-    with pytest.raises(DownloadError, match="no token is kept; keep one with 'elsewise models login'"):
+    with pytest.raises(DownloadError, match="no token is kept; keep one with `elsewise models login`"):
         owner_of_token("", lambda seconds, why: None)
     assert token_owner(SECRET) == "me"
     assert not is_token_kept()  # to ask is not to keep
@@ -112,7 +112,7 @@ def test_a_machine_without_a_keychain_says_what_to_do(keychain: Keychain, hub: L
     for none in (Fail(), Null()):  # type: ignore[no-untyped-call]  # keyring's own
         keyring.set_keyring(none)
         for act in (lambda: keep_token(SECRET), forget_token):
-            with pytest.raises(KeychainError, match=r"no system keychain .*; start it, or set HF_TOKEN in") as fault:
+            with pytest.raises(KeychainError, match=r"no system keychain .*; start it \(or set `HF_TOKEN` in") as fault:
                 act()
             assert SECRET not in str(fault.value)
         assert not is_token_kept()
@@ -128,7 +128,9 @@ def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Key
     forget_key(server)
     assert kept_key(server) == ""
     keyring.set_keyring(Null())  # type: ignore[no-untyped-call]  # keyring's own
-    with pytest.raises(KeychainError, match=r"keychain .*; start it, or set ELSEWISE_API_KEY and, .* ELSEWISE_API_") as fault:
+    with pytest.raises(
+        KeychainError, match=r"keychain .*; start it \(or set `ELSEWISE_API_KEY` and, .* `ELSEWISE_API_"
+    ) as fault:
         keep_key(server, SECRET)
     assert SECRET not in str(fault.value)
 
@@ -137,7 +139,7 @@ def test_a_servers_key_without_a_keychain_has_variables_of_its_own(keychain: Key
 def test_a_keychain_that_refuses_is_a_typed_error(kind: type[Exception], keychain: Keychain) -> None:
     keychain.kept["elsewise", "https://huggingface.co"] = SECRET
     keychain.fault = kind(f"no, not {SECRET}")
-    with pytest.raises(KeychainError, match=r"the system keychain refuses .*; unlock it, or set HF_TOKEN") as fault:
+    with pytest.raises(KeychainError, match=r"the system keychain refuses .*; unlock it \(or set `HF_TOKEN`") as fault:
         keep_token(SECRET)
     assert SECRET not in str(fault.value)
     assert (fault.value.__cause__, fault.value.__suppress_context__) == (None, True)  # a traceback does not show it either

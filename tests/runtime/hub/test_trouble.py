@@ -33,12 +33,12 @@ def listing(reply: Reply) -> Reply:
         (
             status(401, X_Error_Code="RepoNotFound"),
             "missing",
-            "no such repository, or a private one: log in with 'elsewise models login', or set HF_TOKEN",
+            r"no such repository, or a private one: log in with `elsewise models login` \(or set `HF_TOKEN`",
         ),
         (status(404, X_Error_Code="RevisionNotFound"), "missing", "has no revision 'main'"),
         (status(403, X_Error_Code="GatedRepo"), "denied", "its owners ask for consent; give it on .*/org/tiny, then log in"),
-        (status(401), "denied", r"the hub refuses \(HTTP 401\); log in with 'elsewise models login', or set HF_TOKEN"),
-        (status(403), "denied", r"the hub refuses \(HTTP 403\); accept its licence on .*/org/tiny, and log in with 'elsewise"),
+        (status(401), "denied", r"the hub refuses \(HTTP 401\); log in with `elsewise models login` \(or set `HF_TOKEN`"),
+        (status(403), "denied", r"the hub refuses \(HTTP 403\); accept its licence on .*/org/tiny, and log in with `elsewise"),
         (status(429), "busy", r"asks for fewer requests \(HTTP 429\); try again later"),
         (status(500), "busy", r"is in trouble \(HTTP 500\)"),
         (status(503), "busy", "HTTP 503"),
@@ -76,7 +76,7 @@ def test_a_repository_and_a_revision_that_are_not_there(hub: LocalHub, fetch: Fe
     repository, revision = failed(fetch, "org/other"), failed(fetch, "org/tiny@v9")
     assert repository.reason == revision.reason == "missing"
     # and each says what can be done
-    assert "org/other: no such repository, or a private one: log in with 'elsewise models login'" in str(repository)
+    assert "org/other: no such repository, or a private one: log in with `elsewise models login`" in str(repository)
     assert "org/tiny has no revision 'v9'; give a branch, a tag or a commit that it has" in str(revision)
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_refused_is_not_asked_for_again(
     fault = failed(fetch)
     assert fault.reason == reason
     assert (len(hub.ranges(WEIGHTS)), waits) == (1, [])
-    assert ("log in with 'elsewise models login', or set HF_TOKEN" in str(fault)) is (reason == "denied")
+    assert ("log in with `elsewise models login` (or set `HF_TOKEN`" in str(fault)) is (reason == "denied")
     assert (f"accept its licence on {hub.address}/org/tiny" in str(fault)) is (code == 403)
 
 
@@ -182,7 +182,7 @@ def test_too_little_room_is_said_before_the_weights(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1000))
     fault = failed(fetch)
     assert fault.reason == "space"
-    assert "0.00 GB are free; free some space or set ELSEWISE_MODELS" in str(fault)
+    assert "0.00 GB are free; free some space (or set `ELSEWISE_MODELS`)" in str(fault)
     assert hub.fetched() == ["config.json"]
 
 

@@ -171,5 +171,5 @@ def test_weights_that_are_sound_bytes_but_no_weights_are_not_put_on_the_shelf(
     fault = failed(fetch)
     assert fault.reason == "unsuitable"
     assert "damaged safetensors file" in str(fault)
-    assert f"({fault.kept:,} bytes are kept until: elsewise models remove org/tiny)" in str(fault)
+    assert f"({fault.kept:,} bytes are kept until `elsewise models remove org/tiny`)" in str(fault)
     assert [path.name for path in shelf.iterdir() if path.is_dir() and path.name not in (".fetching", ".digests")] == []

@@ -147,7 +147,7 @@ def test_a_damaged_model_is_made_again_without_the_network(shelf: Path, smollm2:
     # given: a copy whose config was changed, and no wheel
     shutil.copytree(smollm2.path, shelf_path("smollm2"))
     (shelf_path("smollm2") / "config.json").write_text(json.dumps({**smollm2.config, "rope_theta": 1.0}))
-    with pytest.raises(ModelLoadError, match=r"config\.json is damaged or was changed.*fetch it again: elsewise models get"):
+    with pytest.raises(ModelLoadError, match=r"config\.json is damaged or was changed.*fetch it again: `elsewise models get"):
         resolve("smollm2")
     # when
     again = fetch_embedded()

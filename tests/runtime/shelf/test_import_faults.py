@@ -208,5 +208,5 @@ def test_a_disk_that_fills_up_is_named_and_nothing_stays(kind: str, shelf: Path,
 def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
-    with pytest.raises(ModelLoadError, match="set ELSEWISE_MODELS"):
+    with pytest.raises(ModelLoadError, match="set `ELSEWISE_MODELS`"):
         import_model(gguf)

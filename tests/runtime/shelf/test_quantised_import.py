@@ -214,7 +214,10 @@ def test_hf_refuses_a_form_that_the_weights_have_not(changed: dict[str, int], wh
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dtype": "bfloat16"}, r"in float32, not in bfloat16: .* take [\d,]{7,} bytes: elsewise models import FILE --float32"),
+        (
+            {"dtype": "bfloat16"},
+            r"in float32, not in bfloat16: .* take [\d,]{7,} bytes: `elsewise models import FILE --float32`",
+        ),
         ({"offload": "disk"}, r"leave out offload"),
         ({"weights": "int8"}, r"these are quantised: leave it out"),
     ],

@@ -44,10 +44,10 @@ def test_a_folder_is_found_by_its_path(shelf: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "remedy"),
     [
-        ("smollm2", "fetch it with: elsewise models get smollm2"),
-        ("org/name@main", "org/name@main is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
-        ("org/name@main", "fetch it with: elsewise models fetch org/name@main; "),
-        ("org/name", "org/name is not in .*elsewise models get smollm2, or .*elsewise models import FOLDER"),
+        ("smollm2", "fetch it with: `elsewise models get smollm2"),
+        ("org/name@main", "org/name@main is not in .*`elsewise models get smollm2`, or .*`elsewise models import FOLDER"),
+        ("org/name@main", "fetch it with: `elsewise models fetch org/name@main`; "),
+        ("org/name", "org/name is not in .*`elsewise models get smollm2`, or .*`elsewise models import FOLDER"),
         ("org/name-1.7B", "elsewise models import FOLDER"),
         ("nothing", "elsewise models import FOLDER"),
         ("/no/such/folder", "no such file or folder; .*elsewise models import FOLDER"),

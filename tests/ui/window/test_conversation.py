@@ -241,7 +241,7 @@ def test_an_answer_is_made_again_exactly_by_key_and_menu(in_window: Play, bench:
 
 
 def test_an_answer_that_failed_to_begin_offers_a_retry(in_window: Play, bench: FakeWorkbench) -> None:
-    words = "no model 'smollm2' here; fetch it with: elsewise models get smollm2"
+    words = "no model 'smollm2' here; fetch it with: `elsewise models get smollm2`"
     failed = bench.turn("assistant", [], status=TurnStatus.PARTIAL, note=words)
     bench.views[TRIP] = replace(bench.views[TRIP], turns=(*bench.views[TRIP].turns[:1], failed))
 
