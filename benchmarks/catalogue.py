@@ -10,7 +10,7 @@ from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings
 from benchmarks.parts.bulk import bulk
 from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows, score
-from benchmarks.parts.files import files
+from benchmarks.parts.files import files, quantised
 from benchmarks.parts.gpu import gpu
 from benchmarks.parts.grammar import grammar
 from benchmarks.parts.kv_store import store
@@ -93,6 +93,7 @@ PARTS = (
     Part("trie", "the token trie alone", On.ONCE, trie),
     Part("shelf", "saved sessions: open, list, search; KV blocks", On.ONCE, shelf),
     Part("files", "files of models: a header of 10 GB, verifying", On.ONCE, files),
+    Part("quantised", "a GGUF file that stays quantised, on hf: bytes, SmolLM2", On.ONCE, quantised),
     Part("view", "the window's transcript and list", On.ONCE, view),
     Part("window", "the whole window's event loop: a session opens, a prompt prefills", On.BACKENDS, window),
     Part("start", "from the process to the window", On.ONCE, start),

@@ -10,7 +10,8 @@ import click
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "many", "W8"),
-    *("swap", "sampler", "grammar", "speculative", "remote", "gpu", "trie", "shelf", "files", "view", "window", "start"),
+    *("swap", "sampler", "grammar", "speculative", "remote", "gpu", "trie", "shelf", "files", "quantised", "view", "window"),
+    "start",
 )
 INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")

@@ -1,4 +1,4 @@
-"""Files of models, without a model: the header of a large GGUF file, and whether verifying reads each byte once."""
+"""Files of models: the header of a large one, whether verifying reads each byte once, and how large a quantised one stays."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
+from benchmarks.children.child import measure_in_child
 from benchmarks.clock import Told
 from benchmarks.findings import Case, Findings, Verdict
 from benchmarks.sizes import Sizes
-from runtime import ModelShelf, plan_import
+from runtime import ModelShelf, models_dir, plan_import
 
 ROW = "files"
 HEADER_BAR, FLAT_BAR, ONCE_BAR = 1.0, 1.05, 1.01  # seconds; times the memory of a smaller file; times its bytes
 WIDTH, INNER, HEADS, KV_HEADS = 4096, 14336, 32, 8  # of Llama 3 8B
 Q8_0, F32 = (8, 32, 34), (0, 1, 4)  # ggml's number of a format, values of a block, bytes of one
 VERIFIED = "model.safetensors"
+QUANTISED_ROW = "quantised"
+KEPT_BAR = 1.6  # times the bytes of the file
+SMOLLM2 = Path("smollm2", "source.gguf")  # of 4 bits, its embedding of 8
 
 
 def files(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -53,6 +57,22 @@ def files(case: Case, sizes: Sizes, tell: Told) -> Findings:
             *once,
         )
     )
+
+
+def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001  # one file, of one size
+    """What SmolLM2's own GGUF file takes on hf when it stays quantised."""
+    tell(QUANTISED_ROW)
+    file = models_dir() / SMOLLM2
+    found = measure_in_child("benchmarks.children.quantised", file, what="what a quantised file takes on hf was")
+    return Findings(
+        verdicts=tuple(
+            Verdict(
+                QUANTISED_ROW, "hf", case.model, f"a GGUF file of 4 bits, bytes {place} / bytes of the file",
+                found[name] / found["file"], KEPT_BAR, at_least=False,
+            )
+            for name, place in (("disk", "on the disk"), ("memory", "in memory")) if found
+        )
+    )  # fmt: skip
 
 
 def written_gguf(path: Path, sizes: Sizes, form: tuple[int, int, int]) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.parts.files import F32, FLAT_BAR, HEADER_BAR, ONCE_BAR, Q8_0, files, written_gguf
+from benchmarks.parts.files import F32, FLAT_BAR, HEADER_BAR, ONCE_BAR, Q8_0, files, quantised, written_gguf
 from benchmarks.run import NOWHERE
 from benchmarks.sizes import FULL
 from runtime import plan_import
@@ -54,3 +54,10 @@ def test_reading_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_full_size_is_10_gb(tmp_path: Path) -> None:
     assert 10 <= written_gguf(tmp_path / "full.gguf", FULL, Q8_0).stat().st_size / 1e9 < 10.5
+
+
+@pytest.mark.slow
+def test_the_embedded_models_file_stays_as_small_as_it_is() -> None:
+    found = {verdict.what: verdict for verdict in quantised(NOWHERE, SMALL, lambda _: None).verdicts}
+    assert [what.split(" bytes ")[1] for what in found] == ["on the disk /", "in memory /"]
+    assert all(verdict.figure > 1 and verdict.met for verdict in found.values())

@@ -103,7 +103,7 @@ def test_quick_runs_take_one_model_of_each_backend_or_one_in_all(cases: list[Cas
     def meant(quick: bool) -> dict[str, int]:
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
-    nowhere = dict.fromkeys(("sampler", "gpu", "trie", "shelf", "files", "view", "start"), 0)
+    nowhere = dict.fromkeys(("sampler", "gpu", "trie", "shelf", "files", "quantised", "view", "start"), 0)
     once = dict.fromkeys(("W4", "cpu", "rows", "kv", "many", "W8", "swap", "grammar", "speculative", "remote", "window"), 1)
     assert meant(quick=True) == {
         **nowhere,
