@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import importlib.util
 import os
@@ -465,9 +466,49 @@ def test_the_package_that_was_built_works_without_any_python_in_reach() -> None:
     assert "passed: without Python, compilers and network" in done.stdout
 
 
-def test_a_release_has_the_section_of_its_version_and_fails_without() -> None:
-    script = ["sh", str(ROOT / "packaging" / "changelog_section.sh")]
-    shown = subprocess.run([*script, "0.1.0"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "### Added" in shown
-    assert "## [0" not in shown
-    assert subprocess.run([*script, "9.9.9"], capture_output=True, check=False, timeout=60).returncode == 1
+def release_step(name: str, root: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The shell of a step of release.yml, as the host runs it; tools of `root` come before the system's."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    [script] = re.findall(rf"      - name: {name}\n(?:        .*\n)+?        run: \|\n((?:          .*\n)+)", text)
+    env = {"PATH": f"{root / 'tools'}:{os.environ['PATH']}", "RUNNER_TEMP": str(root), **variables}
+    return subprocess.run(
+        ["bash", "-e", "-c", script], cwd=root, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_release_is_a_draft_of_all_files_their_checksums_and_the_section_of_its_version(mac: Mac) -> None:
+    shutil.copy(ROOT / "CHANGELOG.md", mac.root)
+    mac.write(mac.tools / "gh", "")
+    (mac.root / "files").mkdir()
+    for name in ("elsewise.deb", "elsewise.dmg"):
+        (mac.root / "files" / name).write_text(name, "utf-8")
+    # a version without a section is not published
+    assert release_step("Draft release", mac.root, TAG="v9.9.9").returncode == 1
+    assert mac.calls("gh") == []
+    done = release_step("Draft release", mac.root, TAG=f"v{__version__}")
+    assert done.returncode == 0, done.stderr
+    files = "SHA256SUMS elsewise.deb elsewise.dmg"
+    title = f"--title Elsewise {__version__} --notes-file ../notes.md"
+    assert mac.calls("gh") == [f"gh release create v{__version__} --draft --verify-tag {title} -- {files}"]
+    notes = (mac.root / "notes.md").read_text("utf-8")
+    assert ("### Added" in notes, "## [0" in notes) == (True, False)
+    checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=mac.root / "files", capture_output=True, check=True)
+    assert checked.stdout == b"elsewise.deb: OK\nelsewise.dmg: OK\n"
+
+
+def test_the_certificate_of_a_release_goes_into_a_keychain_of_its_own_and_no_file_of_it_is_left(mac: Mac) -> None:
+    mac.write(mac.tools / "security", 'case "$1" in import) [ "$(cat "$2")" = a-certificate ] ;; esac')
+    mac.write(mac.tools / "uuidgen", "echo once")
+    secrets = {"CERTIFICATE": base64.b64encode(b"a-certificate").decode(), "CERTIFICATE_PASSWORD": "pw", "NOTARY_TEAM": "T"}
+    notary = {"NOTARY_USER": "me@example.org", "NOTARY_PASSWORD": "notary-pw", "ELSEWISE_NOTARY_PROFILE": "elsewise"}
+    mac.write(mac.tools / "xcrun", "")
+    done = release_step("Keychain with the certificate", mac.root, **secrets, **notary)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    steps = ["create-keychain", "unlock-keychain", "import", "set-key-partition-list", "list-keychains"]
+    assert [line.split()[1] for line in mac.calls("security")] == steps
+    assert "store-credentials elsewise --apple-id me@example.org --password notary-pw --team-id T" in mac.calls("xcrun")[0]
+    assert not list(mac.root.glob("*.p12"))
+    # and what cannot be imported ends the release
+    assert (
+        release_step("Keychain with the certificate", mac.root, **{**secrets, "CERTIFICATE": "eA=="}, **notary).returncode == 1
+    )
