@@ -213,6 +213,50 @@ def test_the_words_of_a_token_are_that_token_unless_ctrl_writes_them(
     in_window(scene)
 
 
+def test_words_may_begin_with_a_digit_or_a_space_once_the_field_is_asked_for(in_window: Play, bench: FakeWorkbench) -> None:
+    visit = visit_of(bench)
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        tokens = window.parts.transcript.tokens
+        card = await pin(window, visit)
+        hint = card.field.placeholderText()
+
+        def press_f2() -> None:
+            QTest.keyClick(card.field, Qt.Key.Key_F2)
+
+        def click() -> None:
+            QTest.mouseClick(card.field, Qt.MouseButton.LeftButton)
+
+        def go_round() -> None:
+            QTest.keyClick(card.field, Qt.Key.Key_Tab)
+            assert card.field.placeholderText() == hint
+            QTest.keyClick(window.focusWidget(), Qt.Key.Key_Tab, Qt.KeyboardModifier.ShiftModifier)
+
+        for ask_for_it in (press_f2, click, go_round):
+            await until(card.field.hasFocus)
+            ask_for_it()
+            assert card.field.hasFocus()
+            assert card.field.placeholderText() != hint
+            QTest.keyClicks(card.field, " ")
+            assert card.field.text() == " "
+            QTest.keyClick(card.field, Qt.Key.Key_Backspace)
+            QTest.keyClicks(card.field, "2 of us")
+            assert card.field.text() == "2 of us"
+            # a card that is opened again chooses by its numbers
+            QTest.keyClick(card.field, Qt.Key.Key_Escape)
+            QTest.keyClick(tokens, Qt.Key.Key_Return)
+            assert card.field.placeholderText() == hint
+        assert (bench.asked("branch"), bench.asked("preview")) == ([], [])
+        press_f2()
+        QTest.keyClicks(card.field, "2 of us")
+        QTest.keyClick(card.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("write") == [(TRIP, visit, LISBON, " 2 of us")])
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
 def test_words_that_cannot_be_written_are_in_the_card_again(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
+from PySide6.QtGui import QColor, QFocusEvent, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
 from PySide6.QtWidgets import QApplication, QPushButton, QVBoxLayout, QWidget
 
 from ui.core.shown import Spot
@@ -31,6 +31,7 @@ LEAST_ROWS = 3
 _GAP_PX = 8  # from the token, or from the line under its turn
 _EDGE_PX = 6
 _RADIUS = 10
+_BY_TAB = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
 _SHORT = 28  # characters of what was typed, on the button that writes it
 Find = Callable[[str, int], Sequence[int]]  # ids of the tokens that contain a text, best first
 
@@ -59,6 +60,7 @@ class PinnedCard(QWidget):
         self._can_choose = self._can_continue = False
         self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
         self._asked = False  # for the row of this spot
+        self._writes = False  # the keyboard was brought to the field by hand: digits and spaces are text there
         self._listed: list[Alternative] = []
         self._at = 0  # the marked alternative; -1: none, what is typed is meant as it stands
         self._first = 0  # the first one that has a row, where there is no room for all
@@ -70,7 +72,7 @@ class PinnedCard(QWidget):
         self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(12.5))
-        self.field.setPlaceholderText(self.tr("type to write here, or to find a token…"))
+        self.field.setToolTip(self.tr("Numbers choose and Space previews until you click here or press {0}").format(native("F2")))
         self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.installEventFilter(self)
@@ -138,6 +140,7 @@ class PinnedCard(QWidget):
         if self._spot is None:
             return
         self.field.clear()
+        self._set_writes(False)
         self._search()
         self.show()
         self.raise_()
@@ -342,6 +345,13 @@ class PinnedCard(QWidget):
             self.open()
             self.field.setText(text)
 
+    def _set_writes(self, writes: bool) -> None:  # a state, not an option
+        """Whether the first character that is typed may be a digit or a space."""
+        self._writes = writes
+        self.field.setPlaceholderText(
+            self.tr("type words, digits or spaces…") if writes else self.tr("type to write here, or to find a token…")
+        )
+
     def _show_typed(self) -> None:
         """The words stand in the text, grey, while they are typed."""
         spot, tokens = self._spot, self._transcript.tokens
@@ -376,11 +386,11 @@ class PinnedCard(QWidget):
     # ---- keys and mouse -------------------------------------------------------------------------------------------
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if not self._take_key(event):
+        if not self._take_key(event, writes=False):
             super().keyPressEvent(event)
 
-    def _take_key(self, event: QKeyEvent) -> bool:
-        """The keys of the card; letters, and digits behind a letter, go into the field."""
+    def _take_key(self, event: QKeyEvent, *, writes: bool) -> bool:
+        """The keys of the card; letters, and digits behind a letter or where one `writes`, go into the field."""
         key, empty = event.key(), not self.field.text()
         enter = key in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and event.modifiers() & Qt.KeyboardModifier.ControlModifier:
@@ -392,10 +402,13 @@ class PinnedCard(QWidget):
             self._move(-1 if key == Qt.Key.Key_Up else 1)
         elif enter:
             self._choose(self._current) if self._current is not None else self._write()
-        elif empty and Qt.Key.Key_1 <= key <= Qt.Key.Key_9:
+        elif key == Qt.Key.Key_F2:
+            self.field.setFocus(Qt.FocusReason.TabFocusReason)
+            self._set_writes(True)
+        elif empty and not writes and Qt.Key.Key_1 <= key <= Qt.Key.Key_9:
             place = key - Qt.Key.Key_1
             self._choose(self._listed[place] if place < len(self._listed) else None)
-        elif empty and key == Qt.Key.Key_Space:
+        elif empty and not writes and key == Qt.Key.Key_Space:
             self._preview_current()
         elif empty and key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self._transcript.tokens.step(-1 if key == Qt.Key.Key_Left else 1)
@@ -406,7 +419,10 @@ class PinnedCard(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.field and isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
-            return self._take_key(event)
+            return self._take_key(event, writes=self._writes)
+        tabbed = isinstance(event, QFocusEvent) and event.gotFocus() and event.reason() in _BY_TAB
+        if watched is self.field and (tabbed or event.type() is QEvent.Type.MouseButtonPress):
+            self._set_writes(True)
         if event.type() is QEvent.Type.MouseButtonPress and isinstance(event, QMouseEvent) and isinstance(watched, QWidget):
             if watched.window() is self.window() and not self._holds(watched, event):
                 self.close_again()
