@@ -120,16 +120,21 @@ async def _calls_and_too_long(window: MainWindow, bench: FakeWorkbench, look: Lo
     calling(bench)
     await until(lambda: node not in window.parts.cards.turns)
     await frames()  # the draft is counted anew with the session
-    full = Composition(12, None, 8200, 8192, can_grow=True)
-    counting(bench, full)
-    composer.field.setPlainText("Too long")
-    await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Too long")] and composer.meter.is_too_long)
-    QTest.keyClick(composer.field, Qt.Key.Key_Return)
-    await until(composer.overflow.isVisible)
+    await refused_for_length(window, bench)
     await look(window, "too long")
     composer.overflow.dismiss.click()
     counting(bench, COUNTED)
     composer.field.clear()
+
+
+async def refused_for_length(window: MainWindow, bench: FakeWorkbench) -> None:
+    """A message is sent that does not fit; the ways to make room are shown."""
+    composer = window.parts.composer
+    counting(bench, Composition(12, None, 8200, 8192, can_grow=True))
+    composer.field.setPlainText("Too long")
+    await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "Too long")] and composer.meter.is_too_long)
+    QTest.keyClick(composer.field, Qt.Key.Key_Return)
+    await until(composer.overflow.isVisible)
 
 
 async def _popover(window: MainWindow, look: Look) -> None:

@@ -79,13 +79,16 @@ class Composer(QWidget):
         column.addWidget(self.overflow)
         column.addWidget(self.meter.panel)
         column.addWidget(self._box)
-        self.setFocusProxy(self.field)
 
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
         self._delay.timeout.connect(self.tell_draft)
         self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
         self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
         self._refresh()
+
+    def setFocus(self, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReason) -> None:
+        """Gives the keyboard to the field: with a focus proxy, Tab would skip what stands over it."""
+        self.field.setFocus(reason)
 
     @property
     def draft(self) -> str:

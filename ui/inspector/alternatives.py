@@ -18,6 +18,7 @@ from ui.widgets.controls import Combo, button, row
 from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 ROW_HEIGHT = 26
+USUAL = 11  # rows: the ten likeliest, and the token itself
 TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
 _TOKEN_LEFT = 22
 
@@ -49,17 +50,23 @@ class Alternatives(QWidget):
         self._open = False
         self._shown: Sequence[Alternative] = ()
         self.buttons: list[AlternativeButton] = []
+        for _ in range(USUAL):
+            self._add()  # now: what is added later is the last that Tab comes to
         current_theme().scaled.connect(self._measure)
+
+    def _add(self) -> None:
+        bar = AlternativeButton()
+        bar.clicked.connect(lambda: self._press(bar))
+        bar.previewed.connect(self.previewed)
+        bar.hide()
+        self.buttons.append(bar)
+        self._column.addWidget(bar)
 
     def show_alternatives(self, alternatives: Sequence[Alternative], *, can_choose: bool) -> None:
         """Shows these; pressing one is possible where a branch can be made."""
         self._open = can_choose
         while len(self.buttons) < len(alternatives):
-            bar = AlternativeButton()
-            bar.clicked.connect(lambda _checked=False, bar=bar: self._press(bar))
-            bar.previewed.connect(self.previewed)
-            self.buttons.append(bar)
-            self._column.addWidget(bar)
+            self._add()
         self._shown = alternatives
         self._measure()
         for bar, alternative in zip(self.buttons, alternatives, strict=False):

@@ -10,9 +10,12 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
+from tests.ui.comparison.second_window import compared
+from tests.ui.comparison.similar_window import listed
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from tests.ui.visits import prepare
+from tests.ui.transcript.test_tool_cards import CLOCK, calling, cards_of
+from tests.ui.visits import prepare, refused_for_length
 from tests.ui.window.test_conversation import finish
 from tests.ui.window.test_reach import controls, named, ready, stop
 from ui import MainWindow
@@ -101,6 +104,49 @@ async def comparison(window: MainWindow) -> QWidget:
     return window
 
 
+async def second(window: MainWindow) -> QWidget:
+    await compared(window)
+    return window
+
+
+async def similar(window: MainWindow) -> QWidget:
+    await listed(window)
+    return window
+
+
+async def calls(window: MainWindow) -> QWidget:
+    cards = await cards_of(window, calling(bench_of(window), CLOCK), 1)
+    field = cards.cards[0].result
+    assert field is not None
+    field.setPlainText("noon")
+    return window
+
+
+async def too_long(window: MainWindow) -> QWidget:
+    await refused_for_length(window, bench_of(window))
+    return window
+
+
+async def context(window: MainWindow) -> QWidget:
+    meter = window.parts.composer.meter
+    await until(lambda: meter.cost.text() != "")
+    QTest.mouseClick(meter.context, Qt.MouseButton.LeftButton)
+    await until(meter.panel.isVisible)
+    return window
+
+
+async def figures(window: MainWindow) -> QWidget:
+    window.parts.status.figures_button.click()
+    await until(window.parts.status.figures.isVisible)
+    return window
+
+
+def bench_of(window: MainWindow) -> FakeWorkbench:
+    bench = window.controller.workbench
+    assert isinstance(bench, FakeWorkbench)
+    return bench
+
+
 async def card(window: MainWindow) -> QWidget:
     window.parts.transcript.card_wanted.emit()
     await until(window.parts.pinned.field.hasFocus)
@@ -146,7 +192,10 @@ def settings(page: int) -> Panel:
     return opened
 
 
-PANELS = (the_window, no_pin, read_mode, columns, tree, starters, comparison, card, find)
+PANELS = (
+    the_window, no_pin, read_mode, columns, tree, starters, comparison, second, similar, calls, too_long, context, figures,
+    card, find,
+)  # fmt: skip
 CASES = [
     *(pytest.param(panel, id=panel.__name__) for panel in PANELS),
     *(pytest.param(inspector(place), id=f"inspector-{place}") for place in range(1, 5)),

@@ -23,7 +23,7 @@ from ui.transcript.text.ink import SHADOW_PX, paint_shadow
 from ui.transcript.view import TranscriptView
 from ui.widgets.controls import allow, button, row
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import ElidedLabel, Label, native
+from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 
 WIDTH = 372
 MOST_FOUND = 10
@@ -72,7 +72,8 @@ class PinnedCard(QWidget):
         self.field = LineEdit()
         self.field.setProperty("kind", "field")
         self.field.setFont(interface_font(12.5))
-        self.field.setToolTip(self.tr("Numbers choose and Space previews until you click here or press {0}").format(native("F2")))
+        tip = self.tr("Numbers choose and Space previews, until you click here or press {0}")
+        self.field.setToolTip(plain_tooltip(tip.format(native("F2"))))
         self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
         self.field.installEventFilter(self)

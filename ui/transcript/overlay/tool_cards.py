@@ -138,7 +138,6 @@ class TurnCards(QWidget):
         self.send_button = button(self.tr("Send the result") if len(self.cards) == 1 else self.tr("Send the results"))
         self.send_button.clicked.connect(self._send)
         self.can_answer = open_calls and all(not call.problem for call in turn.calls)
-        self.send_button.setVisible(self.can_answer)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 4)
         column.setSpacing(6)
@@ -149,6 +148,7 @@ class TurnCards(QWidget):
                 card.result.submitted.connect(self._send)
                 card.result.installEventFilter(self)
         column.addLayout(row(self.send_button, 1))
+        self.send_button.setVisible(self.can_answer)  # not before it has a parent, or it is shown as a window
         self.send_button.installEventFilter(self)
         self._refresh()
 
