@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QFrame, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
 from ui.port import TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
 from ui.widgets.controls import button, row
-from ui.widgets.labels import Caption, ElidedLabel, plain_tooltip
+from ui.widgets.labels import Caption, Label, plain_tooltip
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
 
@@ -20,7 +20,7 @@ ENDINGS = 8
 
 
 class StartersCard(QFrame):
-    """Three rows over the composer: a button, and what comes of it."""
+    """Three buttons over the composer, with what comes of each under it."""
 
     own_text_wanted = Signal()
     endings_wanted = Signal()
@@ -35,17 +35,21 @@ class StartersCard(QFrame):
         self.unsure = button(self.tr("Where was it unsure?"), "link")
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 10, 14, 10)
-        column.setSpacing(5)
+        column.setSpacing(1)
         column.addWidget(Caption(self.tr("Three ways to begin")))
+        column.addSpacing(4)
         for part, words, wanted in (
             (self.own_text, self.tr("type or paste it below: what surprises the model turns warm"), self.own_text_wanted),
             (self.endings, self.tr("how the model goes on, eight times side by side"), self.endings_wanted),
             (self.unsure, self.tr("an answer, and the token at which it hesitated most"), self.unsure_wanted),
         ):
             part.clicked.connect(wanted)
-            line = row(part, spacing=10)
-            line.addWidget(ElidedLabel(words, "soft", interface_font(12)), 1)
-            column.addLayout(line)
+            said = Label(words, "soft", interface_font(12))
+            said.setWordWrap(True)
+            said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+            column.addLayout(row(part, 1))
+            column.addWidget(said)
+            column.addSpacing(4)
         self.hide()
 
     def show_wait(self, reason: str) -> None:
