@@ -146,6 +146,7 @@ class OpenSessions:
 
     async def move(self, session: OpenSession, node_id: int) -> None:
         """Shows the path through a node, down to the leaf that was last shown under it."""
+        node_id = session.in_place_of(node_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
         before = session.tip

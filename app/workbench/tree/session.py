@@ -58,6 +58,7 @@ class OpenSession:
         self.title = stored.session.title
         self.is_sample = stored.session.is_sample
         self.tip = stored.session.current_node
+        self._gone: dict[int, int] = {}  # the parents of nodes that are gone: undo and redo may still ask for them
         self.notes: dict[int, str] = {}
         self.stats: dict[int, TurnStats] = {}
         self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
@@ -184,10 +185,20 @@ class OpenSession:
         """A node is gone; its question ends the path where it did."""
         node = self.tree.nodes[node_id]
         self.tree.remove(node_id)
+        if node.parent_id is not None:
+            self._gone[node_id] = node.parent_id
         for known in (self._runs, self.notes, self.stats):
             known.pop(node_id, None)
         if self.tip == node_id:
             self.tip = node.parent_id
+
+    def in_place_of(self, node_id: int) -> int:
+        """A node; of one that is gone, what came in its place, else its question where that is not shown."""
+        parent = self._gone.get(node_id)
+        if parent is None:
+            return node_id
+        after = next((child.id for child in self.tree.children(parent) if child.id > node_id), None)
+        return after or (node_id if self.tree.goes_through(self.tip, parent) else parent)
 
     # ---- tokens of the nodes that were read -----------------------------------------------------------------------------
 

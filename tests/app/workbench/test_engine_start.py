@@ -18,7 +18,7 @@ from runtime import (
 )
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, own_tokens, rows, until
-from ui import EngineState, SessionChanged, TurnStatus
+from ui import BranchAdded, EngineState, Refusal, SessionChanged, TurnStatus
 
 OBITUARY = (
     "the engine process has ended: signal 9 (SIGKILL), which the system sends when memory runs out: choose a smaller model "
@@ -204,6 +204,37 @@ def test_nothing_half_made_remains_of_a_failed_answer(play: Play, again: str) ->
         assert view.turns[-1].variants == (view.turns[-1].node_id,)
         assert rows(s.path, "SELECT count(*) FROM nodes WHERE role = 'assistant'") == [(1,)]
         assert await s.store.verify() == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("then", ["asked again", "left", "left beside another answer"])
+def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then: str) -> None:
+    async def scene(s: Scene) -> None:
+        # given a branch by an edit, or by another answer, that failed at once
+        session_id = await s.new()
+        answers, select = s.workbench.answers, s.workbench.branches.select
+        await answers.send(session_id, "hello")
+        path = (await s.view(session_id)).turns
+        s.engine.on_look = no_memory
+        if then == "left beside another answer":
+            await answers.regenerate(session_id, path[-1].node_id)
+        else:
+            await answers.send(session_id, "in other words", path[1].node_id)
+        (told,) = [event for event in s.events if isinstance(event, BranchAdded)]
+        s.engine.on_look = lambda _what: None
+        if then == "asked again":
+            await answers.regenerate(session_id, told.after)
+        new = (await s.view(session_id)).turns
+        # when it is undone, and done again
+        assert (await select(session_id, told.before)).turns[-1].node_id == path[-1].node_id
+        if then == "left beside another answer":  # nothing of it is there
+            with pytest.raises(Refusal):
+                await select(session_id, told.after)
+            return
+        shown = [turn.node_id for turn in (await select(session_id, told.after)).turns]
+        # then the answer that came in its place is shown, or else the question
+        assert shown == [turn.node_id for turn in (new if then == "asked again" else new[:-1])]
 
     play(scene)
 
