@@ -197,7 +197,7 @@ async def similar_narrow(window: MainWindow, workbench: AppWorkbench, folder: Pa
 
 async def starter_own(window: MainWindow, workbench: AppWorkbench, folder: Path, name: str) -> None:
     """The first way to begin: a text of one's own in colours, before anything is sent."""
-    card = await _starters(window, workbench, 440)
+    card = await _starters(window, workbench, 480)
     card.own_text.click()
     field = window.parts.composer.field
     field.setPlainText("The cat sat on the mat, and the mat sat on a hill of old bicycles, quietly humming an opera.")
