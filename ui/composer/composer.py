@@ -67,7 +67,7 @@ class Composer(QWidget):
         self.send_button.clicked.connect(self._press)
         self._running = False
         self._wait = ""  # why no message can be sent
-        self._drafts = Drafts()
+        self._use(Drafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
         self._keys: dict[int, int] = {}  # of those that were shown before
@@ -121,24 +121,26 @@ class Composer(QWidget):
 
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
         """The drafts of the last window, see `drafts`; before any session is shown."""
-        self._drafts = Drafts(kept)
+        self._use(Drafts(kept))
 
     def share(self, other: Composer) -> None:
         """Shares the drafts of another window: a session may be closed there and opened here."""
-        self._drafts = other._drafts
+        self._use(other._drafts)
 
     def drafts(self) -> tuple[tuple[int, str], ...]:
-        """What was written and not sent: session id (0 for one without turns) and text."""
-        if self._session is not None:
-            self._drafts.put(self._key, self._now())
+        """What was written and not sent, in any window: session id (0 for one without turns) and text."""
         return self._drafts.kept()
+
+    def put_aside(self) -> None:
+        """Leaves the draft to the other windows: this one closes."""
+        self._drafts.shown.remove(self._shown)
+        self._drafts.put(*self._shown())
 
     def show_session(self, session_id: int, *, is_new: bool) -> None:
         """Stores the draft under the session it was written in, and shows that of `session_id`."""
         key = NEW if is_new else session_id
         if session_id != self._session:
-            if self._session is not None:
-                self._drafts.put(self._key, self._now())
+            self._drafts.put(*self._shown())
             self._bring(self._drafts.take(key))
         self._session, self._key = session_id, key
         self._keys[session_id] = key
@@ -263,6 +265,13 @@ class Composer(QWidget):
         if self._key != NEW:
             self._bring(Draft(""))
         self.new_wanted.emit()
+
+    def _use(self, drafts: Drafts) -> None:
+        self._drafts = drafts
+        drafts.shown.append(self._shown)
+
+    def _shown(self) -> tuple[int, Draft]:
+        return self._key, self._now()
 
     def _now(self) -> Draft:
         return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position(), self.chips.files)

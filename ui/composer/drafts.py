@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,21 +38,31 @@ def joined(first: Draft, second: Draft) -> Draft:
     return replace(first, text="\n\n".join(dict.fromkeys(texts)), files=files)
 
 
+def put(held: dict[int, Draft], key: int, draft: Draft) -> None:
+    """Adds a draft; a blank one is none. For a session without turns it stands before what is held already."""
+    before = held.pop(key, None)
+    if key == NEW and before is not None:
+        draft = joined(draft, before)
+    if draft.text.strip() or draft.files:
+        held[key] = draft
+
+
 class Drafts:
-    """The drafts of the sessions that are not shown, in no window. Keys are session ids, or `NEW`."""
+    """The drafts of all windows. Keys are session ids, or `NEW`.
+
+    Attributes:
+        shown: The draft that each window shows, and its key; no other method knows of these.
+    """
 
     def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
-        self._held: dict[int, Draft] = {}
+        self.shown: list[Callable[[], tuple[int, Draft]]] = []
+        self._held: dict[int, Draft] = {}  # of the sessions that are shown in no window
         for key, text in kept:
             self.put(int(key), Draft(str(text), cursor=len(str(text))))
 
     def put(self, key: int, draft: Draft) -> None:
-        """Keeps a draft; a blank one is none. For a session without turns it stands before what is held already."""
-        held = self._held.pop(key, None)
-        if key == NEW and held is not None:
-            draft = joined(draft, held)
-        if draft.text.strip() or draft.files:
-            self._held[key] = draft
+        """Keeps a draft that is no longer shown."""
+        put(self._held, key, draft)
 
     def take(self, key: int) -> Draft:
         """The draft of a session, which is shown from now on."""
@@ -74,5 +84,8 @@ class Drafts:
             del self._held[key]
 
     def kept(self) -> tuple[tuple[int, str], ...]:
-        """The texts for the next window, the latest last."""
-        return tuple((key, draft.text) for key, draft in self._held.items() if draft.text.strip())[-MOST_KEPT:]
+        """The texts for the next window, the latest last; nothing is changed by it."""
+        held = dict(self._held)
+        for shown in self.shown:
+            put(held, *shown())
+        return tuple((key, draft.text) for key, draft in held.items() if draft.text.strip())[-MOST_KEPT:]

@@ -390,9 +390,9 @@ class MainWindow(QMainWindow):
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        drafts = self.parts.composer.drafts()
+        self.parts.composer.put_aside()
         if self._keep_state is not None:
-            self._keep_state(replace(self.state(), drafts=drafts))
+            self._keep_state(replace(self.state(), drafts=self.parts.composer.drafts()))
         self.setEnabled(False)
         if "settings" in vars(self):
             self.settings.close()
