@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 from PySide6.QtCore import Signal
@@ -203,6 +204,8 @@ class FirstModels(QFrame):
     def show_offers(self, offers: Sequence[Offer], busy: Sequence[str]) -> None:
         """Those that suit this machine; of the `busy` repositories a download stands already."""
         self.offers.show_offers([replace(offer, best=False) for offer in offers if offer.best], busy)  # the head says it
+        for first, second in pairwise((self.dismiss_button, *self.offers.buttons)):
+            QWidget.setTabOrder(first, second)
 
     def show_folder(self, folder: str) -> None:
         """Where sessions go."""

@@ -144,7 +144,8 @@ def test_the_window_and_each_tab_of_the_inspector(in_window: Play, bench: FakeWo
         assert_named(window)
         order = assert_reached(window)
         # and in the order in which it is read: columns from left to right, in each from the top down
-        parts, token = [window.parts.sidebar, window.parts.composer, window.parts.inspector], window.parts.inspector.token
+        parts = [window.parts.sidebar, window.parts.first.offers, window.parts.composer, window.parts.inspector]
+        token = window.parts.inspector.token
         parts += [token.alternatives, token.draws] if token.isVisible() else []
         places = [min((order.index(w) for w in order if part.isAncestorOf(w)), default=-1) for part in parts]
         first = places.index(min(places))
