@@ -139,5 +139,5 @@ def test_no_keychain_is_one_line_with_the_way_out(elsewise: Elsewise, hub: Local
     assert (done.code, done.out) == (1, "")
     [said] = done.err.splitlines()
     assert "no system keychain" in said
-    assert "set HF_TOKEN in the environment" in said
+    assert "set `HF_TOKEN` in the environment" in said
     assert SECRET not in said

@@ -154,7 +154,7 @@ def test_a_failure_says_its_cause_and_what_was_kept(play: Play, hub: LocalHub, t
         await until(lambda: is_in(s, DownloadState.FAILED))
         (view,) = told(s)
         assert "the hub refuses (HTTP 403)" in view.note
-        assert "the same command" not in view.note
+        assert "are kept" not in view.note
         assert view.done == unfinished_downloads()[0].kept > 0
         # when it is tried again
         s.workbench.shelf.download("org/tiny")
