@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from ui.port import BranchRow, TreeRow
 from ui.sidebar.session_list import paint_row_ground
-from ui.sidebar.session_rows import Index
+from ui.sidebar.session_rows import Index, replace_rows
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
 from ui.widgets.controls import button, row
@@ -47,16 +47,13 @@ class BranchRows(QAbstractListModel):
         self.rows: tuple[BranchRow, ...] = ()
 
     def take(self, rows: Sequence[BranchRow]) -> None:
-        """Shows these; a change of the same tree keeps the scroll position."""
-        new = tuple(rows)
-        if [row.node_id for row in new] == [row.node_id for row in self.rows]:
-            self.rows = new
-            if new:
-                self.dataChanged.emit(self.index(0), self.index(len(new) - 1))
-            return
-        self.beginResetModel()
-        self.rows = new
-        self.endResetModel()
+        """Shows these."""
+
+        def replace() -> None:
+            self.rows = tuple(rows)
+
+        before, after = ([(row.node_id, row.start) for row in each] for each in (self.rows, rows))
+        replace_rows(self, before, after, replace)
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
         return 0 if parent.isValid() else len(self.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from msgspec import Struct
 from PySide6.QtCore import (
@@ -47,6 +47,18 @@ class Found(Struct, frozen=True):
 
 
 Row = Head | SessionSummary | TrashedSession | Found
+
+
+def replace_rows(
+    model: QAbstractListModel, before: Sequence[Hashable], after: Sequence[Hashable], replace: Callable[[], None]
+) -> None:
+    """Other rows for a model, each known by its key: the keyboard and an open editor stay with theirs, wherever it is now."""
+    model.layoutAboutToBeChanged.emit()
+    replace()
+    places = {key: place for place, key in enumerate(after)}
+    held = model.persistentIndexList()
+    model.changePersistentIndexList(held, [model.index(places.get(before[index.row()], -1)) for index in held])
+    model.layoutChanged.emit()
 
 
 class SessionRows(QAbstractListModel):
@@ -94,7 +106,7 @@ class SessionRows(QAbstractListModel):
     def mark_open(self, session_id: int | None) -> None:
         """Which row is drawn as open."""
         before, self._open = self._open, session_id
-        for each in {before, session_id}:
+        for each in {before} ^ {session_id}:  # none where it stays: its title may be typed just now
             if each in self._places:
                 index = self.index(self._places[each])
                 self.dataChanged.emit(index, index)
@@ -233,10 +245,11 @@ class SessionRows(QAbstractListModel):
     # ---- how rows are made --------------------------------------------------------------------------------------------
 
     def _show(self, rows: list[Row]) -> None:
-        self.beginResetModel()
-        self._rows = rows
-        self._places = {row.session_id: place for place, row in enumerate(rows) if not isinstance(row, Head | Found)}
-        self.endResetModel()
+        def replace() -> None:
+            self._rows = rows
+            self._places = {row.session_id: place for place, row in enumerate(rows) if not isinstance(row, Head | Found)}
+
+        replace_rows(self, list(map(_key, self._rows)), list(map(_key, rows)), replace)
 
     def _grouped(self, sessions: Sequence[SessionSummary], now: datetime.datetime, folders: Sequence[FolderView]) -> list[Row]:
         pinned: list[SessionSummary] = []
@@ -281,6 +294,12 @@ class SessionRows(QAbstractListModel):
         tags = self.tr(", tagged {0}").format(", ".join(row.tags)) if row.tags else ""
         state = self.tr(", answering") if row.answering else self.tr(", answered, not seen yet") if row.unseen else ""
         return f"{row.title}{branches}{tags}{state}"
+
+
+def _key(row: Row) -> Hashable:
+    if isinstance(row, Head):
+        return row.name if row.folder_id is None else row.folder_id
+    return type(row), row.session_id
 
 
 def _words(row: Row) -> str:

@@ -100,7 +100,7 @@ class SessionPanel(QWidget):
         self.rows.moved.connect(self.moved)
         self.rows.folder_renamed.connect(self.folder_renamed)
         self.view.itemDelegate().closeEditor.connect(self._edited)
-        self.rows.modelReset.connect(self.view.updateGeometry)
+        self.rows.layoutChanged.connect(self.view.updateGeometry)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
     def show_sessions(

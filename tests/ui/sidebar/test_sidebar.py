@@ -21,6 +21,7 @@ from ui.sidebar.branch_tree import BranchTree, NameBox
 from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
+BOAT = 4
 
 
 def make_sample(bench: FakeWorkbench) -> None:
@@ -86,9 +87,16 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         field = panel.view.findChild(QLineEdit)
         assert isinstance(field, QLineEdit)
         field.selectAll()
-        QTest.keyClicks(field, "Lisbon")
+        QTest.keyClicks(field, "Lis")
+        # while another session's answer ends, and it comes before this one
+        bench.summaries[BOAT] = replace(bench.summaries[BOAT], pinned=True, answering=True)
+        bench.emit(SessionsChanged())
+        await until(lambda: rows(panel)[0] == "Pinned")
+        panel.show_open(TRIP)
+        QTest.keyClicks(field, "bon")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
+        assert panel.view.currentIndex() == panel.rows.index_of(TRIP)  # the keyboard, too
         await until(lambda: window.parts.top.title.text() == "Lisbon")
         # an empty name is not taken
         window.acts.rename.trigger()
@@ -360,6 +368,10 @@ def test_a_branch_is_selected_by_click(in_window: Play, bench: FakeWorkbench) ->
         QTest.mouseClick(tree.viewport(), Qt.MouseButton.LeftButton, pos=tree.visualRect(tree.rows.index(1)).center())
         await until(lambda: bench.asked("select") == [(TRIP, 41)])
         await until(lambda: tree.rows.rows[1].current)
+        # the keyboard stays in its row where another one comes before it
+        here = tree.rows.rows[1]
+        tree.show_branches([replace(here, node_id=999, current=False), *tree.rows.rows])
+        assert tree.rows.rows[tree.currentIndex().row()] == here
 
     in_window(scene)
 
