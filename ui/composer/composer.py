@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from msgspec.structs import replace
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QKeySequence
+from PySide6.QtGui import QKeySequence, QTextCursor
 from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
 from ui.commands.actions import STOP_KEYS
 from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
-from ui.composer.drafts import NEW, Draft, Drafts, with_files
+from ui.composer.drafts import NEW, Draft, Drafts, joined, with_files
 from ui.composer.writing_box import WritingBox
 from ui.port import Composition, TextFile
 from ui.port.tokens import TokenRun
@@ -47,8 +46,9 @@ class Composer(QWidget):
         super().__init__(parent)
         self.notice = Notice()
         self.version = Notice("undo")  # said while the draft is another version of an earlier turn
-        self.version.dismissed.connect(self._drop_version)
+        self.version.dismissed.connect(lambda: self._bring(self._before or Draft("")))
         self._replaces: int | None = None
+        self._before: Draft | None = None  # what was being written when that was begun
         self.meter = DraftCost(self)
         self._box = box = WritingBox(self.meter)
         self.field, self.chips, self.roles = box.field, box.chips, box.roles
@@ -142,6 +142,7 @@ class Composer(QWidget):
         if session_id != self._session:
             self._drafts.put(*self._shown())
             self._bring(self._drafts.take(key))
+            self.field.document().clearUndoRedoStacks()
         self._session, self._key = session_id, key
         self._keys[session_id] = key
 
@@ -156,16 +157,15 @@ class Composer(QWidget):
             self._drafts.drop(session_id, text)
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
-        self._drop_version()
         self._drafts.drop(self._key, text)  # it was put aside where the window is being closed
-        if self.message == text:
-            self.field.clear()
-            self.chips.show_files(())
+        before = self._before or Draft("")
+        self._bring(before if self.message == text else joined(self._now(), before))
+        self.field.document().clearUndoRedoStacks()
 
     def edit(self, node_id: int, old: str, text: str, behind: str = "") -> None:
         """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
 
-        What was being written is put behind it rather than lost.
+        What was being written comes back when it is sent or dismissed.
 
         Args:
             node_id: The turn.
@@ -173,13 +173,10 @@ class Composer(QWidget):
             text: What the version says up to the cursor.
             behind: What it says behind it.
         """
-        kept = self.draft if self._replaces is None else ""
-        self._replaces = node_id
+        before = self._now() if self._replaces is None else self._before
         short = one_line(old)
-        self.version.say(self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…"))
-        whole = text + behind
-        self.field.setPlainText(f"{whole}\n\n{kept}" if kept.strip() else whole)
-        self._put_cursor(utf16_length(text))
+        words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
+        self._bring(Draft(text + behind, node_id, words, utf16_length(text), before=before))
         self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
@@ -261,9 +258,9 @@ class Composer(QWidget):
 
     def _move_to_new(self) -> None:
         """The draft goes on in a session that has room."""
-        self._drafts.put(NEW, replace(self._now(), replaces=None, version=""))
+        self._drafts.put(NEW, joined(self._now(), Draft("")))
         if self._key != NEW:
-            self._bring(Draft(""))
+            self._bring(self._before or Draft(""))
         self.new_wanted.emit()
 
     def _use(self, drafts: Drafts) -> None:
@@ -274,35 +271,31 @@ class Composer(QWidget):
         return self._key, self._now()
 
     def _now(self) -> Draft:
-        return Draft(self.draft, self._replaces, self.version.words, self.field.textCursor().position(), self.chips.files)
+        cursor = self.field.textCursor().position()
+        return Draft(self.draft, self._replaces, self.version.words, cursor, self.chips.files, self._before)
 
     def _bring(self, draft: Draft) -> None:
-        self._replaces = draft.replaces
+        """Shows a draft; the field's undo brings the text back that was there."""
+        self._replaces, self._before = draft.replaces, draft.before
         if draft.replaces is None:
             self.version.clear()
         else:
             self.version.say(draft.version)
         self.overflow.hide()
         self.chips.show_files(draft.files)
-        if draft.text != self.draft:
-            self.field.setPlainText(draft.text)
-        self._put_cursor(draft.cursor)
-
-    def _put_cursor(self, position: int) -> None:
         cursor = self.field.textCursor()
-        cursor.setPosition(min(position, max(self.field.document().characterCount() - 1, 0)))
+        if draft.text != self.draft:
+            cursor.select(QTextCursor.SelectionType.Document)
+            cursor.insertText(draft.text)
+        cursor.setPosition(min(draft.cursor, max(self.field.document().characterCount() - 1, 0)))
         self.field.setTextCursor(cursor)
+        self._delay.start()  # it may stand elsewhere now, after other tokens
 
     def _press(self) -> None:
         if self._running:
             self.stopped.emit()
         else:
             self._submit()
-
-    def _drop_version(self) -> None:
-        self._replaces = None
-        self.version.clear()
-        self._delay.start()  # it stands elsewhere now, after other tokens
 
     def _refresh(self) -> None:
         self._box.show_send(running=self._running, can_send=bool(self.message.strip()), wait=self._wait)

@@ -28,22 +28,23 @@ class Draft(Struct, frozen=True):
     version: str = ""  # the words that say so
     cursor: int = 0  # QChars
     files: tuple[TextFile, ...] = ()  # that go with it; they do not outlive the window
+    before: Draft | None = None  # what was being written when the version was begun
 
 
 def joined(first: Draft, second: Draft) -> Draft:
-    """Both, where there was room for one: two windows may have had a session without turns each."""
+    """Both as one message, where there is room for one."""
     texts = [draft.text for draft in (first, second) if draft.text.strip()]
     names = {file.name for file in first.files}
     files = (*first.files, *(file for file in second.files if file.name not in names))
-    return replace(first, text="\n\n".join(dict.fromkeys(texts)), files=files)
+    return Draft("\n\n".join(dict.fromkeys(texts)), cursor=first.cursor, files=files)
 
 
 def put(held: dict[int, Draft], key: int, draft: Draft) -> None:
-    """Adds a draft; a blank one is none. For a session without turns it stands before what is held already."""
+    """Adds a draft; a blank one is none. For a session without turns, which two windows may have, both are held as one."""
     before = held.pop(key, None)
     if key == NEW and before is not None:
         draft = joined(draft, before)
-    if draft.text.strip() or draft.files:
+    if draft.text.strip() or draft.files or draft.before:
         held[key] = draft
 
 
@@ -80,12 +81,15 @@ class Drafts:
 
     def drop(self, key: int, text: str) -> None:
         """Forgets a draft that says just that: it was sent."""
-        if key in self._held and with_files(self._held[key].text, self._held[key].files) == text:
+        held = self._held.get(key)
+        if held is not None and with_files(held.text, held.files) == text:
             del self._held[key]
+            self.put(key, held.before or Draft(""))
 
     def kept(self) -> tuple[tuple[int, str], ...]:
         """The texts for the next window, the latest last; nothing is changed by it."""
         held = dict(self._held)
         for shown in self.shown:
             put(held, *shown())
-        return tuple((key, draft.text) for key, draft in held.items() if draft.text.strip())[-MOST_KEPT:]
+        texts = ((key, joined(draft, draft.before or Draft("")).text) for key, draft in held.items())
+        return tuple((key, text) for key, text in texts if text)[-MOST_KEPT:]

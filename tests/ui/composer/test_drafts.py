@@ -10,6 +10,7 @@ from dataclasses import asdict
 import pytest
 from msgspec.structs import replace as replace_struct
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QTextCursor
 from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, until
@@ -50,11 +51,21 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
 
     async def scene(window: MainWindow) -> None:
         composer = window.parts.composer
-        question = bench.views[TRIP].turns[0]
+        question, answer = bench.views[TRIP].turns[:2]
+        QTest.keyClicks(composer.field, "my own")
+        window.parts.transcript.edit_requested.emit(answer.node_id)
+        QTest.keyClicks(composer.field, "!")
+        begun = composer.draft
+        # a second version in place of a first one, which the field's undo brings back
         window.parts.transcript.edit_requested.emit(question.node_id)
+        composer.field.undo()
+        assert composer.draft == begun
+        composer.field.redo()
+        composer.field.moveCursor(QTextCursor.MoveOperation.End)
         QTest.keyClicks(composer.field, " half")
         await opened(window, OTHER)
         assert (composer.draft, composer.version.words) == ("", "")
+        assert [text for _, text in composer.drafts()] == ["Where should we go in April? half\n\nmy own"]
         QTest.keyClicks(composer.field, "for the proofs")
         await opened(window, TRIP)
         assert composer.draft == "Where should we go in April? half"
@@ -64,6 +75,7 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in April? half done", question.node_id)])
         await until(lambda: not window.controller.running)
+        assert (composer.draft, composer.version.words) == ("my own", "")  # what was written before the versions
         await opened(window, OTHER)
         assert composer.draft == "for the proofs"
 
