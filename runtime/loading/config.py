@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
@@ -400,17 +400,64 @@ def quantised_with(config: Mapping[str, Any]) -> tuple[str | None, str]:
     """The quantisation method ("mlx", another method's name, or None for plain weights) and its bits."""
     mlx, other = config.get("quantization"), config.get("quantization_config")
     if isinstance(mlx, Mapping) and "group_size" in mlx:
-        return "mlx", " and ".join(str(bits) for bits in mlx_bits(mlx)) or "?"
+        return "mlx", _in_layers(mlx, "bits") or "?"
     if isinstance(other, Mapping) and other.get("quant_method"):
         return str(other["quant_method"])[:40], ""
     return None, ""
 
 
-def mlx_bits(quantization: Mapping[str, Any]) -> list[int]:
-    """Bits of a weight in any layer, sorted.
+MLX_GROUPS = (32, 64, 128)  # numbers that share a scale
+
+
+class SmallGroups(NamedTuple):
+    """A layer that stays quantised on disk in groups that MLX does not have.
+
+    Attributes:
+        bits: Of a number.
+        group: Numbers that share a scale and a bias, both float32.
+        numbers: In all.
+    """
+
+    bits: int
+    group: int
+    numbers: int
+
+    @property
+    def nbytes(self) -> int:
+        """Quantised."""
+        return self.numbers * self.bits // 8 + self.numbers // self.group * 8
+
+
+def small_groups(config: Mapping[str, Any]) -> dict[str, SmallGroups]:
+    """The layers of a GGUF import that hf computes with as they are, and that mlx makes float32 as it loads them."""
+    found = {}
+    said = config.get("quantization")
+    for layer, own in said.items() if isinstance(said, Mapping) else ():
+        match own:
+            case {"bits": int(bits), "group_size": int(group), "shape": [int(rows), int(columns)]} if group not in MLX_GROUPS:
+                found[layer] = SmallGroups(bits, max(group, 1), rows * columns)
+    return found
+
+
+def bytes_on_mlx(config: Mapping[str, Any], stored: int) -> int:
+    """Bytes of a folder's weights once mlx has loaded them, in the width that they are stored in."""
+    return stored + sum(4 * layer.numbers - layer.nbytes for layer in small_groups(config).values())
+
+
+def quantisation_words(config: Mapping[str, Any]) -> str | None:
+    """How weights are quantised, "4 and 6 bits, groups of 16 and 32"; None where they are not."""
+    found = config.get("quantization")
+    if not found:
+        return None
+    return f"{_in_layers(found, 'bits')} bits, groups of {_in_layers(found, 'group_size')}"
+
+
+def _in_layers(quantization: Mapping[str, Any], key: str) -> str:
+    """What any layer has, sorted, "4 and 6".
 
     Args:
         quantization: As mlx_lm writes it: the settings of most layers, and exceptions by layer name (False: not quantised).
+        key: "bits" or "group_size".
     """
     layers = [quantization, *(value for value in quantization.values() if isinstance(value, Mapping))]
-    return sorted({layer["bits"] for layer in layers if isinstance(layer.get("bits"), int)})
+    return " and ".join(map(str, sorted({layer[key] for layer in layers if isinstance(layer.get(key), int)})))

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from runtime.backends.facts import group_width
-from runtime.loading.config import context_of, quantised_with
+from runtime.loading.config import context_of, quantised_with, small_groups
 from runtime.loading.measurements import MOST_TOKENS, PLAIN
 from runtime.loading.rope import text_config
 from runtime.options.load import CHUNK_TOKENS, CUDA_CHUNK_TOKENS, LoadOptions
@@ -109,7 +109,7 @@ def estimate_fit(
     packed = PLAIN if plain else given.weights
     numbers, stored = stored_numbers(config, weights_bytes, dtype)
     width = {"float16": 2, "bfloat16": 2, "float32": 4}.get(given.dtype, stored if gpu else 4)
-    weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed)
+    weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed, backend=backend)
     same = stored == width and _SPELLED.get(dtype, given.dtype) in ("auto", given.dtype)
     converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))  # counted with packing
     most = context_of(config)
@@ -219,7 +219,9 @@ def stored_numbers(config: Mapping[str, Any], weights_bytes: int, dtype: str) ->
     return weights_bytes // stored, stored
 
 
-def held_bytes(config: Mapping[str, Any], weights_bytes: int, numbers: int, *, stored: int, width: int, packed: str) -> int:
+def held_bytes(
+    config: Mapping[str, Any], weights_bytes: int, numbers: int, *, stored: int, width: int, packed: str, backend: str
+) -> int:
     """Bytes of the weights in an engine.
 
     Args:
@@ -229,9 +231,12 @@ def held_bytes(config: Mapping[str, Any], weights_bytes: int, numbers: int, *, s
         stored: Bytes of each on disk; of a scale, where they are quantised.
         width: Bytes of each in memory; likewise.
         packed: Form of linear weights; "float32": as all others.
+        backend: "hf" or "mlx", which has no groups below 32.
     """
     if quantised_with(config)[0]:
-        return _quantised(config, weights_bytes, stored, width)
+        plain = small_groups(config).values() if backend == "mlx" else ()
+        others = weights_bytes - sum(layer.nbytes for layer in plain)
+        return _quantised(config, others, stored, width) + sum(layer.numbers * width for layer in plain)
     return numbers * width if packed == PLAIN else _packed(config, numbers, packed)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from resources.files import kind_of_file, read_regular
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.config import (
+    bytes_on_mlx,
     check_config,
     check_tokenizer_fields,
     ignored_values,
@@ -123,8 +124,8 @@ def open_folder(
         path: The folder; nothing is written into it.
         name: Shown to users; the manifest's title or the folder's name by default.
         backend: "hf" or "mlx", which decides about quantised weights and rope types.
-        fits: Called with the bytes of the weights before they are hashed, which reads them all; it raises where they are too
-            many.
+        fits: Called with the bytes of the weights, in the engine's form and the width on disk, before they are hashed, which
+            reads them all; it raises where they are too many.
 
     Raises:
         ModelLoadError: A file or value is missing, broken, absurd or changed since the import; one line names it.
@@ -147,7 +148,8 @@ def open_folder(
     for file in weights:
         check_safetensors(file)
     if fits is not None:
-        fits(sum(file.stat().st_size for file in weights))
+        stored = sum(file.stat().st_size for file in weights)
+        fits(bytes_on_mlx(raw, stored) if backend == "mlx" else stored)
     hashes = _hashes([*weights, path / "config.json"], manifest)
     texts = _hashes([path / file for file in TEXT_FILES if (path / file).is_file()], manifest)
     tokenizer_config = read_json(path / "tokenizer_config.json") or {}

@@ -16,9 +16,10 @@ from resources.files import kind_of_file, open_regular
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError
 from runtime.loading.child_process import run_converter
+from runtime.loading.config import MLX_GROUPS
 from runtime.loading.gguf.convert import CheckedGguf, check_gguf
 from runtime.loading.gguf.quants import KEPT
-from runtime.loading.gguf.weights import kept_bits
+from runtime.loading.gguf.weights import kept_form
 from runtime.loading.integrity import (
     digest_of_all,
     known_sha256,
@@ -59,8 +60,8 @@ def import_model(
         progress: Called at least once a second; raising in it cancels the import.
         title: Shown to users; by default `name`, or else the name of the file or folder.
         keep: Also keeps a copy of the GGUF file, as ``source.gguf``.
-        keep_quantised: Of a GGUF. True: weights stay quantised where MLX can keep them without rounding, for mlx, and for hf on
-            a processor; False: all become float32, for every device; None: True where mlx is the default backend.
+        keep_quantised: Of a GGUF. True: quantised weights stay so, without rounding, for mlx, and for hf on a processor; False:
+            all become float32, for every device; None: True where mlx is the default backend.
 
     Returns:
         The checked model. An existing one of the same content and name is returned as it is.
@@ -125,7 +126,7 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     if wanted and not checked.keepable:
         forms = ", ".join(KEPT)
         raise ModelLoadError(
-            f"{checked.header.path}: no matrix of it is packed as MLX can keep it ({forms}); import it as float32 (`--float32`)"
+            f"{checked.header.path}: no matrix of it is quantised ({forms} can be kept); import it as float32 (`--float32`)"
         )
     return wanted
 
@@ -156,10 +157,10 @@ class ImportPlan:
     """The two forms of an import's weights.
 
     Attributes:
-        kept: Bytes where they stay quantised, for mlx, and for hf on a processor; 0 where MLX can keep none of them.
+        kept: Bytes where they stay quantised, for mlx, and for hf on a processor; 0 where none can.
         float32: Bytes as float32, for every device.
         keeps: The default is quantised, because mlx is the default backend.
-        widened: Share of all numbers, by format, in matrices that MLX has no form for: float32 in either case.
+        widened: Share of all numbers, by format, in matrices that MLX has no form for: float32 in its memory in either case.
     """
 
     kept: int
@@ -169,9 +170,9 @@ class ImportPlan:
 
     @property
     def note(self) -> str:
-        """The quantised weights that become float32, and why; empty without any."""
+        """The weights that stay quantised on disk and not on mlx, and why; empty without any."""
         shares = " and ".join(f"{form} ({100 * share:.0f} % of the weights)" for form, share in self.widened.items())
-        return f"{shares} becomes float32: MLX has no form that is exactly it" if self.kept and shares else ""
+        return f"{shares} becomes float32 when mlx loads it: MLX has no form that is exactly it" if shares else ""
 
 
 def plan_import(path: str | Path) -> ImportPlan:
@@ -190,9 +191,9 @@ def plan_of(checked: CheckedGguf) -> ImportPlan:
     """The plan for a checked file."""
     numbers: Counter[str] = Counter()
     for tensor in checked.tensors:
-        packed = checked.header.tensors[tensor.source].format
-        if packed.block > 1 and len(tensor.shape) == 2 and kept_bits(checked.header, tensor) is None:
-            numbers[packed.name] += prod(tensor.shape)
+        form = kept_form(checked.header, tensor)
+        if form is not None and form.group not in MLX_GROUPS:
+            numbers[checked.header.tensors[tensor.source].format.name] += prod(tensor.shape)
     return ImportPlan(
         kept=checked.written_bytes(quantised=True) if checked.keepable else 0,
         float32=checked.written_bytes(quantised=False),

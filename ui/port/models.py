@@ -259,10 +259,10 @@ class GgufPlan(Struct, frozen=True):
 
     Attributes:
         path: Of the file.
-        kept: Bytes of its weights where they stay quantised; 0 where mlx can keep none of them so.
+        kept: Bytes of its weights where they stay quantised; 0 where none can.
         float32: Bytes of its weights in float32, for all engines.
         keeps: They stay quantised unless asked otherwise.
-        note: What becomes float32 all the same, and why; "" where all stays as it is.
+        note: What becomes float32 on mlx all the same, and why; "" where all stays as it is.
     """
 
     path: Path

@@ -21,8 +21,7 @@ from runtime.backends.hf.quantised import quantization_of, replace_quantised
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights, pack_and_measure
 from runtime.errors import ModelLoadError
-from runtime.loading.config import shown_json, sizes
-from runtime.loading.gguf.quants import GROUP
+from runtime.loading.config import quantisation_words, shown_json, sizes
 from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import current_listener, reporting_progress
@@ -48,7 +47,7 @@ class LoadedModel:
     offload: Offload | None = None  # what of it is on disk
     perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
     weights: str = "auto"  # how they are held: as was asked for, or plain
-    quantisation: str | None = None  # of the folder itself, as in "4 and 8 bits, groups of 32"
+    quantisation: str | None = None  # of the folder itself, as in "4 and 6 bits, groups of 16 and 32"
     passed_over: tuple[str, ...] = ()  # what was wished for and cannot be, in words
 
 
@@ -113,7 +112,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         offload=offload,
         perplexities=perplexities,
         weights=weights,
-        quantisation=source.quantisation and f"{source.quantisation.removesuffix(' bit (mlx)')} bits, groups of {GROUP}",
+        quantisation=source.quantisation and quantisation_words(source.config),
         passed_over=passed_over,
     )
 

@@ -17,13 +17,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from runtime.backends.hf.weights import PackedLinear
 from runtime.errors import ModelLoadError
-from runtime.loading.gguf.quants import GROUP
+from runtime.loading.gguf.quants import Form
 from runtime.loading.model_folder import ModelFolder
 from runtime.loading.safetensors import tensor_forms
 
 METHOD: Final = "elsewise-affine"
 BLOCK: Final = 1 << 20  # weights that are float32 at once: 4 MiB
-_BITS = (2, 3, 4, 5, 6, 8)
+_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (16, 32)
 
 
 class Affine(NamedTuple):
@@ -31,23 +31,25 @@ class Affine(NamedTuple):
 
     Attributes:
         words: ``(out, in * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
-        scales: ``(out, in / 32) float32``.
+        scales: ``(out, in / group) float32``.
         biases: The same shape.
+        group: Numbers that share a scale and a bias.
     """
 
     words: torch.Tensor
     scales: torch.Tensor
     biases: torch.Tensor
+    group: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the matrix."""
-        return len(self.scales), self.scales.shape[1] * GROUP
+        return len(self.scales), self.scales.shape[1] * self.group
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parts."""
-        return int(sum(part.nbytes for part in self))
+        return int(self.words.nbytes + self.scales.nbytes + self.biases.nbytes)
 
     def rows(self, which: slice | torch.Tensor) -> torch.Tensor:
         """``(rows, in) float32``."""
@@ -55,14 +57,15 @@ class Affine(NamedTuple):
         bits = self.words.shape[1] * 32 // self.shape[1]
         period = 8 // gcd(8, bits)  # so many numbers fill whole bytes
         data = self.words.view(torch.uint8)[which].view(scales.shape[0], -1, period * bits // 8)
-        numbers = torch.empty(*data.shape[:2], period)
+        data = data.movedim(2, 0).contiguous()  # first bytes, second bytes, ...: reading 6 bits takes two thirds
+        numbers = torch.empty(*data.shape[1:], period)
         for i in range(period):
             byte, shift = divmod(i * bits, 8)
-            number = data[..., byte] >> shift
+            number = data[byte] >> shift
             if shift + bits > 8:
-                number |= data[..., byte + 1] << (8 - shift)
+                number |= data[byte + 1] << (8 - shift)
             numbers[..., i] = number if shift + bits == 8 else number & (1 << bits) - 1
-        return numbers.view(scales.shape[0], -1, GROUP).mul_(scales).add_(biases).view(scales.shape[0], -1)
+        return numbers.view(scales.shape[0], -1, self.group).mul_(scales).add_(biases).view(scales.shape[0], -1)
 
 
 class AffineLinear(PackedLinear):
@@ -111,13 +114,13 @@ class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transforme
     """For `from_pretrained`.
 
     Attributes:
-        bits: By layer.
+        forms: By layer.
         check: Refuses a tensor that is not of a dtype and shape.
     """
 
-    def __init__(self, bits: Mapping[str, int], check: Callable[[str, str, tuple[int, ...]], None]) -> None:
+    def __init__(self, forms: Mapping[str, Form], check: Callable[[str, str, tuple[int, ...]], None]) -> None:
         self.quant_method = METHOD
-        self.bits = dict(bits)
+        self.forms = dict(forms)
         self.check = check
 
 
@@ -126,10 +129,10 @@ class AffineQuantizer(HfQuantizer):  # type: ignore[misc]  # likewise
     """Gives layers of the empty model the tensors of the file, and puts ours in their place once these are read."""
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
-        for path, bits in self.quantization_config.bits.items():
+        for path, form in self.quantization_config.forms.items():
             module = model.get_submodule(path)
             rows, columns = module.weight.shape
-            parts = {"weight": (columns * bits // 32, torch.uint32), "scales": (columns // GROUP, torch.float32)}
+            parts = {"weight": (columns * form.bits // 32, torch.uint32), "scales": (columns // form.group, torch.float32)}
             parts["biases"] = parts["scales"]
             for name, (width, dtype) in parts.items():
                 self.quantization_config.check(f"{path}.{name}", "U32" if name == "weight" else "F32", (rows, width))
@@ -158,31 +161,31 @@ def quantization_of(source: ModelFolder) -> AffineConfig | None:
     found = source.config.get("quantization")
     if source.quantisation is None or not isinstance(found, Mapping):
         return None
-    bits, forms = {}, tensor_forms(source.weights)
+    layers, tensors = {}, tensor_forms(source.weights)
 
     def check(name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        if forms.get(name) != (dtype, shape):
-            there = "missing" if name not in forms else " ".join(map(str, forms[name]))
+        if tensors.get(name) != (dtype, shape):
+            there = "missing" if name not in tensors else " ".join(map(str, tensors[name]))
             raise ModelLoadError(
                 f"{source.path}: the tensor {name} is {there} in the weights and {dtype} {shape} by config.json; import the "
                 "file again"
             )
 
-    for layer in (name.removesuffix(".scales") for name in forms if name.endswith(".scales")):
+    for layer in (name.removesuffix(".scales") for name in tensors if name.endswith(".scales")):
         own = found.get(layer, found)
-        if not isinstance(own, Mapping) or own.get("bits") not in _BITS or own.get("group_size") != GROUP:
-            raise ModelLoadError(f"{source.path}/config.json: quantization says no bits and groups of {GROUP} for {layer}")
-        bits[layer] = own["bits"]
-    return AffineConfig(bits, check)
+        if not isinstance(own, Mapping) or own.get("bits") not in _BITS or own.get("group_size") not in _GROUPS:
+            raise ModelLoadError(f"{source.path}/config.json: quantization says no bits and groups of 16 or 32 for {layer}")
+        layers[layer] = Form(own["bits"], own["group_size"])
+    return AffineConfig(layers, check)
 
 
 def replace_quantised(model: Any, config: AffineConfig) -> None:
     """Puts `AffineLinear` and `AffineEmbedding` in place of what was read, and of a head that shares its matrix."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
-    for path in config.bits:
+    for path, form in config.forms.items():
         module = model.get_submodule(path)
-        matrix = Affine(module.weight.data, module.scales.data, module.biases.data)
+        matrix = Affine(module.weight.data, module.scales.data, module.biases.data, form.group)
         if not isinstance(module, torch.nn.Embedding):
             _put(model, path, AffineLinear(matrix, None if module.bias is None else module.bias.data))
             continue

@@ -5,6 +5,7 @@ Each line was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm.utils import load_model
 
 from runtime.backends import facts
 from runtime.backends.mlx import gemma2
 from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.architectures import words_in_source
-from runtime.loading.config import normalised, shown_json
+from runtime.loading.config import MLX_GROUPS, SmallGroups, normalised, shown_json, small_groups
 from runtime.loading.model_folder import ModelFolder
 from runtime.loading.rope import for_mlx
 
@@ -192,16 +194,49 @@ def _equal(one: mx.array, other: mx.array) -> bool:
 
 
 def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for mlx-lm's `load_model`: its gpt2 cannot read weights under transformers' names, so ours renames them."""
-    if config.get("model_type") != "gpt2":
+    """Arguments for mlx-lm's `load_model` where its class cannot read weights: gpt2 by transformers' names, small groups."""
+    narrow, prefix = small_groups(config), "transformer." if config.get("model_type") == "gpt2" else ""
+    if not narrow and not prefix:
         return {}
-    from mlx_lm.models import gpt2
+    theirs = inspect.signature(load_model).parameters["get_model_classes"].default
 
-    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-        return gpt2.Model.sanitize(self, {name.removeprefix("transformer."): a for name, a in weights.items()})
+    def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        own, arguments = theirs(config)
 
-    renaming = type("Model", (gpt2.Model,), {"sanitize": sanitize})
-    return {"get_model_classes": lambda config: (renaming, gpt2.ModelArgs)}  # noqa: ARG005  # called by that name
+        def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
+            read = {name.removeprefix(prefix): array for name, array in weights.items()}
+            for layer, form in narrow.items():
+                parts = [read.pop(f"{layer}.{part}") for part in ("weight", "scales", "biases")]
+                read[f"{layer}.weight"] = _unpacked(form, *parts)
+            return own.sanitize(self, read) if hasattr(own, "sanitize") else read
+
+        return type("Model", (own,), {"sanitize": sanitize}), arguments
+
+    return {"get_model_classes": classes}
+
+
+def without_small_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same where layers of groups that MLX does not have are not quantised, which `class_lookup` sees to."""
+    narrow = small_groups(config)
+    if not narrow:
+        return dict(config)
+    left = {name: value for name, value in config["quantization"].items() if name not in narrow}
+    return {**config, "quantization": left if left["group_size"] in MLX_GROUPS else None}
+
+
+def _unpacked(form: SmallGroups, words: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+    """``(rows, columns) float32``, a promise. `mx.dequantize` takes seven times that on a processor, this not twice."""
+    period = 8 // math.gcd(8, form.bits)  # so many numbers fill whole bytes
+    data = words.view(mx.uint8).reshape(len(words), -1, period * form.bits // 8)
+    numbers = []
+    for i in range(period):
+        byte, shift = divmod(i * form.bits, 8)
+        number = data[..., byte] >> shift
+        if shift + form.bits > 8:
+            number |= data[..., byte + 1] << (8 - shift)
+        numbers.append(number & (1 << form.bits) - 1)
+    groups = mx.stack(numbers, -1).reshape(*scales.shape, form.group).astype(mx.float32)
+    return (groups * scales[..., None] + biases[..., None]).flatten(1)
 
 
 def correct(model: Any, config: Mapping[str, Any]) -> None:

@@ -18,10 +18,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from runtime.backends import facts
-from runtime.backends.mlx.corrections import class_lookup, correct, honoured
+from runtime.backends.mlx.corrections import class_lookup, correct, honoured, without_small_groups
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
-from runtime.loading.config import mlx_bits, sizes
+from runtime.loading.config import quantisation_words, sizes
 from runtime.loading.model_folder import ModelFolder, library_faults
 from runtime.loading.progress import reporting_progress
 from runtime.loading.rope import LENGTH_LIMITS, check_ropes, rope_types
@@ -60,13 +60,15 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     with library_faults(source, "mlx-lm"):
         config = honoured(source)
         try:
-            model, config = load_mlx_model(source.path, model_config=config, lazy=True, **class_lookup(config))
+            model, config = load_mlx_model(
+                source.path, model_config=without_small_groups(config), lazy=True, **class_lookup(config)
+            )
         except ValueError as fault:
             raise _misfit(source, config, str(fault)) or fault from fault
     dtype = _cast(model, options.dtype)
     limits, free = _limited(model, options)
     correct(model, config)
-    quantisation = _quantisation(config)
+    quantisation = quantisation_words(config)
     if quantisation is not None:
         log.info("%s is quantised: %s", source.name, quantisation)
     return LoadedModel(
@@ -194,12 +196,6 @@ def flat_parameters(model: Any) -> list[tuple[str, mx.array]]:
     """Every weight by its dotted name, sorted."""
     flat: Any = tree_flatten(model.parameters())
     return sorted(flat, key=lambda pair: pair[0])
-
-
-def _quantisation(config: Mapping[str, Any]) -> str | None:
-    """As mlx-lm's own config says it: "4 bits, groups of 64"; "4 and 8 bits" where layers differ."""
-    found = config.get("quantization")
-    return f"{' and '.join(map(str, mlx_bits(found)))} bits, groups of {found['group_size']}" if found else None
 
 
 def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:

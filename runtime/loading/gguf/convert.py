@@ -1,6 +1,6 @@
 """GGUF to a model folder, run as a child process: ``python -m runtime.loading.gguf.convert FILE FOLDER [--keep-quantised]``.
 
-Weights become float32, or MLX's quantised form, one tensor at a time. On standard output, one JSON object a line:
+Weights become float32, or stay quantised in MLX's form, one tensor at a time. On standard output, one JSON object a line:
 ``{"done", "total"}`` as progress, then ``{"parameters"}`` or ``{"error"}``. The process ends when its standard input closes.
 """
 
@@ -23,7 +23,7 @@ from runtime.loading.gguf.decoder import FAMILIES, WORKS, DecoderShape, Tensor, 
 from runtime.loading.gguf.header import GgufHeader, read_header
 from runtime.loading.gguf.quants import READABLE
 from runtime.loading.gguf.tokenizer import build_tokenizer, chat_template, generation_config, tokenizer_config
-from runtime.loading.gguf.weights import kept_bits, parts_of, quantization_of, sync, write_weights
+from runtime.loading.gguf.weights import kept_form, parts_of, quantization_of, sync, write_weights
 
 BASE_MEMORY = 4 << 30  # bytes of address space: interpreter, numpy, tokenizer, and room
 
@@ -43,8 +43,8 @@ class CheckedGguf:
 
     @property
     def keepable(self) -> bool:
-        """Whether MLX can keep any of its tensors as it is packed."""
-        return any(kept_bits(self.header, tensor) for tensor in self.tensors)
+        """Whether any of its tensors can stay quantised."""
+        return any(kept_form(self.header, tensor) for tensor in self.tensors)
 
     def written_bytes(self, *, quantised: bool) -> int:
         """Size of the weights once converted."""
@@ -76,7 +76,7 @@ def convert(checked: CheckedGguf, target: Path, report: Callable[[int, int], Non
         checked: From `check_gguf`.
         target: An empty folder.
         report: Called with the bytes of weights written, and in all.
-        quantised: Tensors that MLX can keep stay quantised; all others become float32.
+        quantised: Matrices stay quantised; all else becomes float32.
 
     Returns:
         The number of parameters.

@@ -1,13 +1,14 @@
-"""ggml's block formats with numpy: as float32, and in MLX's affine form.
+"""ggml's block formats with numpy: as float32, and in affine form, as MLX has it.
 
 gguf-py's `quants` gives the same numbers and is left out: it would be a dependency (with requests, tqdm and PyYAML) for three
-unpackers, because MLX's form needs the whole numbers, scales and offsets below in any case.
+unpackers, because the affine form needs the whole numbers, scales and offsets below in any case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +20,25 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
-GROUP = 32  # values that share a scale and a bias
 _VALUES_AT_ONCE = 1 << 20  # keeps what is in between small, and in the processor's cache
-# (blocks, bytes of a block) to whole numbers (blocks, values), scales and biases (blocks, values / 32) or (blocks, 1)
+# (blocks, bytes of a block) to whole numbers (blocks, values), scales and biases (blocks, values / group) or (blocks, 1)
 _Split = Callable[[Bytes], tuple[Bytes, Floats, Floats]]
+
+
+class Form(NamedTuple):
+    """Bits of a number, and how many numbers share a scale and a bias. MLX has no groups below 32."""
+
+    bits: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A matrix in MLX's affine form, ``scale * number + bias``, groups of 32 along its rows.
+    """A matrix in affine form, ``scale * number + bias``, groups along its rows.
 
     Attributes:
         words: ``(rows, columns * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
-        scales: ``(rows, columns / 32) float32``.
+        scales: ``(rows, columns / group) float32``.
         biases: The same shape: the value of the number 0.
     """
 
@@ -40,23 +47,23 @@ class Affine:
     biases: Floats
 
 
-def bits_of(name: str) -> int | None:
-    """Bits of a number in one of GGUF's formats; None where MLX has no exact form for it (Q6_K has a scale for 16 values)."""
+def form_of(name: str) -> Form | None:
+    """The affine form of one of GGUF's formats; None for plain numbers."""
     found = _SPLITS.get(name)
     return None if found is None else found[0]
 
 
 def affine(info: TensorInfo, data: Bytes) -> Affine:
-    """A matrix as MLX keeps it, equal in every value to the result of `dequantise`: scales stay float32, nothing is rounded.
+    """A matrix in affine form, equal in every value to the result of `dequantise`: scales stay float32, nothing is rounded.
 
     Args:
-        info: From a checked header; of a format that `bits_of` knows, with two dimensions.
+        info: From a checked header; of a format that `form_of` knows, with two dimensions.
         data: ``(info.nbytes,) uint8``, the bytes at its place.
     """
-    bits, split = _SPLITS[info.format.name]
+    (bits, group), split = _SPLITS[info.format.name]
     blocks = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
-    groups = info.format.block // GROUP
-    words = np.empty((len(blocks), groups * bits), np.uint32)
+    groups = info.format.block // group
+    words = np.empty((len(blocks), info.format.block * bits // 32), np.uint32)
     scales = np.empty((len(blocks), groups), np.float32)
     biases = np.empty((len(blocks), groups), np.float32)
     step = _VALUES_AT_ONCE // info.format.block
@@ -91,7 +98,7 @@ def dequantise(info: TensorInfo, data: Bytes) -> Floats:
 
 
 def _affine_values(numbers: Bytes, scales: Floats, biases: Floats) -> Floats:
-    groups = numbers.reshape(len(numbers), scales.shape[1], -1).astype(np.float32)  # (blocks, groups, 32)
+    groups = numbers.reshape(len(numbers), scales.shape[1], -1).astype(np.float32)  # (blocks, groups, group)
     return (groups * scales[:, :, None] + biases[:, :, None]).reshape(numbers.shape)
 
 
@@ -155,31 +162,30 @@ def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     return numbers.reshape(len(blocks), 256), _half(blocks, 0) * scales, -(_half(blocks, 2) * lows)
 
 
-def _q6_k(blocks: Bytes) -> Floats:
+def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """Super-blocks of 16 x 16 values: four low bits, two high bits, an 8-bit scale for each 16."""
     n = len(blocks)
     nibbles = blocks[:, :128].reshape(n, 2, 1, 64)  # halves of 128 values: nibbles of 64 bytes, low ones first
-    low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & 15).reshape(n, 256)
+    low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)).reshape(n, 256)
     pairs = blocks[:, 128:192].reshape(n, 2, 1, 32)  # ... and bit pairs of 32 bytes
-    high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3).reshape(n, 256)
-    values = (low | (high << 4)).astype(np.float32) - 32
-    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16)
-    return (values.reshape(n, 16, 16) * scale[:, :, None]).reshape(n, 256)
+    high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & np.uint8(3)).reshape(n, 256)
+    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16): 18 bits, so all is exact
+    return low | (high << np.uint8(4)), scale, scale * -32
 
 
-_SPLITS: Mapping[str, tuple[int, _Split]] = {
-    "Q4_0": (4, _q4_0),
-    "Q4_1": (4, _q4_1),
-    "Q5_0": (5, _q5_0),
-    "Q5_1": (5, _q5_1),
-    "Q8_0": (8, _q8_0),
-    "Q4_K": (4, _q4_k),
+_SPLITS: Mapping[str, tuple[Form, _Split]] = {
+    "Q4_0": (Form(4, 32), _q4_0),
+    "Q4_1": (Form(4, 32), _q4_1),
+    "Q5_0": (Form(5, 32), _q5_0),
+    "Q5_1": (Form(5, 32), _q5_1),
+    "Q8_0": (Form(8, 32), _q8_0),
+    "Q4_K": (Form(4, 32), _q4_k),
+    "Q6_K": (Form(6, 16), _q6_k),
 }
 _PLAIN: Mapping[str, Callable[[Bytes], Floats]] = {
     "F32": lambda blocks: blocks.view("<f4").astype(np.float32),
     "F16": lambda blocks: blocks.view("<f2").astype(np.float32),
     "BF16": lambda blocks: (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32),
-    "Q6_K": _q6_k,
 }
-KEPT = tuple(_SPLITS)  # formats that MLX can keep
-READABLE = ("F32", "F16", "BF16", *KEPT, "Q6_K")
+KEPT = tuple(_SPLITS)  # formats that can stay quantised
+READABLE = (*_PLAIN, *KEPT)

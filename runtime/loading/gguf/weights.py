@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import ModelLoadError
+from runtime.loading.config import MLX_GROUPS
 from runtime.loading.gguf.decoder import Tensor, unpermuted
 from runtime.loading.gguf.header import GgufHeader
-from runtime.loading.gguf.quants import GROUP, affine, bits_of, dequantise
+from runtime.loading.gguf.quants import Form, affine, dequantise, form_of
 
 _WORD_BITS = 32
 _Array = npt.NDArray[Any]
@@ -37,37 +38,45 @@ class Part:
         return math.prod(self.shape) * 4
 
 
-def kept_bits(header: GgufHeader, tensor: Tensor) -> int | None:
-    """Bits of a number where MLX can keep the tensor quantised; None where it becomes float32."""
-    return bits_of(header.tensors[tensor.source].format.name) if len(tensor.shape) == 2 else None
+def kept_form(header: GgufHeader, tensor: Tensor) -> Form | None:
+    """The form in which a tensor can stay quantised; None where it becomes float32."""
+    return form_of(header.tensors[tensor.source].format.name) if len(tensor.shape) == 2 else None
 
 
 def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Part]:
     """The arrays written for a tensor: float32, or words, scales and biases where it stays quantised."""
-    bits = kept_bits(header, tensor) if quantised else None
-    if bits is None:
+    form = kept_form(header, tensor) if quantised else None
+    if form is None:
         return [Part(tensor.target, "F32", tensor.shape)]
     rows, columns = tensor.shape
-    stem, groups = tensor.target.removesuffix(".weight"), (rows, columns // GROUP)
+    stem, groups = tensor.target.removesuffix(".weight"), (rows, columns // form.group)
     return [
-        Part(tensor.target, "U32", (rows, columns * bits // _WORD_BITS)),
+        Part(tensor.target, "U32", (rows, columns * form.bits // _WORD_BITS)),
         Part(f"{stem}.scales", "F32", groups),
         Part(f"{stem}.biases", "F32", groups),
     ]
 
 
 def quantization_of(header: GgufHeader, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
-    """``quantization`` of config.json, as mlx_lm reads it: the bits of most layers, and each exception.
+    """``quantization`` of config.json, as mlx_lm reads it: the form of most layers, and each exception.
 
-    Empty where no tensor stays quantised.
+    Layers of groups that MLX does not have are named in any case, with their shapes. Empty where no tensor stays quantised.
     """
-    found = {t.target.removesuffix(".weight"): kept_bits(header, t) for t in tensors if len(t.shape) == 2}
-    numbers = Counter(bits for bits in found.values() if bits is not None)
-    if not numbers:
+    found = {tensor: kept_form(header, tensor) for tensor in tensors if len(tensor.shape) == 2}
+    layers = Counter(form for form in found.values() if form is not None)
+    if not layers:
         return {}
-    most = max(numbers, key=numbers.__getitem__)
-    others = {layer: {"group_size": GROUP, "bits": bits} if bits else False for layer, bits in found.items() if bits != most}
-    return {"group_size": GROUP, "bits": most, **others}
+    most = max(layers, key=lambda form: (form.group in MLX_GROUPS, layers[form]))
+    said: dict[str, Any] = {"group_size": most.group, "bits": most.bits}
+    for tensor, form in found.items():
+        layer = tensor.target.removesuffix(".weight")
+        if form is None:
+            said[layer] = False
+        elif form.group not in MLX_GROUPS:
+            said[layer] = {"group_size": form.group, "bits": form.bits, "shape": tensor.shape}
+        elif form != most:
+            said[layer] = {"group_size": form.group, "bits": form.bits}
+    return said
 
 
 def write_weights(
@@ -80,7 +89,7 @@ def write_weights(
         header: Of the GGUF.
         tensors: In the order of writing.
         report: Called with the bytes of weights written, and in all.
-        quantised: Tensors that MLX can keep stay quantised.
+        quantised: Matrices stay quantised.
 
     Raises:
         ModelLoadError: Weights with NaN or infinity.
@@ -110,7 +119,7 @@ def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Arr
     info = header.tensors[tensor.source]
     data = np.asarray(np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,)))
     arrays: list[_Array]
-    if quantised and kept_bits(header, tensor):
+    if quantised and kept_form(header, tensor):
         found = affine(info, data)
         arrays = [found.words, found.scales, found.biases]
     else:

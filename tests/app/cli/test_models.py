@@ -118,10 +118,12 @@ def test_where_the_one_engine_that_reads_it_is_missing_a_sentence_says_which_to_
     assert "mlx not installed (`pip install mlx" in done.err
 
 
-def test_what_becomes_float32_all_the_same_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
+def test_what_becomes_float32_on_mlx_is_said(elsewise: Elsewise, tmp_path: Path) -> None:
     k_quants(tmp_path / "original", ("output.weight",)).write(tmp_path / "k.gguf")
     done = elsewise("models", "import", str(tmp_path / "k.gguf"), "--keep-quantised")
-    assert done.out.endswith("--model k-mlx\nQ6_K (18 % of the weights) becomes float32: MLX has no form that is exactly it\n")
+    assert done.out.endswith(
+        "--model k-mlx\nQ6_K (18 % of the weights) becomes float32 when mlx loads it: MLX has no form that is exactly it\n"
+    )
 
 
 def test_the_form_of_weights_is_a_matter_of_gguf_files(elsewise: Elsewise, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,6 +17,8 @@ from safetensors.numpy import load_file
 from runtime import load
 from runtime.backends.hf.loading import load_model
 from runtime.backends.hf.quantised import AffineEmbedding, AffineLinear
+from runtime.backends.mlx.loading import flat_parameters
+from runtime.backends.mlx.loading import load_model as load_on_mlx
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.gguf.convert import check_gguf, convert
 from runtime.loading.integrity import MANIFEST
@@ -80,8 +83,6 @@ def converted(file: GgufFile, place: Path) -> tuple[ModelFolder, ModelFolder]:
 
 def unpacked(folder: ModelFolder) -> dict[str, npt.NDArray[np.float32]]:
     """Weights by name, as MLX reads quantised ones by what config.json says of their layers."""
-    import mlx.core as mx
-
     arrays = load_file(folder.path / "model.safetensors")
     said = folder.config["quantization"]
     found = {}
@@ -133,8 +134,6 @@ def test_size_and_memory_are_what_they_are_said_to_be(
     form: str, bits: int, shelf: Path, both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
-    import mlx.core as mx
-
     plain, kept = both("qwen3", lambda name: form)
     for name, folder in (("plain", plain), ("kept", kept)):
         ModelShelf().add(folder.path, name)
@@ -190,18 +189,17 @@ def test_four_bits_stay_small_on_hf(shelf: Path, tmp_path: Path) -> None:
     # when
     loaded = load_model(open_folder(folder.path, backend="hf"), LoadOptions(device="cpu"))
     # then it holds the file's own tensors, and no other
-    held = [tensor for module in loaded.model.modules() for tensor in tensors_of(module)]
-    once = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in held if not tensor.is_meta}
     assert ModelShelf().find("four-mlx").weights <= 1.6 * theirs
-    assert 1.2 * theirs < sum(once.values()) <= 1.6 * theirs
+    assert 1.2 * theirs < held_by(loaded.model) <= 1.6 * theirs
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         ({"bits": 5}, r"the tensor .* is U32 \(\d+, 8\) in the weights and U32 \(\d+, 10\) by config.json"),
-        ({"bits": 7}, "says no bits and groups of 32"),
-        ({"group_size": 64}, "says no bits and groups of 32"),
+        ({"bits": 7}, "says no bits and groups of 16 or 32"),
+        ({"group_size": 16}, r"the tensor .* is F32 \(\d+, 2\) in the weights and F32 \(\d+, 4\) by config.json"),
+        ({"group_size": 64}, "says no bits and groups of 16 or 32"),
     ],
 )
 def test_hf_refuses_a_form_that_the_weights_have_not(changed: dict[str, int], why: str, shelf: Path, both: Both) -> None:
@@ -231,7 +229,13 @@ def test_hf_refuses_other_forms_of_quantised_weights(options: dict[str, Any], wh
 def tensors_of(module: Any) -> list[Any]:
     """Parameters, buffers and packed matrices of one module, without its children's."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return own + (list(module.matrix) if isinstance(module, AffineLinear | AffineEmbedding) else [])
+    return own + (list(module.matrix[:3]) if isinstance(module, AffineLinear | AffineEmbedding) else [])
+
+
+def held_by(model: Any) -> int:
+    """Bytes of all tensors of a torch model, each once."""
+    held = [tensor for module in model.modules() for tensor in tensors_of(module)]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in held if not tensor.is_meta}.values())
 
 
 @pytest.mark.slow
@@ -290,7 +294,8 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
 def test_a_file_that_nothing_of_can_be_kept_of(
     shelf: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelLoadError, match=r"no matrix .* \(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K\); import it as float32"):
+    forms = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K can be kept"
+    with pytest.raises(ModelLoadError, match=rf"no matrix of it is quantised \({forms}\); import it as float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
     monkeypatch.setattr("runtime.shelf.importing.default_backend", lambda: "mlx")
@@ -319,30 +324,50 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
         import_model(path, keep_quantised=True)
 
 
-@pytest.mark.slow
-def test_k_quants_are_kept_as_far_as_mlx_has_their_form(tmp_path: Path) -> None:
-    """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each."""
+def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
+    """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each, which MLX does not have."""
     # given rows as wide as a block of theirs
     file = k_quants(tmp_path / "original", ("output.weight", "blk.0.ffn_down.weight", "blk.0.attn_v.weight"))
-    folders = converted(file, tmp_path / "k")
+    theirs = sum(len(tensor.data) for tensor in file.tensors)
+    plain, kept = converted(file, tmp_path / "k")
+    values = load_file(plain.path / "model.safetensors")
+    # then these are 6 bits in groups of 16 on disk
     plan = plan_import(file.write(tmp_path / "k.gguf"))
-    assert plan.note == "Q6_K (27 % of the weights) becomes float32: MLX has no form that is exactly it"
-    for size, folder in zip((plan.float32, plan.kept), folders, strict=True):
+    assert plan.note == "Q6_K (27 % of the weights) becomes float32 when mlx loads it: MLX has no form that is exactly it"
+    for size, folder in zip((plan.float32, plan.kept), (plain, kept), strict=True):
         header = (folder.path / "model.safetensors").stat().st_size - size
         assert 0 < header < 20_000  # all else is weights
-    # then these are float32, the others as they are packed, and all the same by value
-    plain, kept = folders
-    layers = ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
-    assert kept.config["quantization"] == {"group_size": 32, "bits": 4, **dict.fromkeys(layers, False)}
-    theirs, ours = load_file(plain.path / "model.safetensors"), unpacked(kept)
-    assert theirs.keys() == ours.keys()
-    for key, value in theirs.items():
-        np.testing.assert_array_equal(ours[key], value, err_msg=key)
-    rows = []
-    for folder in folders:
-        with load(folder.path, "mlx", device="cpu") as model:
-            rows.append(model.next_token_logprobs_sync(IDS))
-    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=CLOSE)
+    said = {
+        layer: {"group_size": 16, "bits": 6, "shape": list(values[f"{layer}.weight"].shape)}
+        for layer in ("lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj")
+    }
+    assert kept.config["quantization"] == {"group_size": 32, "bits": 4, **said}
+    assert plan.kept <= 1.6 * theirs
+    # and as small in hf, float32 in mlx, as was estimated, and all the same by value
+    on_hf, on_mlx = load_model(kept, LoadOptions(device="cpu")), load_on_mlx(kept, LoadOptions(device="cpu"))
+    parts = dict(flat_parameters(on_mlx.model))
+    for key, value in values.items():
+        layer = key.removesuffix(".weight")
+        module = on_hf.model.get_submodule(layer)
+        quantised = isinstance(module, AffineLinear | AffineEmbedding)
+        np.testing.assert_array_equal((module.matrix.rows(slice(None)) if quantised else module.weight).numpy(), value)
+        if f"{layer}.scales" in parts:
+            assert layer not in said
+            scales, biases = (parts[f"{layer}.{part}"] for part in ("scales", "biases"))
+            parts[key] = mx.dequantize(parts[key], scales, biases, group_size=32, bits=4)
+        np.testing.assert_array_equal(np.array(parts[key]), value, err_msg=key)
+    held = held_by(on_hf.model), sum(array.nbytes for _, array in flat_parameters(on_mlx.model))
+    assert held[0] <= 1.6 * theirs < held[1]
+    for backend, nbytes in zip(("hf", "mlx"), held, strict=True):
+        estimated = estimate_fit(kept.config, plan.kept, dtype="U32", backend=backend, context=100).weights
+        assert 0 <= nbytes - estimated < 1000  # rope's frequencies are no weights
+    told = list[int]()  # before anything is read, so that what is too large is refused
+    open_folder(kept.path, backend="mlx", fits=told.append)
+    assert 0 < told[0] - held[1] < 20_000  # the header
+    assert on_hf.quantisation == "4 and 6 bits, groups of 16 and 32"
+    assert on_mlx.quantisation == "4 bits, groups of 32"
+    assert on_hf.parameters == sum(value.size for value in values.values())
+    on_mlx.limits.reset()
 
 
 @pytest.mark.slow
