@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
 from ui.port import TurnStatus, TurnView
@@ -123,7 +123,18 @@ class Starters(QObject):
 
     def _show_unsure(self) -> None:
         self._parts.transcript.most_uncertain()
-        self._parts.transcript.card_wanted.emit()
+        if not _is_typing():
+            self._parts.transcript.card_wanted.emit()
+
+
+def _is_typing() -> bool:
+    """Whether the keyboard is in the middle of words, which its keys are meant for."""
+    match QApplication.focusWidget():
+        case QLineEdit() as field:
+            return bool(field.text())
+        case QPlainTextEdit() as field:
+            return bool(field.toPlainText())
+    return False
 
 
 def _reached_its_end(answer: TurnView) -> bool:

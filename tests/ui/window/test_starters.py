@@ -67,6 +67,18 @@ def test_the_token_at_which_the_model_hesitated_gets_its_card(in_window: Play, b
         await until(lambda: len(bench.asked("send")) == 2 and not window.controller.running)
         await frames()
         assert not window.parts.pinned.isVisible()
+        # and what is being typed as the answer ends: the token is pinned, the keyboard stays
+        await empty(window)
+        bench.gate = asyncio.Semaphore(1)
+        QTest.mouseClick(window.starters.card.unsure, LEFT)
+        await until(lambda: window.controller.running)
+        QTest.keyClicks(window.parts.composer.field, "My ne")
+        for _ in bench.answer:
+            bench.gate.release()
+        await until(lambda: window.parts.transcript.pinned is not None)
+        await frames()
+        assert window.parts.composer.field.hasFocus()
+        assert not window.parts.pinned.isVisible()
 
     in_window(scene)
 

@@ -56,8 +56,10 @@ class TokensPane(MarkedPane):
         self._go_to(walk.next_uncertain(self._turns(), self._pin))
 
     def most_uncertain(self) -> None:
-        """Likewise where it hesitated most of all."""
-        self._go_to(walk.most_uncertain(self._turns()))
+        """Pins the token where it hesitated most of all; the keyboard stays where it is."""
+        found = walk.most_uncertain(self._turns())
+        if found is not None:
+            self._pin_and_tell(found)
 
     def _go_to(self, found: TokenAt | None) -> None:
         if found is not None:
