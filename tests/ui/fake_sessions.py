@@ -170,9 +170,16 @@ class FakeBranches(_Group):
         self._bench.note("find_rows", session_id, words)
         return [row.key for row in await self.tree(session_id) if words.lower() in f"{row.given} {row.name}".lower()]
 
+    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str]]:
+        self._bench.note("earlier_texts", session_id)
+        return [(turn.node_id, turn.run.text) for turn in self._bench.before.get(session_id, ())]
+
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         self._bench.note("show_turn", session_id, node_id)
-        view = self._bench.views[session_id]
+        view, before = self._bench.views[session_id], self._bench.before.get(session_id, ())
+        if any(turn.node_id == node_id for turn in before):
+            self._bench.views[session_id] = replace(view, turns=(*before, *view.turns), earlier=0)
+            return self._bench.views[session_id]
         at = next(i for i, turn in enumerate(view.turns) if node_id in turn.variants)
         turns = (*view.turns[:at], replace(view.turns[at], node_id=node_id))
         self._bench.views[session_id] = replace(view, turns=turns)

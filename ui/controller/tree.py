@@ -25,6 +25,7 @@ class TreeController(QObject):
     turn_shown = Signal(int)  # a turn that was gone to; its path is shown
     rows_read = Signal(object, object)  # of the whole tree: its rows, and by key what some of them say
     texts_read = Signal(object)  # RowText by the key of its row
+    earlier_read = Signal(object)  # (node id, text) of each turn of the path before those that are shown
     rows_found = Signal(object)  # keys of the rows that contain what was looked for
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
@@ -67,6 +68,14 @@ class TreeController(QObject):
     def find_rows(self, words: str) -> None:
         """Asks which rows contain these words."""
         self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+
+    def read_earlier(self) -> None:
+        """Asks what the turns before those that are shown say."""
+        self._showing.ask_latest("earlier-texts", self._read_earlier)
+
+    def show_from(self, node_id: int) -> None:
+        """Shows the path from before one of those turns on."""
+        self._showing.ask_latest("earlier", lambda session: self._show_from(session, node_id))
 
     def open_at(self, session_id: int, hit: Hit) -> None:
         """Opens a session where words were found, on whatever branch that is."""
@@ -144,6 +153,16 @@ class TreeController(QObject):
         found = await self._workbench.branches.find_rows(session_id, words)
         if self._showing.is_shown(session_id):
             self.rows_found.emit(found)
+
+    async def _read_earlier(self, session_id: int) -> None:
+        texts = await self._workbench.branches.earlier_texts(session_id)
+        if self._showing.is_shown(session_id):
+            self.earlier_read.emit(texts)
+
+    async def _show_from(self, session_id: int, node_id: int) -> None:
+        view = await self._workbench.branches.show_turn(session_id, node_id)
+        if self._showing.is_shown(session_id):
+            self._showing.show_answer(view)
 
     def _remember_selection(self, session_id: int, before: int, after: int) -> None:
         self._remember(self.tr("Branch Selection"), session_id, before, after)

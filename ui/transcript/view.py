@@ -53,6 +53,8 @@ class TranscriptView(QWidget):
     copy_requested = Signal(str)
     similar_requested = Signal(int)  # a turn: those that are like it
     earlier_requested = Signal()  # the beginning of what is shown of a long path is near
+    earlier_texts_wanted = Signal()  # what the turns before those that are shown say; `take_earlier_texts` hears it
+    earlier_turn_wanted = Signal(int)  # one of those turns, in which there is a place with the words looked for
     link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
     found_changed = Signal(object, int)  # which place with the words looked for is shown (from 0) or None; how many there are
     column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
@@ -70,7 +72,7 @@ class TranscriptView(QWidget):
         self.card = Card(palette, self.tokens)
         self.colours = Colouring(self.tokens, self.read, self.card, self._path, palette)
         self._pointing = Pointing(self.tokens, self.card, self._path)
-        self._finder = Finder(lambda: self._path.turns, self._show_match)
+        self._finder = Finder(self._path, self._show_match, self.earlier_texts_wanted.emit, self.earlier_turn_wanted.emit)
         self._stack, self._below = QStackedWidget(self), QWidget(self)
         self._stack.addWidget(self.tokens)
         self._stack.addWidget(self.read)
@@ -266,6 +268,11 @@ class TranscriptView(QWidget):
     def find_next(self, by: int) -> None:
         """The next place (+1) or the previous one (-1)."""
         self._finder.step(by)
+        self._tell_found()
+
+    def take_earlier_texts(self, texts: Sequence[tuple[int, str]]) -> None:
+        """What the turns of the path before those that are shown say, each with its node id: words are looked for there too."""
+        self._finder.take_earlier(texts)
         self._tell_found()
 
     def go_to(self, node_id: int | None) -> None:

@@ -359,6 +359,10 @@ class Intents(QObject):
         parts.finder.wanted.connect(parts.transcript.look_for)
         parts.finder.step_wanted.connect(parts.transcript.find_next)
         parts.finder.closed.connect(parts.transcript.setFocus)
+        tree = self._controller.tree
+        parts.transcript.earlier_texts_wanted.connect(tree.read_earlier)
+        parts.transcript.earlier_turn_wanted.connect(tree.show_from)
+        tree.earlier_read.connect(parts.transcript.take_earlier_texts)
 
     def _wire_inspector(self) -> None:
         controller, parts, presenter = self._controller, self._parts, self._presenter

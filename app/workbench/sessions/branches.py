@@ -14,7 +14,7 @@ from app.workbench.tree.outline import latest_in_sight
 from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import is_hidden
-from app.workbench.tree.turn_rows import found_in, segments_of, turn_rows
+from app.workbench.tree.turn_rows import found_in, said_in, segments_of, turn_rows
 from app.workbench.windows import Windows
 from storage import SessionStore
 from ui import Refusal, RowText, SessionChanged, SessionView, TreeRow, translate
@@ -79,6 +79,14 @@ class Branches:
         session = self._sessions.opened(session_id)
         texts = {node.id: node.text async for node in every_node(self._store, session)}
         return list(found_in(session.tree, self._rows(session), texts, words))
+
+    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str]]:
+        """What the turns before those that are shown say, by their nodes; it is read, and not kept."""
+        session = self._sessions.opened(session_id)
+        turns = session.tree.turns(session.tip)[: session.earlier]
+        nodes = [segment.node.id for turn in turns for segment in turn.segments]
+        texts = {node.id: node.text async for node in every_node(self._store, session, nodes)}
+        return [(turn.tip.id, said_in(session.tree, turn.segments, texts)) for turn in turns]
 
     def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
         values = session.values

@@ -58,13 +58,15 @@ async def read_names(store: SessionStore, session: OpenSession) -> None:
         await _read_nodes(store, session, ids)
 
 
-async def every_node(store: SessionStore, session: OpenSession) -> AsyncIterator[NodeRow]:
-    """All nodes of a session, read or not, a few at a time; those that were not read are not kept.
+async def every_node(
+    store: SessionStore, session: OpenSession, node_ids: Sequence[int] | None = None
+) -> AsyncIterator[NodeRow]:
+    """All nodes of a session, or these, read or not, a few at a time; those that were not read are not kept.
 
     Raises:
         Refusal: The store cannot read them.
     """
-    for ids in slices(list(session.tree.nodes)):
+    for ids in slices(list(session.tree.nodes) if node_ids is None else node_ids):
         unread = [i for i in ids if not session.tree.is_held(i)]
         for node in await stored(store.load_nodes(session.id, unread)) if unread else ():
             yield node

@@ -146,18 +146,20 @@ def found_in(tree: Tree, rows: Sequence[TreeRow], texts: Mapping[int, str], word
     """
     wanted = _plain(words)
     for row in rows if wanted else ():
-        said = [*_said(tree, row, texts)]
-        if wanted in _plain(row.given) or wanted in _plain(row.stem + "".join(said)):
+        said = said_in(tree, segments_of(tree, row), texts, row.start)
+        if wanted in _plain(row.given) or wanted in _plain(row.stem + said):
             yield row.key
 
 
-def _said(tree: Tree, row: TreeRow, texts: Mapping[int, str]) -> Iterator[str]:
-    segments = segments_of(tree, row)
+def said_in(tree: Tree, segments: Sequence[Segment], texts: Mapping[int, str], start: int = 0) -> str:
+    """What segments say from token `start` of the first on, by what each of their nodes says."""
+    said = bytearray()
     for place, segment in enumerate(segments):
         text = texts.get(segment.node.id, "").encode()
-        begins = _byte(tree, segment.node, row.start) if place == 0 else 0
+        begins = _byte(tree, segment.node, start) if place == 0 else 0
         ends = len(text) if segment.stop is None else _byte(tree, segment.node, segment.stop)
-        yield text[begins:ends].decode(errors="ignore")
+        said += text[begins:ends]
+    return said.decode(errors="ignore")
 
 
 def _byte(tree: Tree, node: NodeRow, token: int) -> int:

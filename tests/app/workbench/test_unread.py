@@ -14,6 +14,7 @@ from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, assert_same_view
 from tests.app.workbench.test_overflow import SMALL, small
 from ui import Refusal, SessionView
+from ui.core.shown import typed_text
 
 Command = Callable[[Scene, int, list[int]], Awaitable[object]]
 
@@ -121,10 +122,13 @@ def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
     session, _, whole = long
 
     async def scene(s: Scene) -> None:
-        await s.view(session)
+        before = (await s.view(session)).earlier
+        texts = await s.workbench.branches.earlier_texts(session)
+        assert texts == [(turn.node_id, typed_text(turn.run).replace("\0", "\ufffd")) for turn in whole.turns[:before]]
         while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
         assert_same_view(view, whole)
+        assert await s.workbench.branches.earlier_texts(session) == []
 
     play(scene)
 

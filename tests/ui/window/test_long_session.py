@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -34,5 +37,34 @@ def test_the_beginning_comes_when_it_is_scrolled_to(in_window: Play, bench: Fake
         bar.setValue(0)
         await until(lambda: transcript.tokens.anchor().turn == 0)
         assert bench.asked("show_earlier") == [(TRIP,)]
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize(("words", "shown"), [("needle", "3 of 3"), ("zebra", "1 of 1")])
+def test_words_are_found_before_what_is_shown_and_stepped_to(
+    in_window: Play, bench: FakeWorkbench, words: str, shown: str
+) -> None:
+    texts = ["a zebra", "Needle and needle", "no", "no", "no", "no", "a needle", "no"]
+    turns = [bench.turn("user" if n % 2 == 0 else "assistant", [text]) for n, text in enumerate(texts)]
+    bench.views[TRIP] = replace(bench.views[TRIP], turns=tuple(turns[4:]), earlier=4)
+    bench.before[TRIP] = tuple(turns[:4])
+
+    async def scene(window: MainWindow) -> None:
+        bar, tokens = window.parts.finder, window.parts.transcript.tokens
+        await until(lambda: len(tokens.page.boxes) == 4)
+        window.acts.find.trigger()
+        QTest.keyClicks(bar.field, words)
+        await until(lambda: bar.count.text() == shown)
+        if words == "needle":  # the last one is in sight; after it comes the first of all
+            assert tokens.selected_text == "needle"
+            assert len(tokens.page.boxes) == 4
+            QTest.keyClick(bar.field, Qt.Key.Key_Return)
+        await until(lambda: len(tokens.page.boxes) == 8 and tokens.selected_text.lower() == words)
+        assert bar.count.text() == f"1 of {shown[-1]}"
+        if words == "needle":
+            QTest.keyClick(bar.field, Qt.Key.Key_Return)
+            assert (bar.count.text(), tokens.selected_text) == ("2 of 3", "needle")
+        assert bench.asked("earlier_texts") == [(TRIP,)]
 
     in_window(scene)

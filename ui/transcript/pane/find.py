@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from ui.transcript.path import Turn
+from ui.transcript.path import Path, Turn
 from ui.transcript.text.compose import Place, is_hidden, shown
 
 _BEGINNING = 60  # characters of a turn that show where it begins
@@ -25,51 +25,100 @@ class Match(Struct, frozen=True):
 
 
 class Finder:
-    """Goes from place to place.
+    """Goes from place to place along the whole path, of which the beginning may be known by its texts alone.
 
     Args:
-        turns: What is shown now.
+        path: What is shown now.
         show: Takes the place to show; None: none is marked any more.
+        ask: The texts of the turns before those that are shown are wanted.
+        go_back: That turn, one of those, is wanted.
     """
 
-    def __init__(self, turns: Callable[[], Sequence[Turn]], show: Callable[[Match | None], None]) -> None:
-        self._turns = turns
-        self._show = show
+    def __init__(
+        self, path: Path, show: Callable[[Match | None], None], ask: Callable[[], None], go_back: Callable[[int], None]
+    ) -> None:
+        self._path = path
+        self._show, self._ask, self._go_back = show, ask, go_back
         self._found: list[Match] = []
+        self._earlier: Sequence[tuple[int, str]] = ()  # turns before those that are shown, and what they say
+        self._before: list[int] = []  # the turn of each place there
+        self._top: int | None = None  # the first turn that was shown when the texts were asked for
+        self._held: tuple[int, Place, Place] | None = None  # the place that is shown, whatever comes before its turn
+        self._awaited: tuple[int, int] | None = None  # a turn that is on its way, and which of its places is to be shown
+        self._seeks = False  # nothing was found yet: the first place of the texts that come is to be shown
         self.words = ""
         self.template = False
-        self.place: int | None = None  # of the one that is shown
+        self.place: int | None = None  # of the one that is shown, in the whole path
 
     @property
     def found(self) -> Sequence[Match]:
-        """All places, in reading order."""
+        """All places in what is shown, in reading order."""
         return self._found
 
     @property
     def total(self) -> int:
-        return len(self._found)
+        """How many places the whole path has."""
+        return len(self._before) + len(self._found)
 
     def look_for(self, words: str, start: tuple[int, int]) -> None:
         """Shows the first place at or after a token (turn, index), else the first of all."""
-        self.words = words
+        self.words, self._awaited, self._held = words, None, None
         self.refresh()
         behind = (i for i, one in enumerate(self._found) if (one.turn, one.first.token) >= start)
-        self.place = next(behind, 0) if self._found else None
-        self._show(self._found[self.place] if self.place is not None else None)
+        self._seeks = not self._found
+        if self.total:
+            self._go(len(self._before) + next(behind, 0) if self._found else 0)
+        else:
+            self._show(None)
 
     def step(self, by: int) -> None:
         """Shows the next or the previous place; after the last comes the first."""
         self.refresh()
-        if self._found:
-            self.place = ((-1 if by > 0 else 0) if self.place is None else self.place) + by
-            self.place %= len(self._found)
-            self._show(self._found[self.place])
+        if self.total:
+            self._go((((-1 if by > 0 else 0) if self.place is None else self.place) + by) % self.total)
+
+    def take_earlier(self, texts: Sequence[tuple[int, str]]) -> None:
+        """What the turns say that come before those that are shown."""
+        self._earlier = texts
+        self.refresh()
+        if self._seeks and self._before:
+            self._go(0)
 
     def refresh(self) -> None:
-        """Looks again, after the conversation has changed; the place that is shown stays."""
-        held = self._found[self.place] if self.place is not None else None
-        self._found = matches(self._turns(), self.words, template=self.template)
-        self.place = self._found.index(held) if held in self._found else None
+        """Looks again, after the conversation has changed; the place that is shown stays, and one that has come is shown."""
+        turns = self._path.turns
+        shown = {turn.node_id for turn in turns}
+        if not self.words or self._top not in shown:  # it is another path, or the end of the search
+            self._earlier, self._top, self._awaited, self._seeks = (), None, None, False
+            if self.words and turns and self._path.view is not None and self._path.view.earlier:
+                self._top = turns[0].node_id
+                self._ask()
+        self._found = matches(turns, self.words, template=self.template)
+        pattern, texts = pattern_of(self.words), self._earlier if self.words else ()
+        self._before = [node for node, text in texts if node not in shown for _ in pattern.finditer(text)]
+        if self._awaited is not None and self._awaited[0] in shown:
+            (node, nth), self._awaited = self._awaited, None
+            there = [i for i, one in enumerate(self._found) if turns[one.turn].node_id == node]
+            if there:
+                self._go(len(self._before) + there[min(nth, len(there) - 1)])
+                return
+        if self._awaited is None:
+            keys = [self._key(one) for one in self._found]
+            self.place = len(self._before) + keys.index(self._held) if self._held in keys else None
+
+    def _go(self, place: int) -> None:
+        self.place, self._seeks = place, False
+        if place < len(self._before):
+            node = self._before[place]
+            self._awaited, self._held = (node, self._before[:place].count(node)), None
+            self._go_back(node)
+        else:
+            match = self._found[place - len(self._before)]
+            self._awaited, self._held = None, self._key(match)
+            self._show(match)
+
+    def _key(self, match: Match) -> tuple[int, Place, Place]:
+        return self._path.turns[match.turn].node_id, match.first, match.last
 
 
 def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
@@ -84,8 +133,13 @@ def matches(turns: Sequence[Turn], words: str, *, template: bool) -> list[Match]
     """All places, in reading order; none for no words. A match may begin and end inside tokens, and never spans turns."""
     if not words:
         return []
-    pattern = re.compile(re.escape(words), re.IGNORECASE)
+    pattern = pattern_of(words)
     return [match for number, turn in enumerate(turns) for match in _within(number, turn, pattern, template=template)]
+
+
+def pattern_of(words: str) -> re.Pattern[str]:
+    """What is looked for: the words as they stand, in any case."""
+    return re.compile(re.escape(words), re.IGNORECASE)
 
 
 def _within(number: int, turn: Turn, pattern: re.Pattern[str], *, template: bool) -> list[Match]:
