@@ -281,7 +281,7 @@ class TranscriptView(QWidget):
 
     def _tell_found(self) -> None:
         for pane in self._panes():
-            pane.show_hits(self._finder.found, self._finder.words)
+            pane.show_hits(self._finder.found)
         self.found_changed.emit(self._finder.place, self._finder.total)
 
     def _show_match(self, match: Match | None) -> None:

@@ -1,8 +1,9 @@
-"""Where words stand in the conversation that is shown: as it was written, whatever its capitals."""
+"""Where words stand in the conversation that is shown: whatever its capitals, its line breaks and its Markdown."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -12,6 +13,7 @@ from msgspec import Struct
 from ui.transcript.path import Path, Turn
 from ui.transcript.text.compose import Place, is_hidden, shown
 
+_BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
 _BEGINNING = 60  # characters of a turn that show where it begins
 
 
@@ -22,6 +24,7 @@ class Match(Struct, frozen=True):
     first: Place
     last: Place
     words: str  # as they stand there
+    pattern: str  # of what was looked for: how it is written in Read may differ
 
 
 class Finder:
@@ -138,8 +141,16 @@ def matches(turns: Sequence[Turn], words: str, *, template: bool) -> list[Match]
 
 
 def pattern_of(words: str) -> re.Pattern[str]:
-    """What is looked for: the words as they stand, in any case."""
-    return re.compile(re.escape(words), re.IGNORECASE)
+    """What is looked for: in any case and form of accents, any white space between words, and Markdown's marks beside it."""
+    parts = re.split(r"(\s+)", unicodedata.normalize("NFC", words))
+    return re.compile(
+        "".join(_BETWEEN if part.isspace() else "".join(map(_in_any_form, part)) for part in parts), re.IGNORECASE
+    )
+
+
+def _in_any_form(sign: str) -> str:
+    parted = unicodedata.normalize("NFD", sign)
+    return re.escape(sign) if parted == sign else f"(?:{sign}|{parted})"
 
 
 def _within(number: int, turn: Turn, pattern: re.Pattern[str], *, template: bool) -> list[Match]:
@@ -155,7 +166,8 @@ def _within(number: int, turn: Turn, pattern: re.Pattern[str], *, template: bool
         first = bisect_right(ends, one.start())  # the token that holds the first character
         last = bisect_left(ends, one.end())  # and the last one
         begin, stop = one.start() - ends[first] + len(texts[first]), one.end() - ends[last] + len(texts[last])
-        made.append(Match(number, Place(first, _drawn(texts[first], begin)), _behind(texts[last], last, stop), one.group()))
+        first_place, last_place = Place(first, _drawn(texts[first], begin)), _behind(texts[last], last, stop)
+        made.append(Match(number, first_place, last_place, one.group(), pattern.pattern))
     return made
 
 

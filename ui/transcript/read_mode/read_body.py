@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, Qt
+from PySide6.QtCore import QRectF, QRegularExpression, Qt
 from PySide6.QtGui import QPainter, QTextDocument
 
 from ui.port import TurnStatus
@@ -22,7 +22,7 @@ class ReadBody:
     def __init__(self, formulas: Formulas, turn: Turn, faces: Faces, width: float) -> None:
         self._turn = turn
         self.layout = ReadLayout(turn, faces, width, formulas)
-        self.words = ""  # marked wherever they are
+        self.words: QRegularExpression | None = None  # marked wherever they are
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
     @property
@@ -94,7 +94,7 @@ class ReadBody:
         share = max(position, 0) / max(document.characterCount() - 1, 1)
         return self.layout.source.token_of(stretch.start + share * (stretch.stop - stretch.start))
 
-    def nearest(self, token: int, words: str) -> tuple[ReadPlace, ReadPlace] | None:
+    def nearest(self, token: int, words: QRegularExpression) -> tuple[ReadPlace, ReadPlace] | None:
         """Where words stand in the typeset text, as near to a token as may be; None where markup stands between them."""
         self.layout.read()
         if not len(self.layout):

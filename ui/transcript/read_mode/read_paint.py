@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtCore import QPointF, QRectF, QRegularExpression, Qt
 from PySide6.QtGui import QAbstractTextDocumentLayout, QColor, QPainter, QPalette, QPen, QTextCharFormat, QTextDocument
 
 from ui.transcript.read_mode.read_layout import ReadLayout, ReadPlace
@@ -22,7 +22,7 @@ def paint_stretches(
     layout: ReadLayout,
     clip: tuple[float, float],
     selection: tuple[ReadPlace, ReadPlace] | None,
-    words: str,
+    words: QRegularExpression | None,
 ) -> None:
     """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left.
 
@@ -32,7 +32,7 @@ def paint_stretches(
         layout: The stretches.
         clip: First and last height.
         selection: From where to where text is selected.
-        words: Marked wherever they are; "" for none.
+        words: Marked wherever they are.
     """
     tops = layout.tops()
     for number, top in enumerate(tops[:-1]):
@@ -41,7 +41,12 @@ def paint_stretches(
 
 
 def _paint_stretch(
-    painter: QPainter, ink: Ink, layout: ReadLayout, number: int, selection: tuple[ReadPlace, ReadPlace] | None, words: str
+    painter: QPainter,
+    ink: Ink,
+    layout: ReadLayout,
+    number: int,
+    selection: tuple[ReadPlace, ReadPlace] | None,
+    words: QRegularExpression | None,
 ) -> None:
     document = layout.document(number)
     layout.ask_for_formulas(number)
@@ -51,7 +56,7 @@ def _paint_stretch(
         painter.drawRoundedRect(layout.box(number).adjusted(0.5, 0.5, -0.5, -0.5), _CODE_RADIUS, _CODE_RADIUS)
     context = QAbstractTextDocumentLayout.PaintContext()
     context.palette.setColor(QPalette.ColorRole.Text, ink.text)
-    context.selections = list(_hits(document, words, ink)) if words else []
+    context.selections = list(_hits(document, words, ink)) if words is not None else []
     if selection is not None and selection[0].stretch <= number <= selection[1].stretch:
         chosen = QAbstractTextDocumentLayout.Selection()
         chosen.cursor = layout.cursor(number, *selection)
@@ -83,7 +88,7 @@ def _paint_head_and_foot(painter: QPainter, ink: Ink, layout: ReadLayout, number
         painter.drawRoundedRect(bar, _BAR_PX / 2, _BAR_PX / 2)
 
 
-def _hits(document: QTextDocument, words: str, ink: Ink) -> Iterator[QAbstractTextDocumentLayout.Selection]:
+def _hits(document: QTextDocument, words: QRegularExpression, ink: Ink) -> Iterator[QAbstractTextDocumentLayout.Selection]:
     cursor = document.find(words, 0)
     while not cursor.isNull():
         hit = QAbstractTextDocumentLayout.Selection()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from msgspec import Struct
-from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QRegularExpression, Qt, QTimer, Signal
 from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -44,7 +44,7 @@ class ReadPane(Pane[ReadBody]):
         super().__init__(TranscriptPage(partial(ReadBody, self._formulas), faces), ink, parent)
         self._formulas.setParent(self)
         self._formulas.made.connect(self._take_formulas)
-        self._words = ""  # that are looked for
+        self._words: QRegularExpression | None = None  # that are looked for
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None
@@ -109,13 +109,13 @@ class ReadPane(Pane[ReadBody]):
             self._select(None, None)
             return
         self.go_to(match.turn, match.first.token)
-        found = self._page.boxes[match.turn].body.nearest(match.first.token, match.words)
+        found = self._page.boxes[match.turn].body.nearest(match.first.token, as_typeset(match.pattern))
         first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
         self._select(first, last)
 
-    def show_hits(self, found: Sequence[Match], words: str) -> None:
+    def show_hits(self, found: Sequence[Match]) -> None:
         """Marks all words that were found, as far as they are typeset as they were written."""
-        self._words = words if found else ""
+        self._words = as_typeset(found[0].pattern) if found else None
         self.viewport().update()
 
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
@@ -245,3 +245,9 @@ class ReadPane(Pane[ReadBody]):
 
     def _on_copy(self, point: QPoint) -> bool:
         return self._code is not None and self._copy_rect().contains(QPointF(point))
+
+
+def as_typeset(pattern: str) -> QRegularExpression:
+    """What was looked for, for Qt."""
+    options = QRegularExpression.PatternOption
+    return QRegularExpression(pattern, options.CaseInsensitiveOption | options.UseUnicodePropertiesOption)

@@ -125,9 +125,8 @@ class MarkedPane(Pane[TokensBody]):
         if match is not None:
             self.go_to(match.turn, match.first.token)
 
-    def show_hits(self, found: Sequence[Match], words: str) -> None:
-        """Marks all words that were found; they were looked for as `words`."""
-        del words
+    def show_hits(self, found: Sequence[Match]) -> None:
+        """Marks all words that were found."""
         self._hits = {}
         for match in found:
             self._hits.setdefault(match.turn, []).append((match.first, match.last))
