@@ -274,6 +274,9 @@ class Intents(QObject):
         panel.chosen.connect(controller.open)
         panel.found_chosen.connect(controller.tree.open_at)
         controller.tree.hit_shown.connect(self.show_hit)
+        renames = panel.renamed, panel.tagged, panel.folder_renamed
+        for asked in (*renames, panel.pinned, panel.trashed, panel.restored, panel.arranged, panel.moved, panel.folder_wanted):
+            asked.connect(lambda *_asked: parts.composer.notice.clear())  # a refusal of the one before
         panel.renamed.connect(controller.sessions.rename)
         panel.pinned.connect(controller.sessions.pin)
         panel.trashed.connect(controller.sessions.trash)

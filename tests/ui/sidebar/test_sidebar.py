@@ -83,6 +83,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
         await until(lambda: panel.rows.rowCount() == 8)
+        window.controller.refused.emit("a title needs at least one character")
         window.acts.rename.trigger()
         field = panel.view.findChild(QLineEdit)
         assert isinstance(field, QLineEdit)
@@ -96,6 +97,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         QTest.keyClicks(field, "bon")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
+        assert window.parts.composer.notice.words == ""  # of the name before
         assert panel.view.currentIndex() == panel.rows.index_of(TRIP)  # the keyboard, too
         await until(lambda: window.parts.top.title.text() == "Lisbon")
         # an empty name is not taken
