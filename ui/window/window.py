@@ -142,6 +142,7 @@ class MainWindow(QMainWindow):
         for rank, part, close in (
             (Closes.CARD, self.parts.pinned, self._close_card),
             (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
+            (Closes.POPOVER, self.parts.composer.meter.panel, self.parts.composer.meter.panel.hide),
             (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
             (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),
             (Closes.SEARCH, self.parts.tree.finder, self.parts.tree.finder.dismiss),

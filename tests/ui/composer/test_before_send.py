@@ -58,6 +58,10 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
         composer.meter.context.setFocus()
         QTest.keyClick(composer.meter.context, Qt.Key.Key_Space)
         assert not panel.isVisible()
+        QTest.keyClick(composer.meter.context, Qt.Key.Key_Space)
+        assert panel.isVisible()
+        QTest.keyClick(composer.field, Qt.Key.Key_Escape)
+        assert not panel.isVisible()
 
     in_window(scene)
 
