@@ -19,6 +19,7 @@ OF_TOKENS = (  # in Tokens mode, while the conversation or the card of a token h
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Card of the pinned token"), "↵"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Branch to an alternative"), "1 – 9"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Preview an alternative"), "␣"),
+    (QT_TRANSLATE_NOOP("ShortcutsBox", "Begin words in place of the token"), "A–Z"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Write here instead (in the card)"), "Ctrl+↵"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Type digits and spaces (in the card)"), "F2"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Beginning of the session"), "Home"),

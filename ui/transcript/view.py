@@ -37,6 +37,7 @@ class TranscriptView(QWidget):
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
     card_wanted = Signal()  # of the pinned token: it was clicked, or Return was pressed
+    words_begun = Signal(str)  # in the place of the pinned token: the first letter
     why_wanted = Signal()  # how the pinned token was drawn
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none
@@ -100,7 +101,9 @@ class TranscriptView(QWidget):
         column.addWidget(self._below)
 
     def _connect(self) -> None:
-        self._pass_on(self.tokens, "token_clicked", "token_pinned", "card_wanted", "range_selected", "alternative_chosen")
+        self._pass_on(
+            self.tokens, "token_clicked", "token_pinned", "card_wanted", "words_begun", "range_selected", "alternative_chosen"
+        )
         self._pass_on(self.tokens, "why_wanted", "columns_wanted")
         self.tokens.preview_wanted.connect(self.preview)
         self.tokens.ghost_left.connect(self.preview_left)

@@ -149,6 +149,12 @@ class PinnedCard(QWidget):
         if self.isVisible():
             self.field.setFocus(Qt.FocusReason.PopupFocusReason)
 
+    def begin_words(self, text: str) -> None:
+        """Opens with the beginning of what is to be written, where something can be."""
+        if self._can_choose:
+            self.open()
+            self.field.insert(text)
+
     def close_again(self) -> None:
         """Closes; the keyboard goes back to the text."""
         focused = QApplication.focusWidget()

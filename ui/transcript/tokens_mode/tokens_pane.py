@@ -29,6 +29,7 @@ class TokensPane(MarkedPane):
 
     token_clicked = Signal(int, int)
     card_wanted = Signal()  # of the pinned token
+    words_begun = Signal(str)  # in its place: the first letter
     why_wanted = Signal()  # likewise
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     alternative_chosen = Signal(int, int, int)
@@ -208,7 +209,7 @@ class TokensPane(MarkedPane):
         elif event.matches(QKeySequence.StandardKey.SelectAll):
             self.select_all()
         elif event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self._plain_key(event):
-            super().keyPressEvent(event)
+            self._begin_words(event)
 
     def _plain_key(self, event: QKeyEvent) -> bool:
         key = event.key()
@@ -238,6 +239,15 @@ class TokensPane(MarkedPane):
         else:
             return False
         return True
+
+    def _begin_words(self, event: QKeyEvent) -> None:
+        """A letter or a sign at the pinned token begins the words that are to stand there."""
+        key = Qt.KeyboardModifier
+        held = event.modifiers() & (key.ControlModifier | key.AltModifier | key.MetaModifier)
+        if self._pinned is None or held or not event.text().strip() or not event.text().isprintable() or event.text().isdigit():
+            super().keyPressEvent(event)
+        else:
+            self.words_begun.emit(event.text())
 
     def step(self, by: int) -> None:
         """Pins the token before (-1) or after (+1) the pinned one."""
