@@ -78,8 +78,8 @@ class AppWindows:
             return None
         return _together(self._left, self._left[-1].drafts)
 
-    def _show_another(self) -> None:
-        """A window shows another session."""
+    def _tell_state(self) -> None:
+        """A window shows another session, or something was written in it: a crash loses neither."""
         if self._open and not self._quitting:
             drafts = self._open[0][0].parts.composer.drafts()  # they are shared
             self.remember(_together([window.state() for window, _ in self._open], drafts))
@@ -89,7 +89,8 @@ class AppWindows:
         self._open.append((window, workbench))
         window.window_wanted.connect(lambda session_id: self._open_wanted(window, workbench, session_id))
         window.quit_wanted.connect(self.close)
-        window.controller.other_shown.connect(lambda _session_id: self._show_another())
+        window.controller.other_shown.connect(lambda _session_id: self._tell_state())
+        window.parts.composer.settled.connect(lambda _text, _replaces: self._tell_state())
         window.closed.connect(lambda: self._forget(window))
         return window
 

@@ -98,9 +98,12 @@ def test_what_was_written_in_a_closed_window_is_there_where_its_session_is_opene
 @pytest.mark.slow
 def test_two_drafts_without_a_session_are_both_kept(play: Play) -> None:
     async def first(d: Desktop) -> None:
-        second = await d.another()
+        second, told = await d.another(), list[dict[str, Any]]()
+        d.windows.remember = told.append
         QTest.keyClicks(d.first.parts.composer.field, "one")
         QTest.keyClicks(second.parts.composer.field, "two")
+        await until(lambda: bool(told))  # when the windows stand open: they may be killed
+        assert set(told[-1]["drafts"][0][1].split()) == {"one", "two"}
         await press(second, Qt.Key.Key_Q, CTRL)
         await until(d.windows.ended.is_set)
 
