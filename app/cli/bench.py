@@ -24,8 +24,8 @@ Parts:
   overhead (per token), W6 score, bulk (many texts), W7 byte budget, kv (bytes held, little
   memory), many (branches of one prompt, beams), W8 event-loop latency, swap
   (of adapters), sampler, grammar, speculative (decoding), remote (over HTTP), gpu (CUDA), trie, shelf (saved sessions,
-  KV blocks), files (of models), view (the window's text and list), window (the
-  whole one), start (to it)
+  KV blocks), files (of models), quantised (a GGUF file, on hf), view (the window's
+  text and list), window (the whole one), start (to it)
 """
 
 
