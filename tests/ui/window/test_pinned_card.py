@@ -23,6 +23,7 @@ from tests.ui.spoken import run_of
 from tests.ui.transcript.conftest import centre
 from tests.ui.window.test_conversation import finish
 from ui import EngineState, MainWindow, StatusChanged, StatusView, TokensArrived
+from ui.theme.text_size import resize_text
 from ui.transcript.overlay.pinned_card import PinnedCard, best_place
 
 Play = Callable[[Scene], None]
@@ -461,14 +462,17 @@ def test_a_branch_that_does_not_come_pins_nothing_later(in_window: Play, bench: 
 
 
 @pytest.mark.slow
-def test_it_covers_neither_the_token_nor_the_actions(in_window: Play, bench: FakeWorkbench) -> None:
+def test_it_covers_neither_the_token_nor_the_actions(app: QApplication, in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)
+    all_rows: dict[int, list[str]] = {}
 
     async def scene(window: MainWindow) -> None:
         parts = window.parts
         parts.show_inspector(False)
-        for width, height, index in product((560, 900, 1360), (480, 640, 860), (LISBON, 20)):
+        sizes = [(*size, 1.0) for size in product((1360, 900, 560), (860, 640, 480, 420))] + [(900, 700, 2.0), (1440, 900, 2.0)]
+        for (width, height, scale), index in product(sizes, (LISBON, 20)):
+            resize_text(app, scale)
             window.resize(width, height)
             await frames()
             parts.transcript.set_pinned(visit, index)
@@ -481,9 +485,11 @@ def test_it_covers_neither_the_token_nor_the_actions(in_window: Play, bench: Fak
             corner = pane.viewport().mapTo(parts.column, QPoint(0, 0))
             assert parts.column.rect().contains(card.sheet())
             assert not card.sheet().intersects(token.translated(corner))
-            if height > 480:  # else there is no room beside both
-                assert not card.sheet().intersects(line.translated(corner))
-            assert len(shown(card)) >= 3
+            assert not card.sheet().intersects(line.translated(corner))
+            # the rows there is room for are the best ones, and the token's
+            rows = all_rows.setdefault(index, shown(card))
+            assert len(rows) >= 10
+            assert set(shown(card)) <= {*rows[: len(shown(card))], rows[2 if index == LISBON else -1]}
             for part in card.findChildren(QWidget):
                 assert not part.isVisible() or card.rect().contains(part.geometry()), part
             card.close_again()

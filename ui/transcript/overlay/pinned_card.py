@@ -27,7 +27,7 @@ from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 
 WIDTH = 372
 MOST_FOUND = 10
-LEAST_ROWS = 3
+LEAST_ROWS = 1
 _GAP_PX = 8  # from the token, or from the line under its turn
 _EDGE_PX = 6
 _RADIUS = 10
@@ -63,7 +63,6 @@ class PinnedCard(QWidget):
         self._writes = False  # the keyboard was brought to the field by hand: digits and spaces are text there
         self._listed: list[Alternative] = []
         self._at = 0  # the marked alternative; -1: none, what is typed is meant as it stands
-        self._first = 0  # the first one that has a row, where there is no room for all
         self.find_tokens: Find = lambda _text, _most: ()
         self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
         self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
@@ -93,9 +92,9 @@ class PinnedCard(QWidget):
         edge = SHADOW_PX
         column.setContentsMargins(edge + 14, edge + 10, edge + 14, edge + 10)
         column.setSpacing(0)
-        head = row(self.before, self.choice)
-        head.setStretchFactor(self.before, 1)
-        column.addLayout(head)
+        self._head = row(self.before, self.choice)
+        self._head.setStretchFactor(self.before, 1)
+        column.addLayout(self._head)
         column.addSpacing(4)
         for each in self.rows:
             each.clicked.connect(lambda _checked=False, each=each: self._choose(each.alternative))
@@ -195,11 +194,11 @@ class PinnedCard(QWidget):
         """The same text with other probabilities: the marked alternative stays marked."""
         if not (self.isVisible() and self.field.text()):
             return
-        marked, first = self._current, self._first
+        marked = self._current
         self._search()
         if marked is not None:
             same = (place for place, one in enumerate(self._listed) if one.token_id == marked.token_id)
-            self._at, self._first = next(same, -1), first
+            self._at = next(same, -1)
             self._place()
 
     @property
@@ -218,7 +217,7 @@ class PinnedCard(QWidget):
         typed = self.typed.encode()  # the token's own words, written, are a branch too
         listed = enumerate(self._listed)
         marked = (at for at, one in listed if (one.data == typed and not one.chosen if text else one.chosen))
-        self._at, self._first = next(marked, -1 if text else 0), 0
+        self._at = next(marked, -1 if text else 0)
         self._fill()
         self._place()
 
@@ -238,8 +237,8 @@ class PinnedCard(QWidget):
         ]  # fmt: skip
 
     def _fill(self, room: int | None = None) -> None:
-        """Shows the alternatives in rows; `room`: the most rows there is room for."""
-        spot, count = self._spot, len(self.rows) if room is None else room
+        """Shows the alternatives in rows; `room`: the most rows there is room for, the last one of them for the marked one."""
+        spot, current, count = self._spot, self._current, len(self.rows) if room is None else room
         if spot is None:
             return
         path = self._transcript.turns
@@ -249,16 +248,17 @@ class PinnedCard(QWidget):
         open_bits = spot.record.entropy
         self.choice.setText("" if open_bits is None else self.tr("entropy {0}").format(words.in_bits(open_bits)))
         self.choice.setToolTip(self.tr("entropy: how open the choice was"))
-        self._first = min(max(self._first, self._at - count + 1), max(self._at, 0))
-        shown = self._listed[self._first : self._first + count]
+        shown = self._listed[:count]
+        if self._at >= count:
+            shown[-1] = self._listed[self._at]
         widest = max((self.fontMetrics().horizontalAdvance(words.token(one.data)) for one in shown), default=0)
         for place, bar in enumerate(self.rows):
             bar.setVisible(place < len(shown))
             if place < len(shown):
                 bar.token_px = min(max(widest + 12, scaled(74)), scaled(130))
                 bar.show_alternative(shown[place], can_choose=self._can_choose and not shown[place].chosen)
-                bar.mark(self._first + place == self._at)
-        text, current = self.field.text(), self._current
+                bar.mark(shown[place] is current)
+        text = self.field.text()
         self.nothing.setVisible(not shown)
         self.nothing.setText(
             self.tr("No token contains “{0}”.").format(text) if text else self.tr("Not scored: the model has not read it yet.")
@@ -296,6 +296,7 @@ class PinnedCard(QWidget):
         token, line = token.translated(corner), line.translated(corner)
         within = parent.rect().adjusted(_EDGE_PX, _EDGE_PX, -_EDGE_PX, -_EDGE_PX)
         width = min(panel_width(WIDTH), within.width())
+        self._show_head(True)
         self._fill()
         full = self._sheet_height(width)
         top, room = best_place(full, token, line, within)
@@ -303,12 +304,20 @@ class PinnedCard(QWidget):
             spare = -(-(full - room) // max(self.rows[0].height(), 1))
             self._fill(max(min(len(self._listed), len(self.rows)) - spare, LEAST_ROWS))
         height = self._sheet_height(width)
+        if height > room:  # with one row
+            self._show_head(False)
+            height = self._sheet_height(width)
         if top is None:  # above: its lower edge is beside the token
             top = token.top() - _GAP_PX - height
         top = max(min(top, within.bottom() - height), within.top())
         left = max(min(token.left() - 14, within.right() - width), within.left())
         sheet = QRect(left, top, width, height)
         self.setGeometry(sheet.adjusted(-SHADOW_PX, -SHADOW_PX, SHADOW_PX, SHADOW_PX))
+
+    def _show_head(self, show: bool) -> None:  # a state, not an option
+        self.before.setVisible(show)
+        self.choice.setVisible(show)
+        self._head.invalidate()  # Qt does so for the outermost layout only
 
     def _sheet_height(self, width: int) -> int:
         layout = self.layout()
