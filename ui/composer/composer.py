@@ -208,12 +208,21 @@ class Composer(QWidget):
             if run is not None:
                 self.field.colours.take(run, text)
 
+    def show_unscored(self, text: str, why: str) -> None:
+        """The draft has no colours."""
+        if text == self.message and not self._running and self.field.colours.shown:
+            self.meter.show_unscored(why)
+
+    def refuse_file(self, why: str) -> None:
+        """A file cannot go with the message; each of those that were dropped together is named."""
+        self.notice.say("\n".join(filter(None, [self.notice.words, why])))
+
     def attach(self, session_id: int, file: TextFile) -> None:
         """A file goes with the message of a session: the one that is shown, or the draft of another one."""
         if session_id != self._session:
             self._drafts.attach(self._keys.get(session_id, session_id), file)
             return
-        self.chips.show_files([*(held for held in self.chips.files if held.name != file.name), file])
+        self.chips.show_files(tuple(dict.fromkeys((*self.chips.files, file))))
         self.field.setFocus()
 
     def detach(self, session_id: int, file: TextFile) -> None:
@@ -250,6 +259,7 @@ class Composer(QWidget):
         return self.meter.is_too_long and not self._delay.isActive()
 
     def _choose_file(self) -> None:
+        self.notice.clear()
         dialog = QFileDialog(self.window(), self.tr("Attach a text file"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

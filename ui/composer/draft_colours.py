@@ -37,6 +37,11 @@ class DraftColours(QObject):
         text = self._field.toPlainText().encode("utf-16-le")
         return [(text[2 * first : 2 * last].decode("utf-16-le"), step) for first, last, step in self._spans]
 
+    @property
+    def shown(self) -> bool:
+        """Whether a draft that is scored is coloured."""
+        return self._shown and bool(self._theme.own_strength)
+
     def show(self, shown: bool) -> None:  # a state, not an option
         self._shown = shown
         self._paint()
@@ -67,7 +72,7 @@ class DraftColours(QObject):
     def _paint(self, _palette: object = None) -> None:
         strength, ramp = self._theme.own_strength, self._theme.palette.surprise
         selections = []
-        for first, last, step in self._spans if self._shown and strength else ():
+        for first, last, step in self._spans if self.shown else ():
             colour = QColor(ramp[step] or "transparent")
             colour.setAlphaF(strength)
             made = QTextEdit.ExtraSelection()

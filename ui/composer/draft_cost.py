@@ -56,6 +56,12 @@ class DraftCost(QObject):
         if self.composition is not None:
             self.show_cost(replace(self.composition, bits=bits))
 
+    def show_unscored(self, why: str) -> None:
+        """Behind the tokens of the draft that was counted, until it is counted anew."""
+        words = "" if self.composition is None else self._cost_words(self.composition)
+        if words:
+            self.cost.setText(self.tr("{0}, {1}").format(words, why))
+
     def say_busy(self, words: str) -> None:
         """One quiet line where the context stands; "" gives the place back."""
         self.busy.setText(words)

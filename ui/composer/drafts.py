@@ -34,8 +34,7 @@ class Draft(Struct, frozen=True):
 def joined(first: Draft, second: Draft) -> Draft:
     """Both as one message, where there is room for one."""
     texts = [draft.text for draft in (first, second) if draft.text.strip()]
-    names = {file.name for file in first.files}
-    files = (*first.files, *(file for file in second.files if file.name not in names))
+    files = tuple(dict.fromkeys((*first.files, *second.files)))
     return Draft("\n\n".join(dict.fromkeys(texts)), cursor=first.cursor, files=files)
 
 
@@ -72,7 +71,7 @@ class Drafts:
     def attach(self, key: int, file: TextFile) -> None:
         """Adds a file that was still being read when its session was closed."""
         draft = self._held.get(key, Draft(""))
-        self.put(key, replace(draft, files=(*(held for held in draft.files if held.name != file.name), file)))
+        self.put(key, replace(draft, files=tuple(dict.fromkeys((*draft.files, file)))))
 
     def detach(self, key: int, file: TextFile) -> None:
         """Removes a file that was pinned meanwhile."""

@@ -24,6 +24,8 @@ class DraftsController(QObject):
 
     composed = Signal(object)  # Composition of the draft
     scored = Signal(str, object)  # the draft, its tokens with their numbers (TokenRun) or None
+    unscored = Signal(str, str)  # the draft, and why it has no numbers
+    file_refused = Signal(str)  # why
     file_read = Signal(int, object)  # the session it was chosen in, TextFile
     left_out = Signal(int)  # turns, to make room
 
@@ -40,16 +42,18 @@ class DraftsController(QObject):
     def score(self, text: str, replaces: int | None = None) -> None:
         """Asks how surprising the draft is, unless an answer is under way."""
         if not self._showing.running and text.strip():
-            scored, drafts = partial(self.scored.emit, text), self._workbench.drafts
-            self._showing.ask_latest(SCORING, lambda session: tell(scored, drafts.score, session, text, replaces), in_silence)
+            scored, refused, drafts = partial(self.scored.emit, text), partial(self.unscored.emit, text), self._workbench.drafts
+            self._showing.ask_latest(SCORING, lambda session: tell(scored, drafts.score, session, text, replaces), refused)
 
     def drop_score(self) -> None:
         self._showing.tasks.drop(SCORING)
 
     def read_file(self, path: str) -> None:
         """Reads a text file that goes with the message."""
-        read = self._workbench.drafts.read_file
-        self._showing.ask(lambda session: tell(partial(self.file_read.emit, session), read, path))
+        shown = self._showing.shown
+        if shown is not None:
+            read = tell(partial(self.file_read.emit, shown.session_id), self._workbench.drafts.read_file, path)
+            self._showing.tasks.run(read, self.file_refused.emit)
 
     def leave_out(self, text: str) -> None:
         self._showing.ask(lambda session: tell(self.left_out.emit, self._workbench.drafts.leave_out, session, text))

@@ -195,6 +195,8 @@ class DraftCommands(Protocol):
     async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
         """The tokens of a draft with their numbers, computed behind everything else; None where that is not to be had now.
 
+        Refused, with numbers, where too much would have to be computed.
+
         May be cancelled. Nothing of it leaves for a server.
         """
 

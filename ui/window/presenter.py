@@ -71,6 +71,8 @@ class Presenter(QObject):
         controller.answers.copied.connect(parts.composer.carry)
         controller.drafts.composed.connect(self._show_cost)
         controller.drafts.scored.connect(parts.composer.show_score)
+        controller.drafts.unscored.connect(parts.composer.show_unscored)
+        controller.drafts.file_refused.connect(parts.composer.refuse_file)
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
         controller.refused.connect(parts.composer.notice.say)

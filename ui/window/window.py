@@ -249,7 +249,7 @@ class MainWindow(QMainWindow):
         self.dropped.text_wanted.connect(composer.attach_wanted)
         self.dropped.session_wanted.connect(self.transfers.take)
         self.dropped.model_wanted.connect(self.open_file)
-        self.dropped.refused.connect(composer.notice.say)
+        self.dropped.refused.connect(composer.refuse_file)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if files_of(event.mimeData()):

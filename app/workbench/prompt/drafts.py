@@ -108,7 +108,11 @@ class Drafts:
             raise Refusal(str(fault)) from fault
 
     async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
-        """The scored tokens of what is typed; None where no model is idle, or what stands before it would be read first."""
+        """The scored tokens of what is typed; None where no model is idle.
+
+        Raises:
+            Refusal: Too much would have to be read: the draft, or what stands before it.
+        """
         model = self._supervisor.running
         if self._sessions.find(session_id) is None or model is None or len(self._running) or not text.strip():
             return None
@@ -122,8 +126,11 @@ class Drafts:
             ids, start = [*placed.held, *placed.new.system, *placed.new.user], len(placed.held) + len(placed.new.system)
             adapters = stack_of_session(session)
             warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
-            if len(ids) - warm > MOST_SCORED or len(ids) > model.info.context_length:
+            if len(ids) > model.info.context_length:
                 return None
+            if len(ids) - warm > MOST_SCORED:
+                words = translate("Workbench", "not coloured: {0:,} tokens would have to be read, and {1:,} is the most")
+                raise Refusal(words.format(len(ids) - warm, MOST_SCORED))
             scored = await model.score_run(ids, 1, start, adapters=adapters, priority=Priority.BACKGROUND)
         except EngineDiedError:
             await self._supervisor.died(model)

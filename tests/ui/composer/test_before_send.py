@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import Composition, ContextPart, MainWindow, PartKind, SessionChanged, TextFile, TurnStatus
+from ui import Composition, ContextPart, MainWindow, PartKind, Refusal, SessionChanged, TextFile, TurnStatus
 from ui.composer.file_chips import FileChips
 from ui.transcript import Mode
 from ui.widgets.labels import plain_tooltip
@@ -104,6 +104,14 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
         await until(lambda: composer.draft == "" and not window.controller.running)
         await asyncio.sleep(0.8)
         assert len(bench.asked("score_draft")) == 2
+        # why there are no colours stands behind the count
+
+        async def refused(*_args: object) -> None:
+            raise Refusal("not coloured")
+
+        bench.drafts.score = refused  # type: ignore[assignment,method-assign]
+        QTest.keyClicks(composer.field, "two words")
+        await until(lambda: composer.meter.cost.text() == "2 tokens, not coloured")
 
     in_window(scene)
 

@@ -72,8 +72,11 @@ def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWor
 
 
 def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
-    notes = tmp_path / "notes.md"
+    notes, others = tmp_path / "notes.md", [tmp_path / "other" / name for name in ("notes.md", "one.bin", "two.bin")]
     notes.write_text("a note")
+    others[0].parent.mkdir()
+    for path, text in zip(others, ("another", "\0", "\0"), strict=True):
+        path.write_text(text)
 
     async def scene(window: MainWindow) -> None:
         field, clipboard = window.parts.composer.field, QApplication.clipboard()
@@ -84,6 +87,12 @@ def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play
         QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
         await until(lambda: bench.asked("read_file") == [(str(notes),)])
         assert field.toPlainText() == ""
+        # another one of the same name goes with it, and all that cannot are named
+        clipboard.setMimeData(carried(*others))
+        QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: len(window.parts.composer.notice.words.splitlines()) == 2)
+        assert [file.text for file in window.parts.composer.chips.files] == ["a note", "another"]
+        window.parts.composer.notice.clear()
         picture = QMimeData()
         picture.setImageData(QImage(4, 4, QImage.Format.Format_RGB32))
         clipboard.setMimeData(picture)
