@@ -122,7 +122,7 @@ def test_what_is_the_other_of_the_two_is_refused_before_its_weights(hub: LocalHu
         ("model", "org/mine", "an adapter, no model"),
         ("adapter", "org/tiny", "a model, no adapter"),
     ):
-        with pytest.raises(DownloadError, match=f"{repository}@main: {said}; fetch_"):
+        with pytest.raises(DownloadError, match=f"{repository}@main: {said}; .*fetch_"):
             Download(HubId.parse(repository), lambda _: None, wanted=wanted, endpoint=hub.address).fetch()  # type: ignore[arg-type]
     assert hub.fetched() == []
 
