@@ -19,6 +19,7 @@ import sqlite_utils
 from storage.rows import SearchHit
 
 MOST_HITS: Final = 100  # sessions of which a place is looked for
+_BETWEEN: Final = r"[*_~`]*\s+[*_~`]*"  # words that are read together may stand so in Markdown
 _AROUND: Final = 80  # characters before and behind the words
 _LOOKED_THROUGH: Final = 200_000  # characters of a text
 
@@ -85,7 +86,8 @@ def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:
 def _hit(node_id: int, text: str, query: str, words: Sequence[str]) -> SearchHit | None:
     plain = _folded(text)
     for wanted in (query.strip(), *words):
-        found = re.search(rf"(?<!\w){re.escape(_folded(wanted))}", plain) or re.search(re.escape(_folded(wanted)), plain)
+        pattern = _BETWEEN.join(map(re.escape, _folded(wanted).split()))
+        found = re.search(rf"(?<!\w){pattern}", plain) or re.search(pattern, plain)
         if found is not None:
             start, stop = found.span()
             return SearchHit(node_id, text[max(start - _AROUND, 0) : start], text[start:stop], text[stop : stop + _AROUND])

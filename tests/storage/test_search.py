@@ -10,6 +10,7 @@ from storage import NewNode, SessionStore
 from tests.storage.helpers import chat
 
 TEXTS = {
+    "marks": "what is very **important** here",
     "french": "Le café naïve d'été, Straße",
     "chinese": "我们可以去巴黎看看，然后回家。",
     "japanese": "京都でラーメンを食べる",
@@ -69,6 +70,7 @@ def test_a_query_finds_its_session(store: SessionStore, query: str, found: str |
         ("巴黎 回家", "chinese", "巴黎"),
         ("京都", "japanese", "京都"),
         ("#tag cafe", "french", "cafe"),
+        ("very important", "marks", "very **important"),
         ("->", "code", None),  # nothing but signs is found, and no place of it is shown
     ],
 )
@@ -85,6 +87,7 @@ def test_a_hit_says_where_the_words_stand(store: SessionStore, query: str, found
         assert list(hits) == [ids[found]]
         hit = hits[ids[found]]
         assert hit.words.lower().startswith(around[:3]) or "é" in hit.words
+        assert len(hit.words) == len(around)
         assert hit.before + hit.words + hit.behind in TEXTS[found]
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ through `ui.window.presenter`.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from PySide6.QtCore import QObject, Qt, QUrl
@@ -23,6 +24,7 @@ from ui.inspector.facts import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands
+from ui.transcript.pane.find import BETWEEN
 from ui.window.bars import FindBar
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
@@ -95,8 +97,9 @@ class Intents(QObject):
 
     def show_hit(self, node_id: int, words: str) -> None:
         """Words that were found in a turn, as if they had been looked for in the session."""
-        self._parts.finder.show_words(words)
-        self._parts.transcript.look_for(words, node_id)
+        plain = re.sub(BETWEEN, " ", words)
+        self._parts.finder.show_words(plain)
+        self._parts.transcript.look_for(plain, node_id)
 
     def paste(self) -> None:
         """Into what is being typed, or else into the message."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ui.transcript.path import Path, Turn
 from ui.transcript.text.compose import Place, is_hidden, shown
 
-_BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
+BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
 _BEGINNING = 60  # characters of a turn that show where it begins
 
 
@@ -143,9 +143,7 @@ def matches(turns: Sequence[Turn], words: str, *, template: bool) -> list[Match]
 def pattern_of(words: str) -> re.Pattern[str]:
     """What is looked for: in any case and form of accents, any white space between words, and Markdown's marks beside it."""
     parts = re.split(r"(\s+)", unicodedata.normalize("NFC", words))
-    return re.compile(
-        "".join(_BETWEEN if part.isspace() else "".join(map(_in_any_form, part)) for part in parts), re.IGNORECASE
-    )
+    return re.compile("".join(BETWEEN if part.isspace() else "".join(map(_in_any_form, part)) for part in parts), re.IGNORECASE)
 
 
 def _in_any_form(sign: str) -> str:
