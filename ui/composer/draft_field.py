@@ -37,6 +37,7 @@ class DraftField(TextField):
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(0)
+        self.document().clearUndoRedoStacks()  # Qt would count the margin as a change of the text
         self.document().documentLayout().documentSizeChanged.connect(self._grow)
         self.colours = DraftColours(self)
         self._made = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from PySide6.QtCore import QMimeData, Qt
+from PySide6.QtCore import QEvent, QMimeData, Qt
 from PySide6.QtGui import (
     QAction,
     QClipboard,
@@ -42,8 +42,23 @@ def _hand_on(field: QWidget, files: Sequence[Path]) -> None:
         window.take_files(files)
 
 
+def _is_left(event: QEvent, *, can_undo: bool, can_redo: bool) -> bool:
+    """Whether a key would take back or do again what a field has nothing of: it is left to the window's own command."""
+    if not isinstance(event, QKeyEvent) or event.type() is not QEvent.Type.ShortcutOverride:
+        return False
+    undoes, redoes = (event.matches(key) for key in (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo))
+    left = (undoes and not can_undo) or (redoes and not can_redo)
+    if left:
+        event.ignore()
+    return left
+
+
 class TextField(QPlainTextEdit):
     """Lines of plain text."""
+
+    def event(self, event: QEvent) -> bool:
+        text = self.document()
+        return not _is_left(event, can_undo=text.isUndoAvailable(), can_redo=text.isRedoAvailable()) and super().event(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
         """Of what is dropped: files are left to what the field stands in."""
@@ -59,6 +74,10 @@ class TextField(QPlainTextEdit):
 
 class LineEdit(QLineEdit):
     """One line of text."""
+
+    def event(self, event: QEvent) -> bool:
+        can_undo, can_redo = self.isUndoAvailable(), self.isRedoAvailable()
+        return not _is_left(event, can_undo=can_undo, can_redo=can_redo) and super().event(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if files_of(event.mimeData()):

@@ -22,7 +22,7 @@ BOAT, WORK = 4, 900
 
 def undo(window: MainWindow, label: str) -> None:
     assert window.acts.undo.text() == f"Undo {label}"
-    QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    QTest.keyClick(window.focusWidget() or window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
 
 
 def test_tags_title_and_folder_of_a_session(in_window: Play, bench: FakeWorkbench) -> None:
@@ -221,8 +221,13 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         await until(lambda: acts.undo.text() == "Undo Rename")
         window.controller.tree.select(41)
         await until(lambda: acts.undo.text() == "Undo Branch Selection")
-        # what has the keyboard goes first
-        panel.view.setFocus()
+        # what has the keyboard goes first: its own text, then the part of the window that it stands in
+        field = window.parts.composer.field
+        field.setFocus()
+        QTest.keyClicks(field, "words")
+        undo(window, "Branch Selection")
+        assert (field.toPlainText(), acts.undo.text()) == ("", "Undo Branch Selection")
+        panel.search.setFocus()
         undo(window, "Rename")
         await until(lambda: bench.summaries[BOAT].title == "Names for a small boat")
         await until(lambda: acts.redo.text() == "Redo Rename")
