@@ -189,12 +189,14 @@ class FakeBranches(_Group):
         self._bench.note("compare", session_id, left, right)
         return self._bench.diff
 
-    async def select(self, session_id: int, node_id: int) -> SessionView:
-        self._bench.note("select", session_id, node_id)
+    async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
+        self._bench.note("select", session_id, node_id, *["as before"] * as_before)
         view = self._bench.views[session_id]
         rows = tuple(replace(row, current=row.node_id == node_id) for row in view.branches)
-        turns = tuple(replace(t, node_id=node_id) if node_id in t.variants else t for t in view.turns)
-        self._bench.views[session_id] = replace(view, branches=rows, turns=turns)
+        at = next((i for i, turn in enumerate(view.turns) if node_id in turn.variants), None)
+        self._bench.paths[view.turns[-1].node_id] = view.turns
+        turns = view.turns if at is None else (*view.turns[:at], replace(view.turns[at], node_id=node_id))
+        self._bench.views[session_id] = replace(view, branches=rows, turns=self._bench.paths.get(node_id, turns))
         return self._bench.views[session_id]
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from PySide6.QtCore import QObject, Signal
@@ -36,26 +36,20 @@ class TreeController(QObject):
 
     def select(self, node_id: int) -> None:
         """Shows the path through that node; can be undone."""
-        before = self._tip
-        if before is not None:
-            self._showing.ask_latest("open", lambda session: self._select_and_remember(session, node_id, before))
+        self._showing.ask(lambda session: self._show_path(session, partial(self._workbench.branches.select, session, node_id)))
 
     def go_to(self, node_id: int) -> None:
         """Shows a turn, on whatever branch it is; another branch can be undone."""
-        shown, before = self._showing.shown, self._tip
-        if shown is not None and shown.turn(node_id) is not None:
-            self.turn_shown.emit(node_id)
-        elif before is not None:
-            self._showing.ask_latest("open", lambda session: self._go_to(session, node_id, before))
+        self._reach(node_id, self.turn_shown.emit)
 
     def open_row(self, row: TreeRow) -> None:
         """Shows the turn of a row of the tree, and its branch; another one can be undone."""
-        shown, before = self._showing.shown, self._tip
+        shown = self._showing.shown
         view = shown.view if shown is not None else None
         if view is not None and row.on_path and (not view.earlier or view.turns[0].node_id < row.end):
             self.turn_shown.emit(_turn_through(view, row.end))
-        elif before is not None:
-            self._showing.ask_latest("open", lambda session: self._go_to(session, row.end, before))
+        else:
+            self._showing.ask(lambda session: self._go_to(session, row.end, self.turn_shown.emit))
 
     def read_rows(self, most: int) -> None:
         """Asks for the rows of the whole tree, and for what `most` of them around the one that is shown say."""
@@ -95,10 +89,7 @@ class TreeController(QObject):
 
     def prune(self, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
         """Puts a branch out of sight, or back; can be undone."""
-        before = self._tip
-        if before is not None:
-            branch = (node_id, start)
-            self._showing.ask_latest("open", lambda session: self._prune(session, branch, before, pruned=pruned))
+        self._showing.ask(lambda session: self._prune(session, (node_id, start), pruned=pruned))
 
     def rename(self, node_id: int, start: int, before: str, name: str) -> None:
         """Gives a branch another name than the one `before`; can be undone."""
@@ -123,17 +114,30 @@ class TreeController(QObject):
         shown = self._showing.shown
         return shown.view.turns[-1].node_id if shown is not None and shown.view.turns else None
 
-    async def _select_and_remember(self, session_id: int, node_id: int, before: int) -> None:
-        view = await self._workbench.branches.select(session_id, node_id)
-        self._remember_selection(session_id, before, node_id)
-        self._showing.show_answer(view)
+    def _reach(self, node_id: int, told: Callable[[int], None]) -> None:
+        """Tells of a turn, once it is part of the path that is shown."""
+        if self._showing.shown is not None and self._showing.shown.turn(node_id) is not None:
+            told(node_id)
+        else:
+            self._showing.ask(lambda session: self._go_to(session, node_id, told))
 
-    async def _go_to(self, session_id: int, node_id: int, before: int) -> None:
-        view = await self._workbench.branches.show_turn(session_id, node_id)
-        if view.turns[-1].node_id != before:
-            self._remember_selection(session_id, before, view.turns[-1].node_id)
-        self._showing.show_answer(view)
-        self.turn_shown.emit(_turn_through(view, node_id))
+    async def _go_to(self, session_id: int, node_id: int, told: Callable[[int], None]) -> None:
+        await self._show_path(session_id, partial(self._workbench.branches.show_turn, session_id, node_id))
+        shown = self._showing.shown
+        if shown is not None and shown.session_id == session_id:
+            told(_turn_through(shown.view, node_id))
+
+    async def _show_path(self, session_id: int, show: Callable[[], Awaitable[SessionView]]) -> None:
+        async with self._undo.turn:
+            before = self._tip
+            if before is None or not self._showing.is_shown(session_id):
+                return
+            view = await show()
+            after = view.turns[-1].node_id
+            if after != before:
+                self._remember(self.tr("Branch Selection"), session_id, before, after)
+            if self._showing.is_shown(session_id):
+                self._showing.show_answer(view)
 
     async def _read_rows(self, session_id: int, most: int) -> None:
         branches = self._workbench.branches
@@ -164,9 +168,6 @@ class TreeController(QObject):
         if self._showing.is_shown(session_id):
             self._showing.show_answer(view)
 
-    def _remember_selection(self, session_id: int, before: int, after: int) -> None:
-        self._remember(self.tr("Branch Selection"), session_id, before, after)
-
     def _remember(self, label: str, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
         self._undo.remember(Step(label, session_id, back, again, waits=True))
@@ -174,24 +175,12 @@ class TreeController(QObject):
     async def _open_at(self, session_id: int, hit: Hit) -> None:
         if not self._showing.is_shown(session_id):
             await self._showing.open_session(session_id)
-        shown = self._showing.shown
-        if shown is None or shown.session_id != session_id:  # another window has it
-            return
-        if shown.turn(hit.node_id) is None:
-            before = self._tip
-            view = await self._workbench.branches.show_turn(session_id, hit.node_id)
-            if not self._showing.is_shown(session_id):
-                return
-            if before is not None and view.turns[-1].node_id != before:
-                self._remember_selection(session_id, before, view.turns[-1].node_id)
-            self._showing.show_answer(view)
-        else:
-            view = shown.view
-        self.hit_shown.emit(_turn_through(view, hit.node_id), hit.words)
+        if self._showing.is_shown(session_id):  # else another window has it
+            self._reach(hit.node_id, lambda turn: self.hit_shown.emit(turn, hit.words))
 
     async def _select(self, session_id: int, node_id: int) -> None:
         """Back to a branch; where another session is shown by now, this one is opened, so that the undone step is seen."""
-        view = await self._workbench.branches.select(session_id, node_id)
+        view = await self._workbench.branches.select(session_id, node_id, as_before=True)
         if self._showing.is_shown(session_id):
             self._showing.show_answer(view)
         else:
@@ -214,17 +203,19 @@ class TreeController(QObject):
         back, again = (partial(rename, session_id, *branch, each) for each in (before, name))
         self._undo.remember(Step(self.tr("Rename Branch"), session_id, back, again))
 
-    async def _prune(self, session_id: int, branch: tuple[int, int], before: int, *, pruned: bool) -> None:
-        await self._workbench.branches.prune(session_id, *branch, pruned)
+    async def _prune(self, session_id: int, branch: tuple[int, int], *, pruned: bool) -> None:
+        prune = partial(self._workbench.branches.prune, session_id, *branch)
+        async with self._undo.turn:
+            before = self._tip if self._showing.is_shown(session_id) else None
+            await prune(pruned)
 
         async def back() -> None:
-            await self._workbench.branches.prune(session_id, *branch, not pruned)
-            if self._showing.is_shown(session_id) and pruned:
+            await prune(not pruned)
+            if self._showing.is_shown(session_id) and pruned and before is not None:
                 await self._select(session_id, before)
 
-        again = partial(self._workbench.branches.prune, session_id, *branch, pruned)
         label = self.tr("Prune Branch") if pruned else self.tr("Restore Branch")
-        self._undo.remember(Step(label, session_id, back, again, waits=True))
+        self._undo.remember(Step(label, session_id, back, partial(prune, pruned), waits=True))
 
 
 def _turn_through(view: SessionView, node_id: int) -> int:

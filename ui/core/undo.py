@@ -48,6 +48,7 @@ class UndoStack(QObject):
 
     Attributes:
         in_sight: The histories whose changes can be seen now, the one to begin with first.
+        turn: Held by what changes a path, so that each such change begins from what the one before it left.
     """
 
     changed = Signal()
@@ -59,7 +60,7 @@ class UndoStack(QObject):
         self._tasks = tasks
         self._answering = answering
         self._histories: defaultdict[Scope, History] = defaultdict(History)
-        self._turn = asyncio.Lock()  # steps run one after the other, in the order of the keys
+        self.turn = asyncio.Lock()  # steps run one after the other, in the order of the keys
         self.in_sight: Callable[[], tuple[Scope, ...]] = lambda: (None,)
 
     @property
@@ -107,7 +108,7 @@ class UndoStack(QObject):
 
     async def _run(self, step: Step, *, back: bool) -> None:
         """A step that was refused is in neither direction any more: what it began from does not hold."""
-        async with self._turn:
+        async with self.turn:
             await (step.undo if back else step.redo)()
         (_undone if back else _done)(self._histories[step.scope]).append(step)
         self.changed.emit()

@@ -185,8 +185,11 @@ class SessionCommands(Protocol):
 class BranchCommands(Protocol):
     """The branches of an open session. Every coroutine may raise `Refusal`."""
 
-    async def select(self, session_id: int, node_id: int) -> SessionView:
-        """Shows the path through `node_id`, down to the leaf that was last shown under it."""
+    async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
+        """Shows the path through `node_id`, down to the leaf that was last shown under it.
+
+        `as_before`: a turn ended with the node, and still does where it was continued since.
+        """
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         """Shows a path through a node, the one that is shown if it is on it, from before the node's turn on."""

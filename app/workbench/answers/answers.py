@@ -387,7 +387,7 @@ class Answers:
             await self._streaming.run(answer, node.id, prepare)
             if answer.refused and answer.back is not None:
                 await self._sessions.take_back(session, node.id)
-                await self._sessions.move(session, answer.back)
+                await self._sessions.move(session, answer.back, as_before=True)
                 raise Refusal(answer.refused)
         except StoreError as fault:
             raise Refusal(

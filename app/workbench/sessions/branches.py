@@ -43,11 +43,11 @@ class Branches:
         self._running = running
         self._windows = windows
 
-    async def select(self, session_id: int, node_id: int) -> SessionView:
-        """Shows the path through a node."""
+    async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
+        """Shows the path through a node; `as_before`: its turn ends with it."""
         session = self._sessions.opened(session_id)
         self._running.check_idle(session_id)
-        await self._sessions.move(session, node_id)
+        await self._sessions.move(session, node_id, as_before=as_before)
         return self._show(session)
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:

@@ -144,14 +144,14 @@ class OpenSessions:
         except StoreError as fault:  # the next start tries again
             log.warning("empty sessions could not be cleared away: %s", fault)
 
-    async def move(self, session: OpenSession, node_id: int) -> None:
-        """Shows the path through a node, down to the leaf that was last shown under it."""
+    async def move(self, session: OpenSession, node_id: int, *, as_before: bool = False) -> None:
+        """Shows the path through a node, down to the leaf that was last shown under it (see `Tree.leaf`)."""
         node_id = session.in_place_of(node_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
         before = session.tip
         shown = [segment.node.id for segment in session.tree.path(before)]
-        session.tip = session.tree.leaf(node_id, shown)
+        session.tip = session.tree.leaf(node_id, shown, as_before=as_before)
         await stored(self._store.set_current(session.id, session.tip))
         if before != session.tip and not session.overflowed(before):  # that question shows why when it is shown again
             await self.drop_failed(session, before)

@@ -239,16 +239,17 @@ class Tree:
         parent = self.nodes.get(child.parent_id) if child.parent_id is not None else None
         return child.at_token is None or (parent is not None and child.at_token >= parent.token_count > 0)
 
-    def leaf(self, node_id: int, shown: Sequence[int] = ()) -> int:
+    def leaf(self, node_id: int, shown: Sequence[int] = (), *, as_before: bool = False) -> int:
         """The tip under a node: along what was shown last, else the newest.
 
-        Where the node's own turn both ends and goes on, it ends: the node was chosen, not what continues it.
+        Where the node's own turn both ends and goes on, it ends: the node was chosen, not what continues it. `as_before`:
+        it was shown as the end of its turn, which ends there even where it only goes on.
         """
         seen, chosen = set(shown), node_id
         while True:
             after = [child for child in self.children(node_id) if self.leaves_at_end(child)]
             if node_id == chosen:
-                after = [child for child in after if child.turn_start] or after
+                after = [child for child in after if child.turn_start] or ([] if as_before else after)
             if not after:
                 return node_id
             node_id = next((child.id for child in after if child.id in seen), after[-1].id)

@@ -98,6 +98,9 @@ def test_from_the_end_of_an_answer_the_shown_path_stays_one_of_the_variants(play
         shown = await s.workbench.branches.select(session_id, columns.columns[0].node_id)
         assert shown.turns[-1].variants == tuple(c.node_id for c in columns.columns)
         assert shown.turns[-1].run.ids[: len(old.run)].tolist() == old.run.ids.tolist()
+        # and back to the path as it was, not to what continues it
+        back = await s.workbench.branches.select(session_id, old.node_id, as_before=True)
+        assert (back.turns[-1].node_id, len(back.turns[-1].run)) == (old.node_id, len(old.run))
 
     play(scene)
 

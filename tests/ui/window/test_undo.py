@@ -158,13 +158,13 @@ def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_e
         await until(lambda: acts.undo.isEnabled())
         new = bench.views[TRIP].turns[-1].node_id
         undo(window, "New Branch")
-        await until(lambda: bench.asked("select")[-1:] == [(TRIP, last.node_id)] and acts.redo.isEnabled())
+        await until(lambda: bench.asked("select")[-1:] == [(TRIP, last.node_id, "as before")] and acts.redo.isEnabled())
         acts.redo.trigger()
-        await until(lambda: bench.asked("select")[-1] == (TRIP, new) and acts.undo.text() == "Undo New Branch")
+        await until(lambda: bench.asked("select")[-1] == (TRIP, new, "as before") and acts.undo.text() == "Undo New Branch")
         window.controller.answers.send("And when?", question.node_id)
         await until(lambda: not window.controller.running and bench.views[TRIP].turns[-1].node_id > new)
         undo(window, "New Branch")
-        await until(lambda: bench.asked("select")[-1] == (TRIP, new))
+        await until(lambda: bench.asked("select")[-1] == (TRIP, new, "as before"))
 
     in_window(scene)
 
@@ -190,17 +190,17 @@ def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, 
         await until(lambda: window.controller.is_shown(TRIP))
         undo(window, "Branch Selection")
         await until(lambda: toast.words == "Undone: Branch Selection")
-        assert bench.asked("select")[-1] == (TRIP, before)
+        assert bench.asked("select")[-1] == (TRIP, before, "as before")
         assert (acts.undo.isEnabled(), acts.redo.text()) == (False, "Redo Branch Selection")
         # and done again, by the button of the message and by the key
         QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
         await until(lambda: toast.words == "Done again: Branch Selection")
-        assert bench.asked("select")[-1] == (TRIP, 41)
+        assert bench.asked("select")[-1] == (TRIP, 41, "as before")
         assert not acts.redo.isEnabled()
         undo(window, "Branch Selection")
         await until(lambda: acts.redo.isEnabled())
         QTest.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
-        await until(lambda: bench.asked("select")[-1] == (TRIP, 41) and acts.undo.isEnabled())
+        await until(lambda: bench.asked("select")[-1] == (TRIP, 41, "as before") and acts.undo.isEnabled())
         # a change of its own is the end of what could be done again
         undo(window, "Branch Selection")
         await until(lambda: acts.redo.isEnabled())
@@ -219,7 +219,8 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         await until(lambda: window.controller.sessions.rows)
         panel.renamed.emit(BOAT, "Another name")
         await until(lambda: acts.undo.text() == "Undo Rename")
-        window.controller.tree.select(41)
+        window.controller.tree.prune(43, 0, True)
+        window.controller.tree.select(41)  # at once: the one before is done, and can be undone, all the same
         await until(lambda: acts.undo.text() == "Undo Branch Selection")
         # what has the keyboard goes first: its own text, then the part of the window that it stands in
         field = window.parts.composer.field
@@ -237,6 +238,9 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         assert acts.undo.text() == "Undo Branch Selection"
         # without the sidebar the change of the list would not be seen
         undo(window, "Branch Selection")
+        await until(lambda: acts.undo.text() == "Undo Prune Branch")
+        undo(window, "Prune Branch")
+        await until(lambda: bench.asked("prune") == [(TRIP, 43, 0, True), (TRIP, 43, 0, False)])
         await until(lambda: acts.undo.text() == "Undo Rename")
         window.parts.show_sidebar(False)
         assert not acts.undo.isEnabled()
