@@ -36,7 +36,7 @@ class SessionsController(QObject):
         self._workbench, self._tasks = showing.workbench, showing.tasks
         self._query = ""
         self._in_trash = False
-        self.rows: dict[int, SessionSummary] = {}  # as last listed, and as changed since
+        self.rows: dict[int, SessionSummary] = {}  # all, also those a search leaves out: as last read, and as changed since
         self._folders: dict[int, str] = {}  # their names, likewise
         self._answering: set[int] = set()  # sessions, as last listed
         self._unseen: set[int] = set()  # in which an answer has ended since they were shown
@@ -63,32 +63,32 @@ class SessionsController(QObject):
 
     @property
     def row_shown(self) -> SessionSummary | None:
-        """The line of the session shown; None while it is not listed."""
+        """The line of the session shown; None while it has none."""
         shown = self._showing.shown
         return self.rows.get(shown.session_id) if shown is not None else None
 
     async def list_all(self) -> Sequence[SessionSummary]:
         """Lists all sessions, for the window's start."""
         sessions = await self._workbench.sessions.list()
-        self._take(sessions, await self._workbench.sessions.folders())
+        self._take(sessions, sessions, await self._workbench.sessions.folders())
         return sessions
 
     async def _list(self) -> None:
         if self._in_trash:
             self.trash_listed.emit(await self._workbench.sessions.trashed())
-        else:
-            self._take(await self._workbench.sessions.list(self._query), await self._workbench.sessions.folders())
+            return
+        query, sessions = self._query, await self._workbench.sessions.list()
+        found = await self._workbench.sessions.list(query) if query else sessions
+        self._take(sessions, found, await self._workbench.sessions.folders())
 
-    def _take(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
-        listed = {row.session_id for row in sessions}
+    def _take(self, sessions: Sequence[SessionSummary], found: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+        self.rows = {row.session_id: row for row in sessions}
         answering = {row.session_id for row in sessions if row.answering}
         seen = {row.session_id for row in sessions if row.elsewhere or self._showing.is_shown(row.session_id)}
-        self._unseen |= (self._answering - answering) & listed - seen
-        self._answering = answering | (self._answering - listed)
-        sessions = [replace(row, unseen=row.session_id in self._unseen) for row in sessions]
-        self.rows = {row.session_id: row for row in sessions}
+        self._unseen |= (self._answering - answering) & self.rows.keys() - seen
+        self._answering = answering
         self._folders = {folder.folder_id: folder.name for folder in folders}
-        self.listed.emit(sessions, folders)
+        self.listed.emit([replace(row, unseen=row.session_id in self._unseen) for row in found], folders)
 
     def _note_activity(self) -> None:
         self._was_running = self._showing.running
@@ -293,6 +293,8 @@ class SessionsController(QObject):
 
     def empty(self, session_ids: Sequence[int]) -> None:
         """Deletes sessions of the trash for good; the window has asked before."""
+        for session_id in session_ids:
+            self._undo.forget_restoring(session_id)
         self._run(None, self._workbench.sessions.empty_trash, session_ids)
 
     async def _trash(self, session_id: int, title: str) -> None:

@@ -80,10 +80,8 @@ class UndoStack(QObject):
         self.changed.emit()
 
     def forget_restoring(self, session_id: int) -> None:
-        """That session was brought back in another way."""
-        history = self._histories[None]
-        history.done = [step for step in history.done if step.restores != session_id]
-        self.changed.emit()
+        """That session was brought back in another way, or is gone for good."""
+        self._forget(None, lambda step: step.restores == session_id)
 
     def undo(self) -> None:
         """Takes back the last step of what is in sight."""
@@ -103,16 +101,25 @@ class UndoStack(QObject):
         return [] if steps and steps[-1].waits and self._answering() else steps
 
     def _begin(self, step: Step, *, back: bool) -> None:
+        """A step counts as taken before it is over, so that keys pressed meanwhile go on from there."""
+        (_undone if back else _done)(self._histories[step.scope]).append(step)
         self.changed.emit()
         self._tasks.run(self._run(step, back=back))
 
     async def _run(self, step: Step, *, back: bool) -> None:
         """A step that was refused is in neither direction any more: what it began from does not hold."""
-        async with self.turn:
-            await (step.undo if back else step.redo)()
-        (_undone if back else _done)(self._histories[step.scope]).append(step)
-        self.changed.emit()
+        try:
+            async with self.turn:
+                await (step.undo if back else step.redo)()
+        except BaseException:
+            self._forget(step.scope, lambda each: each is step)
+            raise
         (self.was_undone if back else self.was_redone).emit(step.label)
+
+    def _forget(self, scope: Scope, gone: Callable[[Step], bool]) -> None:
+        history = self._histories[scope]
+        history.done, history.undone = ([step for step in way if not gone(step)] for way in (history.done, history.undone))
+        self.changed.emit()
 
 
 def _done(history: History) -> list[Step]:

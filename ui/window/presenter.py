@@ -20,6 +20,7 @@ from ui.port import (
     SessionSummary,
     SessionView,
     StatusView,
+    TrashedSession,
     TurnDepth,
     TurnView,
 )
@@ -58,9 +59,7 @@ class Presenter(QObject):
         controller.tokens_arrived.connect(self._start_meter)
         controller.activity_changed.connect(self.refresh)
         controller.sessions.listed.connect(self._show_sessions)
-        controller.sessions.trash_listed.connect(parts.sidebar.sessions.show_trash)
-        controller.sessions.trash_listed.connect(lambda _rows: parts.sidebar.show_place(trash=True))
-        controller.sessions.listed.connect(lambda _sessions, _folders: parts.sidebar.show_place(trash=False))
+        controller.sessions.trash_listed.connect(self._show_trash)
         controller.sessions.folder_made.connect(parts.sidebar.sessions.name_folder)
         controller.models.listed.connect(self._show_model)
         controller.models.menu_ready.connect(parts.top.model.open_menu)
@@ -190,7 +189,7 @@ class Presenter(QObject):
         """Whose changes can be undone: of the session and of the list, as far as they are in sight; what is used now first."""
         shown = self._controller.shown
         session = () if shown is None else (shown.session_id,)
-        if self._parts.sidebar.isHidden():
+        if self._parts.sidebar.isHidden() or self._parts.sidebar.trash_shown:
             return session
         return (None, *session) if self._in_list else (*session, None)
 
@@ -295,10 +294,16 @@ class Presenter(QObject):
             QTimer.singleShot(0, self, lambda: self._parts.transcript.set_pinned(*pinned))
 
     def _show_sessions(self, sessions: Sequence[SessionSummary], folders: Sequence[FolderView]) -> None:
+        self._parts.sidebar.show_place(trash=False)
         self._parts.sidebar.sessions.show_sessions(sessions, folders=folders)
         summary = self._controller.sessions.row_shown
         if summary is not None:  # a rename reaches the title by the list
             self._parts.top.title.setText(summary.title)
+        self.refresh()
+
+    def _show_trash(self, sessions: Sequence[TrashedSession]) -> None:
+        self._parts.sidebar.show_place(trash=True)
+        self._parts.sidebar.sessions.show_trash(sessions)
         self.refresh()
 
     def _show_model(self, models: Sequence[ModelChoice]) -> None:
