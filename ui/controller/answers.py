@@ -96,8 +96,11 @@ class AnswersController(QObject):
         if self._showing.shown is not None:
             self._workbench.answers.stop(self._showing.shown.session_id)
 
-    def branch(self, node_id: int, index: int, token_id: int) -> None:
-        self._showing.ask(lambda session: self._workbench.answers.branch(session, node_id, index, token_id))
+    def branch(self, node_id: int, index: int, token_id: int, refused: Callable[[str], None] | None = None) -> None:
+        shown = self._showing.shown
+        if shown is not None:
+            branch = self._workbench.answers.branch
+            self._showing.tasks.run(branch(shown.session_id, node_id, index, token_id), refused)
 
     def write(self, node_id: int, index: int, text: str, refused: Callable[[str], None]) -> None:
         """A branch that has these words from a token on; why there is none is told to `refused`."""

@@ -169,8 +169,8 @@ class Intents(QObject):
             start = typed_text(turn.run[:index]) + b"".join(self._controller.token_bytes([token_id])).decode(errors="replace")
             self._parts.composer.edit(node_id, typed_text(turn.run), start)
         else:
-            self._presenter.follow(node_id, index)
-            self._controller.answers.branch(node_id, index, token_id)
+            follows = self._presenter.follow(node_id, index)
+            self._controller.answers.branch(node_id, index, token_id, partial(self._refuse_branch, follows))
 
     def write(self, node_id: int, index: int, text: str) -> None:
         """Words of one's own at that place: the model goes on from them; in a message they are a draft, with the rest of it."""
@@ -180,12 +180,16 @@ class Intents(QObject):
             start = typed_text(turn.run[:index]) + text
             self._parts.composer.edit(node_id, typed_text(turn.run), start, typed_text(turn.run[index:]))
         elif turn is not None:
-            self._presenter.follow(node_id, index)
-            self._controller.answers.write(node_id, index, text, partial(self._give_back, node_id, index, text))
+            follows = self._presenter.follow(node_id, index)
+            self._controller.answers.write(node_id, index, text, partial(self._give_back, follows, node_id, index, text))
 
-    def _give_back(self, node_id: int, index: int, text: str, why: str) -> None:
-        self._presenter.unfollow()
+    def _refuse_branch(self, follows: bool, why: str) -> None:  # it is the one that is waited for
+        if follows:
+            self._presenter.unfollow()
         self._parts.composer.notice.say(why)
+
+    def _give_back(self, follows: bool, node_id: int, index: int, text: str, why: str) -> None:
+        self._refuse_branch(follows, why)
         self._parts.pinned.type_again(node_id, index, text)
 
     def ban(self, token_id: int) -> None:

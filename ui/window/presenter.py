@@ -75,7 +75,6 @@ class Presenter(QObject):
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
         controller.refused.connect(parts.composer.notice.say)
-        controller.refused.connect(lambda _words: self.unfollow())
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the keyboard
@@ -140,9 +139,10 @@ class Presenter(QObject):
             self.unfollow()
         self.show_pin(place)
 
-    def follow(self, node_id: int, index: int) -> None:
-        """Pins the token that a branch has at this place, as soon as it is shown."""
-        self._followed = (node_id, index)
+    def follow(self, node_id: int, index: int) -> bool:
+        """Pins the token that a branch has at this place, as soon as it is shown; False: one was waited for already."""
+        waits, self._followed = self._followed == (node_id, index), (node_id, index)
+        return not waits
 
     def unfollow(self) -> None:
         """The branch that was asked for is not to come."""
