@@ -88,7 +88,7 @@ class TreePanel(QWidget):
 
     def show_rows(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
         """Shows the tree; `afresh` from the path that is shown on, else the keyboard stays on its row."""
-        row, place = None if afresh else self.view.row, self.view.currentIndex().row()
+        row = None if afresh else self.view.row
         top = self.view.verticalScrollBar().value()
         self.view.rows.take(rows, texts, afresh=afresh)
         marks = {} if afresh else self.view.painter_of_rows.marks
@@ -96,7 +96,7 @@ class TreePanel(QWidget):
         self.view.painter_of_rows.marks = known
         self._show_base()
         if row is not None and not self.view.rows.index_of(row.key).isValid():  # it was pruned: its neighbour
-            row = self.view.rows.row_at(self.view.rows.index(min(place, len(self.view.rows.seen) - 1)))
+            row = self.view.rows.row_at(self.view.rows.index_beside(row.key))
         if row is not None:
             self.view.stand_at(row.key)
             self.view.verticalScrollBar().setValue(top)
@@ -115,6 +115,7 @@ class TreePanel(QWidget):
         row = self.view.row
         self.view.rows.set_pruned_visible(visible)
         self.view.stand_at(None if row is None else row.key)
+        self._show_base()
         self._tell()
 
     # ---- what can be done with a row --------------------------------------------------------------------------------

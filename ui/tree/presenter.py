@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QApplication, QWidget
@@ -31,6 +31,7 @@ class TreePresenter(QObject):
         self._before: QWidget | None = None  # what had the keyboard
         self._compares: int | None = None  # the session of which two branches are compared in its place
         self._wanted = False  # it was asked for, and its rows are not there yet
+        self._changing: set[Key] = set()  # rows whose change is asked for, until they are read again
         tree, panel = controller.tree, self._panel
         tree.rows_read.connect(self._show)
         tree.texts_read.connect(panel.show_texts)
@@ -41,8 +42,10 @@ class TreePresenter(QObject):
         panel.closed.connect(self.close)
         panel.compare_wanted.connect(tree.compare_two)
         panel.refused.connect(parts.toast.say)
-        panel.view.bookmark_wanted.connect(tree.bookmark)
-        panel.view.prune_wanted.connect(lambda row: tree.prune(row.node_id, row.start, not row.pruned))
+        panel.view.bookmark_wanted.connect(lambda row: self._change(row, tree.bookmark))
+        panel.view.prune_wanted.connect(
+            lambda row: self._change(row, lambda row: tree.prune(row.node_id, row.start, not row.pruned))
+        )
         panel.view.rename_wanted.connect(parts.sidebar.tree.ask_name)
         tree.compared.connect(self._give_way)
         parts.compare.closed.connect(self._come_back)
@@ -78,6 +81,7 @@ class TreePresenter(QObject):
     def _show(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText]) -> None:
         opens = self._wanted
         self._wanted = False
+        self._changing.clear()
         if not opens and not self.is_open:
             return
         self._panel.show_rows(rows, texts, afresh=opens)
@@ -109,6 +113,13 @@ class TreePresenter(QObject):
         self.close()
         self._controller.tree.open_row(row)
 
+    def _change(self, row: TreeRow, change: Callable[[TreeRow], None]) -> None:
+        """Changes a row, unless it is not seen yet what the key before this one has made of it."""
+        if row.key not in self._changing:
+            self._changing.add(row.key)
+            change(row)
+
     def _tell(self, words: str) -> None:
+        self._changing.clear()
         if self.is_open:
             self._parts.toast.say(words)

@@ -103,8 +103,6 @@ class TreeRows(QStringListModel):
         self._place = places
         self._parents = {row.parent for row in new}
         self._has_pruned = True in {row.pruned for row in new}
-        if self.base not in self._place:
-            self.base = None
         self._keep(texts)
         self._show()
 
@@ -164,6 +162,10 @@ class TreeRows(QStringListModel):
     def is_parent(self, row: TreeRow) -> bool:
         """Whether rows stand under it."""
         return self._place[row.key] in self._parents
+
+    def index_beside(self, key: Key) -> Index:
+        """Of what stands in the place of a row that is out of sight."""
+        return self.index(min(bisect_left(self.seen, self._place.get(key, 0)), len(self.seen) - 1))
 
     def is_open(self, row: TreeRow) -> bool:
         """Whether what stands under it is in sight."""
@@ -282,7 +284,9 @@ class TreeRows(QStringListModel):
         self.texts_wanted.emit(asked)
 
     def _show(self) -> None:
-        """Puts into sight what is neither folded away nor pruned nor beside the row that is shown alone."""
+        """Puts into sight what is neither folded away nor pruned nor beside the row that is shown alone, if that is there."""
+        if self.base is not None and not self.under_base(self.base):
+            self.base = None
         folded = {self._place[key] for key in self._folded if key in self._place}
         is_whole = not folded and (self._shows_pruned or not self._has_pruned)
         self.seen = list(self._range() if is_whole else self._in_sight(folded))
