@@ -79,6 +79,7 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
         QTest.keyClicks(window.parts.transcript.tokens, "V")
         assert card.field.hasFocus()
         assert card.field.text() == "V"
+        QTest.keyClick(card.field, Qt.Key.Key_Backspace)
         QTest.keyClick(card.field, Qt.Key.Key_Escape)
         assert not card.isVisible()
         assert window.parts.transcript.pinned == (visit, LISBON)
@@ -163,7 +164,7 @@ def test_words_typed_at_a_token_are_a_branch_that_the_model_goes_on_from(in_wind
         QTest.keyClick(card.field, Qt.Key.Key_Escape)
         assert tokens.ghost is None
         card = await pin(window, new.node_id, 1)
-        QTest.keyClicks(card.field, "bak")
+        assert card.field.text() == "bak"
         QTest.keyClick(card.field, Qt.Key.Key_Return)
         space = " " * new.run.texts[1].startswith(" ")
         await until(lambda: [call[3] for call in bench.asked("write")[1:]] == [f"{space}bak"])
@@ -187,6 +188,10 @@ def test_what_is_typed_stays_when_the_numbers_change_and_the_token_is_scrolled_a
         await until(lambda: "entropy" in card.choice.text())
         await frames(4)
         assert (card.isVisible(), card.field.text()) == (True, "Lisbon")
+        # and with its token, when the card is closed or another token is pinned
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        assert (await pin(window, visit, BOAT)).field.text() == ""
+        assert (await pin(window, visit)).field.text() == "Lisbon"
         window.resize(900, 420)
         bar = window.parts.transcript.tokens.verticalScrollBar()
         bar.setValue(bar.maximum())
@@ -250,7 +255,9 @@ def test_words_may_begin_with_a_digit_or_a_space_once_the_field_is_asked_for(in_
             QTest.keyClick(card.field, Qt.Key.Key_Backspace)
             QTest.keyClicks(card.field, "2 of us")
             assert card.field.text() == "2 of us"
-            # a card that is opened again chooses by its numbers
+            # a card that is opened again chooses by its numbers, unless words wait in it
+            card.field.selectAll()
+            QTest.keyClick(card.field, Qt.Key.Key_Delete)
             QTest.keyClick(card.field, Qt.Key.Key_Escape)
             QTest.keyClick(tokens, Qt.Key.Key_Return)
             assert card.field.placeholderText() == hint

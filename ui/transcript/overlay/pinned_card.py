@@ -60,6 +60,7 @@ class PinnedCard(QWidget):
         self._can_choose = self._can_continue = False
         self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
         self._asked = False  # for the row of this spot
+        self._unwritten: dict[tuple[int, int], str] = {}  # what was typed, by the node id and index of its place
         self._writes = False  # the keyboard was brought to the field by hand: digits and spaces are text there
         self._listed: list[Alternative] = []
         self._at = 0  # the marked alternative; -1: none, what is typed is meant as it stands
@@ -75,6 +76,7 @@ class PinnedCard(QWidget):
         self.field.setToolTip(plain_tooltip(tip.format(native("F2"))))
         self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
+        self.field.textEdited.connect(self._keep)
         self.field.installEventFilter(self)
         self.write = button("", "link")
         self.write.setToolTip(self.tr("Return, or {0} where a token is marked").format(native("Ctrl+Return")))
@@ -139,9 +141,8 @@ class PinnedCard(QWidget):
         """Shows the card for the spot it was given, and takes the keyboard."""
         if self._spot is None:
             return
-        self.field.clear()
         self._set_writes(False)
-        self._search()
+        self._bring_typed()
         self.show()
         self.raise_()
         self._place()
@@ -172,8 +173,7 @@ class PinnedCard(QWidget):
             self._row, self._asked = None, False
         if self.isVisible():
             if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
-                self.field.clear()
-                self._search()
+                self._bring_typed()
             elif held.record != spot.record:  # what was typed stays
                 self._search_again() if self.field.text() else self._search()
             else:
@@ -339,12 +339,14 @@ class PinnedCard(QWidget):
     def _choose(self, alternative: Alternative | None) -> None:
         spot = self._spot
         if spot is not None and alternative is not None and not alternative.chosen and self._can_choose:
+            self._keep("")
             self.close_again()
             self.alternative_chosen.emit(spot.node_id, spot.index, alternative.token_id)
 
     def _write(self) -> None:
         spot, words = self._spot, self.typed
         if spot is not None and words and self._can_choose:
+            self._keep("")
             self.close_again()
             self.text_written.emit(spot.node_id, spot.index, words)
 
@@ -356,10 +358,20 @@ class PinnedCard(QWidget):
         return f" {text}" if text and spaced and not text[0].isspace() else text
 
     def type_again(self, node_id: int, index: int, text: str) -> None:
-        """What was typed at a place could not be written there: it is in the field again."""
+        """What was typed at a place could not be written there: it is in the field again, where the place is pinned."""
+        self._unwritten[node_id, index] = text
         if self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index):
             self.open()
-            self.field.setText(text)
+
+    def _keep(self, text: str) -> None:
+        """Nothing that is typed goes with the card; "": it was used."""
+        if self._spot is not None:
+            self._unwritten[self._spot.node_id, self._spot.index] = text
+
+    def _bring_typed(self) -> None:
+        spot = self._spot
+        self.field.setText("" if spot is None else self._unwritten.get((spot.node_id, spot.index), ""))
+        self._search()
 
     def _set_writes(self, writes: bool) -> None:  # a state, not an option
         """Whether the first character that is typed may be a digit or a space."""
