@@ -205,6 +205,10 @@ class FakeSettings(_Group):
         held, self._bench.left_hints = self._bench.left_hints, self._bench.left_hints - {name}
         return name in held
 
+    @property
+    def values(self) -> AppSettings:
+        return self._bench.held.values
+
     async def view(self) -> SettingsView:
         return self._bench.held
 

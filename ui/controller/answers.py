@@ -81,6 +81,7 @@ class AnswersController(QObject):
         self._drafts = drafts
         self._workbench = showing.workbench
         self._sending: tuple[int, str] | None = None  # session and text, until the store has it
+        self.sent: set[int] = set()  # sessions in which something was said from here
         showing.watch(lambda session_id: self._sending is not None and self._sending[0] == session_id)
 
     def send(self, text: str, replaces: int | None = None) -> None:
@@ -89,6 +90,7 @@ class AnswersController(QObject):
         if shown is not None and not self._showing.running:
             self._drafts.drop_score()
             self._sending = (shown.session_id, text)
+            self.sent.add(shown.session_id)
             self._showing.activity_changed.emit()
             self._showing.tasks.run(self._send(shown.session_id, text, replaces))
 

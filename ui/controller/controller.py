@@ -137,7 +137,7 @@ class Controller(Showing):
                     self.copy_shown.emit(nodes)
                     self.show(view)
             case SessionBegun(session_id):
-                if self.is_shown(session_id):  # of one window at most
+                if session_id in self.answers.sent:  # of one window
                     self.sessions.title_new(session_id)
             case BranchAdded(session_id, before, after):
                 self.tree.remember_branch(session_id, before, after)

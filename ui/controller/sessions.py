@@ -43,7 +43,6 @@ class SessionsController(QObject):
         self._was_running = False  # in the session shown
         showing.other_shown.connect(self._take_shown)  # before the next one, which speaks of the session shown then
         showing.activity_changed.connect(self._note_activity)
-        self.titles_by_model = False  # of new sessions, after the first answer
         self._made_again: dict[int, int] = {}  # folders that were removed and brought back: their numbers now
 
     # ---- the list -----------------------------------------------------------------------------------------------
@@ -119,8 +118,8 @@ class SessionsController(QObject):
 
     def title_new(self, session_id: int) -> None:
         """Likewise, where the settings say so: nobody asked, so a refusal is not shown."""
-        if self.titles_by_model:
-            self._tasks.latest("title", self._title_new(session_id), in_silence)
+        if self._workbench.settings.values.titles == "model":
+            self._tasks.run(self._title_new(session_id), in_silence)
 
     async def _title_new(self, session_id: int) -> None:
         await self._list()  # it may not be listed yet with the title that it has now

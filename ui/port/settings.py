@@ -80,6 +80,10 @@ class SettingsView(Struct, frozen=True):
 class SettingsCommands(Protocol):
     """The settings window. Every coroutine may raise `Refusal`; nothing was changed then."""
 
+    @property
+    def values(self) -> AppSettings:
+        """What is set, as last read."""
+
     async def view(self) -> SettingsView:
         """What is set."""
 

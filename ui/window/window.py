@@ -311,7 +311,6 @@ class MainWindow(QMainWindow):
         theme = apply_theme(application, Scheme(values.scheme), Contrast(values.contrast), Motion(values.motion))
         theme.show(OwnColours(values.own_colours), developer=values.developer == "on")
         resize_text(application, values.text_percent / 100)
-        self.controller.sessions.titles_by_model = values.titles == "model"
 
     def open_settings(self) -> None:
         self.settings.appearance.show_measure(self.parts.transcript.measure)
