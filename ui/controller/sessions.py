@@ -27,6 +27,7 @@ class SessionsController(QObject):
     listed = Signal(object, object)  # Sequence[SessionSummary], Sequence[FolderView]
     trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
     trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
+    taken = Signal(int, str)  # the session shown, and its title: another window threw it away
     restored = Signal(int)  # out of the trash again
     folder_made = Signal(int)
 
@@ -309,6 +310,9 @@ class SessionsController(QObject):
 
     def leave(self, session_id: int) -> None:
         """Another window threw that session away."""
+        shown = self._showing.shown
+        if shown is not None and shown.session_id == session_id:
+            self.taken.emit(session_id, shown.view.title)
         self._tasks.run(self._leave(session_id))
 
     async def _leave(self, session_id: int) -> None:

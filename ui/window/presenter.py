@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -76,6 +77,7 @@ class Presenter(QObject):
         controller.drafts.left_out.connect(self._show_left_out)
         controller.refused.connect(parts.composer.notice.say)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
+        controller.sessions.taken.connect(self._tell_taken)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the keyboard
         steps = controller.undo_stack
@@ -203,6 +205,10 @@ class Presenter(QObject):
     def _tell_step(self, words: str, other_way: str, step: Callable[[], None]) -> None:
         self._toast_step = step
         self._parts.toast.say(words, other_way)
+
+    def _tell_taken(self, session_id: int, title: str) -> None:
+        words = self.tr("Moved to the trash in another window: {0}").format(one_line(title))
+        self._tell_step(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
 
     def _count_again(self) -> None:
         """The context meter moves when an answer ends, and can be read only once an engine is there."""

@@ -145,6 +145,7 @@ def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> Non
         # then the first shows another, and not the one that the second has
         await until(lambda: session_of(d.first) not in (one, two))
         assert session_of(second) == two
+        assert d.first.parts.toast.words == "Moved to the trash in another window: one"
         # and it comes back where it was thrown away from
         await press(second, Qt.Key.Key_Z, CTRL)
         await until(lambda: session_of(second) == one)
