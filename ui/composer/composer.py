@@ -127,8 +127,8 @@ class Composer(QWidget):
         """Shares the drafts of another window: a session may be closed there and opened here."""
         self._use(other._drafts)
 
-    def drafts(self) -> tuple[tuple[int, str], ...]:
-        """What was written and not sent, in any window: session id (0 for one without turns) and text."""
+    def drafts(self) -> tuple[tuple[int | str, ...], ...]:
+        """What was written and not sent, in any window: session id (0 for one without turns), text, its files."""
         return self._drafts.kept()
 
     def put_aside(self) -> None:

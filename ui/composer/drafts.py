@@ -27,7 +27,7 @@ class Draft(Struct, frozen=True):
     replaces: int | None = None  # the node id of the user's turn
     version: str = ""  # the words that say so
     cursor: int = 0  # QChars
-    files: tuple[TextFile, ...] = ()  # that go with it; they do not outlive the window
+    files: tuple[TextFile, ...] = ()  # that go with it
     before: Draft | None = None  # what was being written when the version was begun
 
 
@@ -57,8 +57,10 @@ class Drafts:
     def __init__(self, kept: Iterable[Sequence[int | str]] = ()) -> None:
         self.shown: list[Callable[[], tuple[int, Draft]]] = []
         self._held: dict[int, Draft] = {}  # of the sessions that are shown in no window
-        for key, text in kept:
-            self.put(int(key), Draft(str(text), cursor=len(str(text))))
+        for key, *texts in kept:
+            text, *rest = map(str, texts)
+            files = tuple(TextFile(name, said) for name, said in zip(rest[::2], rest[1::2], strict=False))
+            self.put(int(key), Draft(text, cursor=len(text), files=files))
 
     def put(self, key: int, draft: Draft) -> None:
         """Keeps a draft that is no longer shown."""
@@ -85,10 +87,14 @@ class Drafts:
             del self._held[key]
             self.put(key, held.before or Draft(""))
 
-    def kept(self) -> tuple[tuple[int, str], ...]:
-        """The texts for the next window, the latest last; nothing is changed by it."""
+    def kept(self) -> tuple[tuple[int | str, ...], ...]:
+        """For the next window: each key, its text, and name and text of each file, the latest last; changes nothing."""
         held = dict(self._held)
         for shown in self.shown:
             put(held, *shown())
-        texts = ((key, joined(draft, draft.before or Draft("")).text) for key, draft in held.items())
-        return tuple((key, text) for key, text in texts if text)[-MOST_KEPT:]
+        rows: list[tuple[int | str, ...]] = []
+        for key, draft in held.items():
+            whole = joined(draft, draft.before or Draft(""))
+            if whole.text or whole.files:
+                rows.append((key, whole.text, *(part for file in whole.files for part in (file.name, file.text))))
+        return tuple(rows[-MOST_KEPT:])

@@ -73,7 +73,7 @@ class WindowState:
     sidebar: bool = True
     inspector: bool = True
     mode: str = Mode.TOKENS.value
-    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: a session without turns) and what was not sent
+    drafts: Sequence[Sequence[int | str]] = ()  # session id (0: without turns), what was not sent, its files
     colours: str = Measure.SURPRISAL.value
     session: int | None = None  # what it showed
     sidebar_width: int = SIDEBAR_WIDTH  # pixels at 100 % text

@@ -18,7 +18,7 @@ from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from tests.ui.sidebar.test_sidebar import make_sample
 from tests.ui.window.test_conversation import finish, turns
 from tests.ui.window.test_window import closed
-from ui import MainWindow, SessionCopied, WindowState
+from ui import MainWindow, SessionCopied, TextFile, WindowState
 from ui.composer.drafts import MOST_KEPT, NEW, Draft, Drafts
 
 Play = Callable[[Scene], None]
@@ -36,10 +36,11 @@ def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
     drafts.put(1, Draft(" \n"))
     for key in range(2, MOST_KEPT + 4):
         drafts.put(key, Draft(f"text {key}"))
-    drafts.put(5, Draft("again"))
+    drafts.put(5, Draft("again", files=(TextFile("a", "one"), TextFile("a", "two"))))
     kept = drafts.kept()
     assert len(kept) == MOST_KEPT
-    assert kept[-1] == (5, "again")
+    assert Drafts(json.loads(json.dumps(kept))).kept() == kept  # the files too
+    assert kept[-1] == (5, "again", "a", "one", "a", "two")
     assert kept[0] == (4, "text 4")
     drafts.drop(5, "something else")
     assert drafts.take(5).text == "again"
