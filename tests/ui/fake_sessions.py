@@ -193,9 +193,10 @@ class FakeBranches(_Group):
         self._bench.note("select", session_id, node_id, *["as before"] * as_before)
         view = self._bench.views[session_id]
         rows = tuple(replace(row, current=row.node_id == node_id) for row in view.branches)
-        at = next((i for i, turn in enumerate(view.turns) if node_id in turn.variants), None)
+        at = next((i for i, turn in enumerate(view.turns) if node_id in turn.variants), len(view.turns) - 1)
         self._bench.paths[view.turns[-1].node_id] = view.turns
-        turns = view.turns if at is None else (*view.turns[:at], replace(view.turns[at], node_id=node_id))
+        variants = dict.fromkeys((*view.turns[at].variants, node_id))  # a column is one of the last turn's
+        turns = (*view.turns[:at], replace(view.turns[at], node_id=node_id, variants=tuple(variants)))
         self._bench.views[session_id] = replace(view, branches=rows, turns=self._bench.paths.get(node_id, turns))
         return self._bench.views[session_id]
 

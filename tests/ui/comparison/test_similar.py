@@ -119,7 +119,7 @@ def test_a_turn_of_another_branch_is_gone_to_and_that_can_be_undone(in_window: P
         assert panel.list.rows.rows[held].node_id == 43
         # and back again
         window.acts.undo.trigger()
-        await until(lambda: bench.asked("select") == [(TRIP, before.node_id)])
+        await until(lambda: bench.asked("select") == [(TRIP, before.node_id, "as before")])
 
     in_window(scene)
 

@@ -124,7 +124,7 @@ def test_variants_are_reached_by_chip_and_undone(in_window: Play, bench: FakeWor
         assert not chip.forth.isEnabled()
         assert window.acts.undo.text() == "Undo Branch Selection"
         window.acts.undo.trigger()
-        await until(lambda: bench.asked("select")[-1] == (TRIP, tip))
+        await until(lambda: bench.asked("select")[-1] == (TRIP, tip, "as before"))
         assert not window.acts.undo.isEnabled()
 
     in_window(scene)
