@@ -19,10 +19,10 @@ from benchmarks.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdic
 from benchmarks.forwards import FORWARDS, REST
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import measure
-from benchmarks.ours import OurBranches, Ours, OurStreams, our_streams
+from benchmarks.ours import OurBranches, Ours, OurStreams, one_thread, our_streams
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_recurrent
-from runtime import list_models
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, SpeculativeOptions, list_models, load
 
 ONE, EIGHT = "W5 one stream", "W5 eight streams"
 STREAMS = 8
@@ -412,3 +412,77 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def _tell(tell: Told, part: str, who: str) -> None:
     tell(f"{part}, {who}")
+
+
+SPECULATIVE_ROW = "speculative"
+SPECULATIVE_BAR = 1.3
+PLAIN, LOOKUP = "elsewise", "elsewise, prompt lookup"
+LINE = "alpha beta gamma delta epsilon zeta eta theta\n"
+TIMES = 6  # that the line stands in the prompt
+GUESSES = SpeculativeOptions().num_tokens
+SPECULATIVE_LIMIT = f"{GUESSES + 1} tokens in one forward against one by one: every guess right, and none looked for"
+
+
+def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Greedy tokens after a line said over and over, of the real model whatever the case's is: a made one repeats nothing."""
+    tell(f"{SPECULATIVE_ROW}: loading")
+    named = replace(case, model=EMBEDDED)
+    with closing(load(EMBEDDED, case.backend, **one_thread(case.backend))) as model:
+        prompt = model.tokenize(LINE * TIMES)
+        contenders = {
+            PLAIN: partial(_decode, model, prompt, sizes.speculative_tokens, None),
+            LOOKUP: partial(_decode, model, prompt, sizes.speculative_tokens, SpeculativeOptions()),
+        }
+        laps = take_turns(contenders, min(sizes.rounds, 3), lambda who: tell(f"{SPECULATIVE_ROW}, {who}"), warm_up=False)
+        limit = Limit(_all_right(model, prompt, min(sizes.rounds, 3)), SPECULATIVE_LIMIT)
+        rate = model.metrics().acceptance_rate or 0.0
+    faster = f"speed / plain ({rate:.0%} accepted)"
+    verdicts = (
+        Verdict(
+            SPECULATIVE_ROW,
+            case.backend,
+            EMBEDDED,
+            faster,
+            speed(laps[LOOKUP], laps[PLAIN], wall),
+            SPECULATIVE_BAR,
+            at_least=True,
+            limit=limit,
+        ),
+        Verdict(
+            SPECULATIVE_ROW, case.backend, EMBEDDED, "laps that say the same", _same(laps), 1.0, at_least=True, timed=False
+        ),
+    )
+    return Findings(timings=tuple(timing(SPECULATIVE_ROW, named, who, each) for who, each in laps.items()), verdicts=verdicts)
+
+
+def _same(laps: dict[str, list[Lap]]) -> float:
+    """The share of laps in which both drew the same tokens."""
+    same = [a.outcome == b.outcome for a, b in zip(laps[PLAIN], laps[LOOKUP], strict=True)]
+    return sum(same) / len(same)
+
+
+def _all_right(model: LanguageModel, prompt: list[int], rounds: int) -> float:
+    """How many times as fast answers would come if no guess were wrong: by forwards of one token and of several."""
+    model.cache_kv(prompt)
+    ratios = []
+    for turn in range(rounds):
+        seconds = []
+        for place, count in enumerate((1, GUESSES + 1)):
+            new = [100 + 2 * turn + place] * count  # not asked for before
+            started = time.perf_counter()
+            model.next_token_logprobs_sync([*prompt, *new])
+            seconds.append((time.perf_counter() - started) / count)
+        ratios.append(seconds[0] / seconds[1])
+    return median(ratios)
+
+
+def _decode(model: LanguageModel, prompt: list[int], n: int, speculation: SpeculativeOptions | None) -> Lap:
+    """`n` greedy tokens, nothing of them known from before; the prompt is in the cache."""
+    model.clear_cache()
+    model.cache_kv(prompt)
+    greedy = SamplingOptions(temperature=0.0)
+    options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False, speculative=speculation)
+    watch = Stopwatch()
+    watch.start()
+    tokens = [record.token_id for record in model.generate_sync(prompt, options)]
+    return watch.lap(len(tokens), [tokens])

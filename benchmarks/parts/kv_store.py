@@ -1,20 +1,27 @@
-"""The KV store: bytes held, tokens computed where memory is short, unrelated texts in one call and one by one."""
+"""The KV store: bytes held, tokens computed again, unrelated texts in one call and one by one; its token trie alone."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
 
 from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Verdict
+from benchmarks.findings import Case, Findings, Limit, Verdict
+from benchmarks.measure import Float32, Ids
+from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
-from runtime import LanguageModel, load
+from runtime import LanguageModel, Trie, load
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
@@ -84,3 +91,162 @@ def _seconds(model: LanguageModel, act: Callable[[], Any]) -> float:
     started = time.perf_counter()
     act()
     return time.perf_counter() - started
+
+
+TRIE_ROW = "trie"
+PATH_BAR_MS = 50.0
+TOKEN_BYTES = 1024
+ROOM = 1 << 40  # bytes: nothing is evicted unless asked for
+NAMESPACE = "bench"
+TRIE_STEM, TAIL = 1500, 8  # tokens
+PLACES = 20  # of the stem, at which branches leave it
+FIRST_TAIL = 50_000  # ids from here on begin a branch
+RUN = 512  # tokens that a prefill publishes at a time
+LEAST = "ms to copy those runs and compare them once, which whoever keeps and finds them must"
+
+
+class _Weights:
+    """Payloads are token counts."""
+
+    def split(self, payload: int, n: int) -> tuple[int, int]:
+        return n, payload - n
+
+    def payload_bytes(self, payload: int) -> int:
+        return payload * TOKEN_BYTES
+
+    def payload_resumable(self, payload: int) -> bool:  # noqa: ARG002  # all are
+        return True
+
+    def copy_bytes(self, payload: int) -> int:
+        return self.payload_bytes(payload)
+
+    def owner(self, payload: int) -> None:
+        """Every payload is a copy."""
+
+    def joined(self, first: int, second: int) -> None:
+        """Every join would be a copy."""
+
+    def hold(self, payload: int) -> None:
+        """Nothing is shared."""
+
+    def release(self, payload: int) -> None:
+        """Nothing is shared."""
+
+
+def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """One long path in, found and out; many branches off one stem, weighed."""
+    tell(TRIE_ROW)
+    laps = [(_long_path(ids), _copied(ids)) for ids in [_path(sizes.trie_path)] * 5]
+    path_ms, least_ms = (median(seconds) * 1000 for seconds in zip(*laps, strict=True))
+    held, needed = _branches(sizes.trie_branches)
+    what = f"ms: insert, lookup, evict {sizes.trie_path:,} tokens"
+    weight = f"bytes / (stem + tails) of {sizes.trie_branches:,} branches"
+    verdicts = (
+        Verdict(TRIE_ROW, case.backend, case.model, what, path_ms, PATH_BAR_MS, at_least=False, limit=Limit(least_ms, LEAST)),
+        Verdict(TRIE_ROW, case.backend, case.model, weight, held / needed, 1.0, at_least=False, timed=False),
+    )
+    return Findings(verdicts=verdicts)
+
+
+def _path(tokens: int) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(9).integers(FIRST_TAIL, size=tokens).astype(np.int32)
+
+
+def _copied(ids: npt.NDArray[np.int32]) -> float:
+    """Seconds to copy the runs of a path and to compare all of them once."""
+    started = time.perf_counter()
+    kept = [ids[start : start + RUN].copy() for start in range(0, len(ids), RUN)]
+    same = [np.array_equal(run, ids[i * RUN : (i + 1) * RUN]) for i, run in enumerate(kept)]
+    seconds = time.perf_counter() - started
+    if not all(same):
+        raise ValueError("a copy differs from what it was made of")
+    return seconds
+
+
+def _long_path(ids: npt.NDArray[np.int32]) -> float:
+    """Seconds to insert a path in runs as a prefill does, to find all but its last token, and to evict it."""
+    tokens = len(ids)
+    started = time.perf_counter()
+    tree = Trie(_Weights(), ROOM)
+    with tree.lookup([(NAMESPACE, ids)]) as lease:
+        for start in range(0, tokens, RUN):
+            run = ids[start : start + RUN]
+            tree.insert(lease, NAMESPACE, run, len(run))
+    with tree.lookup([(NAMESPACE, ids[:-1])]) as lease:
+        found = lease.length
+    tree.evict(tree.bytes)
+    seconds = time.perf_counter() - started
+    if found != tokens - 1 or tree.bytes:
+        raise ValueError(f"the trie found {found:,} of {tokens - 1:,} tokens and kept {tree.bytes:,} bytes of what was evicted")
+    return seconds
+
+
+def _branches(count: int) -> tuple[int, int]:
+    """Bytes held, and bytes of one stem and all tails, for branches that leave it at several places."""
+    rng = np.random.default_rng(10)
+    stem = rng.integers(FIRST_TAIL, size=TRIE_STEM).astype(np.int32)
+    places = rng.choice(np.arange(1, TRIE_STEM + 1), size=PLACES, replace=False).tolist()
+    tree = Trie(_Weights(), ROOM)
+    with tree.lookup([(NAMESPACE, stem)]) as lease:
+        tree.insert(lease, NAMESPACE, stem, TRIE_STEM)
+    for branch in range(count):
+        tail = np.array([FIRST_TAIL + branch, *range(TAIL - 1)], np.int32)  # no two begin alike
+        with tree.lookup([(NAMESPACE, stem[: places[branch % PLACES]])]) as lease:
+            tree.insert(lease, NAMESPACE, tail, TAIL)
+    return tree.bytes, (TRIE_STEM + count * TAIL) * TOKEN_BYTES
+
+
+SWAP_ROW = "adapter swap"
+RANK = 4
+MODULES = ("q_proj", "v_proj")
+SWAP_TURNS = 4  # each stack has so many, one token each
+
+
+def swap(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """The base, two adapters and both of them, by turns, each going on from the prompt that it has computed once.
+
+    The bar is exact: besides the one new token of each turn nothing is computed, whichever stack was in force before.
+    """
+    prompt: Ids = np.random.default_rng(9).integers(case.vocabulary, size=sizes.transcript).tolist()
+    tell(f"{SWAP_ROW}: loading")
+    with tempfile.TemporaryDirectory() as made, closing(open_model(case.folder, case.backend)) as model:
+        for seed, name in enumerate(("A", "B")):
+            model.load_adapter(model.add_adapter(write_adapter(case.folder, Path(made) / name, seed)))
+        stacks: Sequence[Sequence[str]] = ((), ("A",), ("B",), ("A", "B"))
+        tell(f"{SWAP_ROW}: {len(stacks)} stacks by turns")
+        for stack in stacks:
+            _ask(model, stack, prompt)
+        before = model.metrics().tokens_computed
+        for turn in range(SWAP_TURNS):
+            for stack in stacks:
+                _ask(model, stack, [*prompt, *range(turn + 1)])
+        again = model.metrics().tokens_computed - before - SWAP_TURNS * len(stacks)
+    what = f"tokens of {len(stacks)} cached prefixes computed again in {SWAP_TURNS * len(stacks)} swaps"
+    return Findings(verdicts=(Verdict(SWAP_ROW, case.backend, case.model, what, again, 0.0, at_least=False, timed=False),))
+
+
+def _ask(model: LanguageModel, stack: Sequence[str], ids: Ids) -> Float32:
+    """As a person swaps: the stack in force is changed, and the next request has it."""
+    model.clear_loras()
+    for name in stack:
+        model.push_lora(name)
+    return model.next_token_logprobs_sync(ids)
+
+
+def write_adapter(model: Path, folder: Path, seed: int) -> Path:
+    """A random adapter in peft's layout for a llama-like model folder; its own folder."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    width = config.get("head_dim") or hidden // heads
+    outer = {"q_proj": heads * width, "v_proj": config["num_key_value_heads"] * width}
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, Float32] = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module in MODULES:
+            path = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            tensors[f"{path}.lora_A.weight"] = rng.normal(size=(RANK, hidden)).astype(np.float32) / np.float32(hidden**0.5)
+            tensors[f"{path}.lora_B.weight"] = rng.normal(size=(outer[module], RANK)).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}), "utf-8")
+    return folder

@@ -13,7 +13,7 @@ from app.cli import bench as command
 from benchmarks.catalogue import LATER, NAMES, PARTS, On, chosen_parts
 from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.measure import Result
-from benchmarks.parts.speculative import speculative
+from benchmarks.parts.decode import speculative
 from benchmarks.report import WIDTH, Report, verdict_table
 from benchmarks.run import MODELS, measure_all, run_bench
 from runtime import BackendUnavailableError, UnknownBackendError, models_dir

@@ -18,7 +18,7 @@ from ui import AppSettings, EngineState, MainWindow, SessionChanged, ToolCard
 from ui.controller.setup import SAMPLING
 from ui.settings import DATA
 from ui.theme import current_theme
-from ui.window.starters import StartersCard
+from ui.window.welcome import StartersCard
 
 MODEL_SECONDS = 120  # that a model may take
 SCRIPTS = "Translate: 🐈‍⬛ 你好，世界 — 日本語 — مرحبا بالعالم — שלום עולם"

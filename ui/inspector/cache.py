@@ -9,8 +9,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from ui.controller import Controller
-from ui.inspector.facts import Facts
-from ui.inspector.tab import InspectorTab
+from ui.inspector.tab import Facts, InspectorTab
 from ui.inspector.words import percent
 from ui.port import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, EngineState, StatusView, Tier
 from ui.widgets.controls import button, row, words

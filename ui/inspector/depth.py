@@ -24,8 +24,7 @@ from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.facts import Empty
-from ui.inspector.tab import BytesOf, InspectorTab
+from ui.inspector.tab import BytesOf, Empty, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, EngineState, StatusView, TurnDepthCost
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme

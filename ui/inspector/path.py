@@ -13,9 +13,8 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
-from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import Making
-from ui.inspector.tab import HowMade, InspectorTab
+from ui.inspector.tab import Empty, Facts, HowMade, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
 from ui.widgets.labels import Caption

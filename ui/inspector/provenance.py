@@ -9,11 +9,11 @@ from itertools import pairwise
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from ui.inspector.facts import Facts
 from ui.inspector.replay import Outcome, share_of
 from ui.inspector.stage_rows import DialRow, StageRow, StaticRow
+from ui.inspector.tab import Facts
 from ui.port import Made
-from ui.port.sampling import SamplingOptions
+from ui.port.tokens import SamplingOptions
 from ui.widgets.controls import button
 from ui.widgets.dials import DIALS
 from ui.widgets.labels import Caption

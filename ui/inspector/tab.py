@@ -1,14 +1,20 @@
-"""What a tab of the inspector is told."""
+"""What a tab of the inspector is made of: its base, facts as rows of labels, and how to choose a token where none is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.port import Made, StatusView, TurnView
+from ui.theme.fonts import interface_font
+from ui.theme.text_size import fix_height
+from ui.widgets.controls import button, row, words
+from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 
 BytesOf = Callable[[Sequence[int]], Sequence[bytes]]  # bytes of any token ids; empty where not known
 HowMade = Callable[[int], Made | None]  # of an answer's node
@@ -39,3 +45,96 @@ class InspectorTab(QWidget):
 
     def set_has_tokens(self, has: bool) -> None:  # a state, not an option
         """Whether the path has a token with a score."""
+
+
+ROW_HEIGHT = 17
+
+
+class Facts(QWidget):
+    """A grid of name and value, `columns` pairs a row; `show_facts` replaces them all."""
+
+    def __init__(self, columns: int = 2, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._columns = columns
+        self._cells: list[Cell] = []
+        self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setVerticalSpacing(3)
+        self._grid.setHorizontalSpacing(14)
+        for column in range(columns):
+            self._grid.setColumnStretch(column, 1)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        return {cell.name.text(): cell.value.text() for cell in self._cells if not cell.isHidden()}
+
+    def show_facts(self, facts: Mapping[str, str], meanings: Mapping[str, str] | None = None) -> None:
+        """Shows these, in this order; cells are reused, so that numbers change in place.
+
+        Args:
+            facts: Values by name.
+            meanings: What a name means, for its tooltip.
+        """
+        shown = list(facts.items()), meanings
+        if shown == self._shown:
+            return
+        self._shown = shown
+        while len(self._cells) < len(facts):
+            cell = Cell()
+            self._grid.addWidget(cell, *divmod(len(self._cells), self._columns))
+            self._cells.append(cell)
+        for cell in self._cells[len(facts) :]:
+            cell.hide()
+        for cell, (name, value) in zip(self._cells, facts.items(), strict=False):
+            cell.name.setText(name)
+            cell.value.setText(value)
+            cell.value.setAccessibleName(f"{name} {value}")
+            meaning = "" if meanings is None else meanings.get(name, "")
+            cell.setToolTip(plain_tooltip(meaning))
+            cell.value.setAccessibleDescription(meaning)
+            cell.show()
+
+
+class Cell(QWidget):
+    """One name at the left, its value at the right."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.name = Label("", "soft", interface_font(12))
+        self.value = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
+        self.value.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.value.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        fix_height(self, ROW_HEIGHT)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(6)
+        row.addWidget(self.name)
+        row.addWidget(self.value, 1)
+
+
+class Empty(QWidget):
+    """Words and a button: to a token where there are some, else to the message field."""
+
+    token_wanted = Signal()
+    message_wanted = Signal()
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._has_tokens = False
+        self.button = button("")
+        self.button.clicked.connect(self._act)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(10)
+        column.addWidget(words(text))
+        column.addLayout(row(self.button, 1))
+        self.set_has_tokens(False)
+
+    def set_has_tokens(self, has: bool) -> None:  # a state, not an option
+        """Whether there is a token to go to."""
+        self._has_tokens = has
+        self.button.setText(self.tr("Show an uncertain token") if has else self.tr("Write a message"))
+
+    def _act(self) -> None:
+        (self.token_wanted if self._has_tokens else self.message_wanted).emit()

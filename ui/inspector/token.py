@@ -14,9 +14,8 @@ from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
-from ui.inspector.candidates import cut_words
-from ui.inspector.facts import Empty, Facts
-from ui.inspector.tab import BytesOf, InspectorTab
+from ui.inspector.stage_rows import cut_words
+from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView, translate
 from ui.port.tokens import Origin, TokenRecord
 from ui.theme.fonts import interface_font, mono_font

@@ -11,16 +11,13 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.candidates import CandidateLine, Candidates, cut_words
-from ui.inspector.facts import Empty, Facts
 from ui.inspector.provenance import SettingsRows
 from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, candidates, replayed, same_draw
-from ui.inspector.stage_rows import stage_words
-from ui.inspector.tab import BytesOf, InspectorTab
+from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
+from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
 from ui.inspector.token import WhyFacts
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView
-from ui.port.sampling import SamplingOptions
-from ui.port.tokens import Origin
+from ui.port.tokens import Origin, SamplingOptions
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice

@@ -7,11 +7,13 @@ the listener given to `subscribe`, on the same thread, in order.
 
 from __future__ import annotations
 
-from ui.port.cache import CacheCheck, CacheView, EdgeView, SimilarTurn, SimilarTurns
-from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice
+from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SimilarTurn, SimilarTurns
 from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
     BackendChoice,
+    CacheCheck,
+    CacheView,
+    EdgeView,
     EngineState,
     LoadChoice,
     LoadPlan,

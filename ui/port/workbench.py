@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ui.port.cache import CacheCommands, SimilarCommands
-from ui.port.comparison import ComparisonCommands
+from ui.port.comparison import ComparisonCommands, SimilarCommands
 from ui.port.drawing import ContinuationCommands, DrawingCommands
-from ui.port.engine import ModelCommands, StatusView
+from ui.port.engine import CacheCommands, ModelCommands, StatusView
 from ui.port.events import Event
 from ui.port.models import ShelfCommands
 from ui.port.sessions import BranchCommands, SessionCommands

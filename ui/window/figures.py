@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from ui.inspector.facts import Facts
+from ui.inspector.tab import Facts
 from ui.port import StatusView, Tier
 from ui.theme.text_size import panel_width
 from ui.widgets.labels import Caption

@@ -20,7 +20,7 @@ from ui.controller import Controller
 from ui.controller.setup import SetupController
 from ui.core.shown import typed_text
 from ui.core.undo import Step
-from ui.inspector.facts import Empty
+from ui.inspector.tab import Empty
 from ui.inspector.words import token as spoken_token
 from ui.port import SessionSetup, TextFile
 from ui.port.settings import SetupCommands

@@ -1,15 +1,20 @@
-"""The first start: what Tokens mode is, in one window, once; and a few models that fit, until they are dismissed."""
+"""The first start and empty sessions: what Tokens mode is, models that fit, and three things to begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
-from ui.port import Download, Offer, SessionView
+from ui.port import Download, Offer, SessionView, TurnStatus, TurnView
+from ui.theme.fonts import interface_font
 from ui.transcript import Mode
+from ui.widgets.controls import button, row
+from ui.widgets.labels import Caption, Label, plain_tooltip
 from ui.window.frame import Frame
+from ui.window.presenter import Presenter
 
 TOKENS, MODELS = "tokens", "models"  # hints
 
@@ -99,3 +104,131 @@ class Welcome(QObject):
 
     async def _keep_dismissed(self) -> None:
         await self._controller.workbench.settings.dismiss_hint(MODELS)
+
+
+ENDINGS = 8
+
+
+class StartersCard(QFrame):
+    """Three buttons over the composer, with what comes of each under it."""
+
+    own_text_wanted = Signal()
+    endings_wanted = Signal()
+    unsure_wanted = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("kind", "card")
+        self.setAccessibleName(self.tr("Three ways to begin"))
+        self.own_text = button(self.tr("Colour my own text"), "link")
+        self.endings = button(self.tr("Eight endings of one sentence"), "link")
+        self.unsure = button(self.tr("Where was it unsure?"), "link")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 10, 14, 10)
+        column.setSpacing(1)
+        column.addWidget(Caption(self.tr("Three ways to begin")))
+        column.addSpacing(4)
+        for part, words, wanted in (
+            (self.own_text, self.tr("type or paste it below: what surprises the model turns warm"), self.own_text_wanted),
+            (self.endings, self.tr("how the model goes on, eight times side by side"), self.endings_wanted),
+            (self.unsure, self.tr("an answer, and the token at which it hesitated most"), self.unsure_wanted),
+        ):
+            part.clicked.connect(wanted)
+            said = Label(words, "soft", interface_font(12))
+            said.setWordWrap(True)
+            said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+            column.addLayout(row(part, 1))
+            column.addWidget(said)
+            column.addSpacing(4)
+        self.hide()
+
+    def show_wait(self, reason: str) -> None:
+        """Why the model cannot be asked; "" where it can."""
+        for part in (self.endings, self.unsure):
+            part.setEnabled(not reason)
+            part.setToolTip(plain_tooltip(reason))
+
+
+class Starters(QObject):
+    """Shows the card where nothing was said yet, and does what it offers.
+
+    Args:
+        controller: Asks the model.
+        parts: Of the window; the card stands over the composer.
+        presenter: Shows the colours, and pins the token.
+        find_columns: Several continuations from the end of the last answer, or from a place of it.
+    """
+
+    def __init__(
+        self, controller: Controller, parts: Frame, presenter: Presenter, find_columns: Callable[[int, int], None]
+    ) -> None:
+        super().__init__(parts)
+        self._controller, self._parts, self._presenter = controller, parts, presenter
+        self._find_columns = find_columns
+        self.card = StartersCard()
+        self._then: tuple[int, Callable[[], None]] | None = None  # in which session, and what follows its first answer
+        parts.put_over_composer(self.card)
+        controller.session_shown.connect(lambda _view: self._refresh())
+        controller.activity_changed.connect(self._refresh)
+        controller.status_changed.connect(lambda _status: self._refresh())
+        self.card.own_text_wanted.connect(self._colour_own)
+        self.card.endings_wanted.connect(
+            lambda: self._ask(self.tr("Finish the sentence: The old lighthouse keeper opened the door and"), self._find_endings)
+        )
+        self.card.unsure_wanted.connect(
+            lambda: self._ask(self.tr("Tell me about a city by the sea in three sentences."), self._show_unsure)
+        )
+
+    def _refresh(self) -> None:
+        shown, running = self._controller.shown, self._controller.running
+        said = shown is not None and any(turn.role != "system" for turn in shown.view.turns)
+        self.card.setVisible(shown is not None and not said and not running)
+        self.card.show_wait(self._parts.composer.wait)
+        if self._then is not None and shown is not None and not running:
+            session_id, then = self._then
+            answer = shown.last_answer
+            if shown.session_id != session_id or (answer is not None and not _reached_its_end(answer)):
+                self._then = None  # it was left, or stopped
+            elif answer is not None:
+                self._then = None
+                then()
+
+    def _colour_own(self) -> None:
+        self._presenter.set_mode(Mode.TOKENS)
+        self._parts.composer.field.set_hint(self.tr("Type or paste your own text…"))
+        self._parts.composer.setFocus()
+
+    def _ask(self, text: str, then: Callable[[], None]) -> None:
+        shown = self._controller.shown
+        if shown is not None:
+            self._presenter.set_mode(Mode.TOKENS)
+            self._then = shown.session_id, then
+            self._controller.answers.send(text)
+
+    def _find_endings(self) -> None:
+        answer = self._controller.shown.last_answer if self._controller.shown is not None else None
+        if answer is not None:
+            made = next((i for i, origin in enumerate(answer.run.origin.tolist()) if origin != 0), 0)
+            self._find_columns(answer.node_id, made)
+
+    def _show_unsure(self) -> None:
+        self._parts.transcript.most_uncertain()
+        if not _is_typing():
+            self._parts.transcript.card_wanted.emit()
+
+
+def _is_typing() -> bool:
+    """Whether the keyboard is in the middle of words, which its keys are meant for."""
+    match QApplication.focusWidget():
+        case QLineEdit() as field:
+            return bool(field.text())
+        case QPlainTextEdit() as field:
+            return bool(field.toPlainText())
+    return False
+
+
+def _reached_its_end(answer: TurnView) -> bool:
+    """Whether it ended by itself, or at the longest length that was asked for."""
+    if answer.status is TurnStatus.PARTIAL and len(answer.run):
+        return answer.run.record(len(answer.run) - 1).finish_reason == "length"
+    return answer.status is TurnStatus.COMPLETE

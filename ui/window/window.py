@@ -30,13 +30,11 @@ from ui.transcript.text.faces import reading_font
 from ui.tree.presenter import TreePresenter
 from ui.widgets.fields import files_of
 from ui.widgets.labels import plain_tooltip
-from ui.window.dropped import DroppedFiles
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.presenter import Presenter
-from ui.window.starters import ENDINGS, Starters
-from ui.window.transfers import Transfers
-from ui.window.welcome import Welcome
+from ui.window.transfers import DroppedFiles, Transfers
+from ui.window.welcome import ENDINGS, Starters, Welcome
 
 if TYPE_CHECKING:
     from ui.settings import SettingsWindow

@@ -17,8 +17,8 @@ from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import MainWindow
-from ui.inspector.facts import Empty
 from ui.inspector.path import numbers_of
+from ui.inspector.tab import Empty
 from ui.inspector.words import token
 from ui.theme.fonts import mono_font
 from ui.theme.text_size import resize_text

@@ -14,8 +14,7 @@ from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.inspector.test_why import FIRST, ROW, SHARES, move
 from tests.ui.spoken import Vocabulary
 from ui.inspector import Inspector
-from ui.inspector.candidates import cut_words
-from ui.inspector.stage_rows import StageRow
+from ui.inspector.stage_rows import StageRow, cut_words
 from ui.inspector.why import WhyTab
 from ui.widgets.dials import DIALS
 from ui.widgets.numbers import probability
