@@ -181,10 +181,7 @@ async def text_ids(model: LanguageModel, text: str, param: str, *, add_special_t
         add_special_tokens: False leaves out what the tokenizer puts before every text.
     """
     check_fits(model, text, stage=param)
-    ids = await model.tokenize_async(text)
-    if not add_special_tokens:
-        ids = ids[len(await model.tokenize_async("")) :]
-    return ids
+    return await model.tokenize_async(text, add_special_tokens=add_special_tokens)
 
 
 @dataclass(slots=True)

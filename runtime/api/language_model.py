@@ -94,6 +94,7 @@ class LanguageModel:
         self._checks = RequestChecks(transport)
         self._kv, self._adapters = KvCache(transport, self._checks), AdapterStack(transport)
         self._tokenizer_digest: str | None = None
+        self._before_text: list[int] | None = None  # the ids of "": what the tokenizer puts before every text
         self._finalizer = weakref.finalize(self, transport.forgotten)
         self._finalizer.atexit = False  # at exit the engine ends with the process
 
@@ -819,9 +820,21 @@ class LanguageModel:
         """The text of every id, ``vocab_size`` entries; the tokenizer's own spelling where bytes are no UTF-8 alone."""
         return list(self.transport.text.str_vocab())
 
-    async def tokenize_async(self, text: str) -> list[int]:
-        """The ids of `text`; special strings in it stay plain text."""
-        return (await self._tokenized([text]))[0]
+    async def tokenize_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`; special strings in it stay plain text.
+
+        Args:
+            text: Any text.
+            add_special_tokens: False leaves out what the tokenizer puts before every text (BOS): for a continuation.
+        """
+        if add_special_tokens:
+            return (await self._tokenized([text]))[0]
+        if self._before_text is None:
+            ids, self._before_text = await self._tokenized([text, ""])
+        else:
+            ids = (await self._tokenized([text]))[0]
+        before = self._before_text
+        return ids[len(before) :] if ids[: len(before)] == before else ids
 
     async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = await self.transport.call("tokenize", texts=[clean_text(text) for text in texts])

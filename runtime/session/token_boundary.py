@@ -87,8 +87,7 @@ class TokenBoundary:
         return await self._plain(text + suffix) != [*await self._plain(text), *own]
 
     async def _plain(self, text: str) -> list[int]:
-        ids, bos = await self._model.tokenize_async(text), await self._front()
-        return ids[1:] if bos and ids[:1] == bos else ids
+        return await self._model.tokenize_async(text, add_special_tokens=False)
 
     async def _front(self) -> list[int]:
         if self._bos is None:

@@ -103,15 +103,10 @@ async def render_header(model: LanguageModel, messages: Sequence[Message], *, to
 
 async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], new: int) -> NewIds:
     """What a model that knows no roles goes on with: the text as it was typed, behind all that is held."""
-    begin = await model.tokenize_async("")
-    ids = await model.tokenize_async("\n".join(message["content"] for message in messages[-new:]))
-    if held:
-        return NewIds([], ids[len(begin) :] if ids[: len(begin)] == begin else ids, [])
-    first = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    if not first.strip():
-        return NewIds([], ids, [])
-    system = await model.tokenize_async(f"{first}\n\n")
-    return NewIds(system, ids[len(begin) :] if ids[: len(begin)] == begin else ids, [])
+    first = messages[0]["content"] if messages[0]["role"] == "system" and not held else ""
+    system = await model.tokenize_async(f"{first}\n\n") if first.strip() else []
+    text = "\n".join(message["content"] for message in messages[-new:])
+    return NewIds(system, await model.tokenize_async(text, add_special_tokens=not held and not system), [])
 
 
 async def _as_taken(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], list[int]]:
@@ -265,8 +260,7 @@ def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
 
 async def typed_run(model: LanguageModel, text: str) -> TokenRun:
     """Unscored tokens of words that a person wrote inside a turn; what stands before them keeps its own."""
-    begin, ids = await model.tokenize_async(""), await model.tokenize_async(text)
-    said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
+    said = await model.tokenize_async(text, add_special_tokens=False)
     token_bytes = [model.decode_token(i) for i in said]
     return TokenRun.unscored(said, token_bytes, texts_of(token_bytes), Origin.TYPED)
 
@@ -298,8 +292,7 @@ class Tokeniser:
         """The ids of an answer that a person wrote, behind the header of an answer."""
         model = speaker.model
         header = await self.after_user(session, node, speaker)
-        begin, ids = await model.tokenize_async(""), await model.tokenize_async(node.text)
-        said = ids[len(begin) :] if ids[: len(begin)] == begin else ids
+        said = await model.tokenize_async(node.text, add_special_tokens=False)
         await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
     async def along(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:

@@ -144,8 +144,8 @@ class Shifted:
     def decode_token(self, token: int) -> bytes:
         return self._model.decode_token((token + 1) % 259)
 
-    async def tokenize_async(self, text: str) -> list[int]:
-        return [(token - 1) % 259 for token in await self._model.tokenize_async(text)]
+    async def tokenize_async(self, text: str, **options: bool) -> list[int]:
+        return [(token - 1) % 259 for token in await self._model.tokenize_async(text, **options)]
 
     async def render_chat_async(self, *args: Any, **options: Any) -> list[int]:
         return [(token - 1) % 259 for token in await self._model.render_chat_async(*args, **options)]

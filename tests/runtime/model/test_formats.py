@@ -143,6 +143,9 @@ def test_raw_text_begins_as_add_bos_says() -> None:
         with load(tiny_path("llama"), "hf", add_bos=add_bos) as model:
             ids = model.tokenize("Hello there")
             assert (ids[0] == 0) == (add_bos == "yes")
+            for _ in range(2):  # as one goes on behind other tokens: the same with and without
+                assert model.tokenize("Hello there", add_special_tokens=False) == ids[len(model.tokenize("")) :]
+                assert model.tokenize("", add_special_tokens=False) == []
             texts[add_bos] = asyncio.run(model.complete("Hello there", greedy))
             assert texts[add_bos] == "".join(record.text for record in model.generate_sync(ids, greedy))
     assert texts["yes"] != texts["no"]
