@@ -3,7 +3,7 @@
 `python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms
 timer ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while
 answers stream, and while the long session is exported as JSON. An answer is left for alternatives and for typed words: until
-the first token behind them.
+the first token behind them. Its tokens are clicked: until the card is painted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported
 
 import numpy as np
 import tokenizers
-from PySide6.QtCore import QObject, Qt, QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
 from qasync import QEventLoop
 
 from app.paths import DataFolder
@@ -77,6 +78,23 @@ class Ticks(QObject):
         self._before = now
 
 
+class Painted(QObject):
+    """How many times a widget was painted."""
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        self.times = 0
+        widget.installEventFilter(self)
+
+    def since(self, times: int) -> bool:
+        """Whether it was, since it had been so many times."""
+        return self.times > times
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:  # noqa: N802  # Qt's name
+        self.times += event.type() == QEvent.Type.Paint
+        return False
+
+
 class Scenes:
     """What a person does in the window, one after the other.
 
@@ -93,7 +111,7 @@ class Scenes:
         self._folder = folder
         self._room = room
         self.ticks = Ticks()
-        self.first_tokens: dict[str, list[float]] = {"alternative": [], "typed": []}  # milliseconds to them
+        self.waits: dict[str, list[float]] = {"alternative": [], "typed": [], "card": []}  # milliseconds to what was asked for
 
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
         """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
@@ -116,6 +134,7 @@ class Scenes:
         for lap in range(laps):
             await self._prefill(lap, prompt)
         await self._branches()
+        await self._cards()
         with self.ticks.during("stream"):
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
@@ -156,8 +175,23 @@ class Scenes:
         before, start = self._last(), time.perf_counter()
         ask()
         await until(lambda: self._is_other(before))
-        self.first_tokens[name].append((time.perf_counter() - start) * 1000)
+        self.waits[name].append((time.perf_counter() - start) * 1000)
         await self._stop()
+
+    async def _cards(self) -> None:
+        """Tokens of the answer are clicked, one after the other; the press on the next one closes the card before."""
+        parts, last = self._window.parts, self._last()
+        assert last is not None  # there is an answer
+        tokens, painted = parts.transcript.tokens, Painted(parts.pinned)
+        for index in range(len(last.run)):
+            await asyncio.sleep(AFTERWARDS_SECONDS)  # nothing of the click before is left to do
+            box = tokens.token_box(last.node_id, index)
+            if box is None:  # one of the header's
+                continue
+            before, start = painted.times, time.perf_counter()
+            QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
+            await until(partial(painted.since, before))
+            self.waits["card"].append((time.perf_counter() - start) * 1000)
 
     def _is_other(self, before: TurnView | None) -> bool:
         """Whether another answer than before has a token of the model's behind those it was begun with."""
@@ -224,7 +258,7 @@ async def played(
             await scenes.play(prompt, seconds, laps)
         finally:
             window.close()
-        return scenes.ticks.found | scenes.first_tokens
+        return scenes.ticks.found | scenes.waits
 
     def on_shown(window: MainWindow, workbench: AppWorkbench) -> None:
         acting.append(asyncio.create_task(act(window, workbench)))

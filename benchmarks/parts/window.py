@@ -175,6 +175,7 @@ def _share(frames: Sequence[float], percent: float) -> float:
 WINDOW_ROW = "window"
 P99_MS, MAX_MS = 16.0, 50.0
 TYPED_BAR = 1.1  # times of an alternative
+CARD_MS = 30.0
 IDLE = "idle"
 LIMIT = "the same of a window that has nothing to do"
 
@@ -212,4 +213,7 @@ def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Siz
     typed, alternative = (statistics.median(found[name]) for name in ("typed", "alternative"))
     what = f"times an alternative's {alternative:.0f} ms: the first token after typed words"
     rows.append(Verdict(WINDOW_ROW, case.backend, case.model, what, typed / alternative, TYPED_BAR, at_least=False))
+    card = statistics.median(found["card"])
+    what = "ms: a click on a token pins its card, painted, median"
+    rows.append(Verdict(WINDOW_ROW, case.backend, case.model, what, card, CARD_MS, at_least=False))
     return tuple(rows)

@@ -17,7 +17,7 @@ from benchmarks.sizes import QUICK
 from benchmarks.tiny import make_tiny
 
 SCENES = {"idle", "open", "export", "prefill", "stream"}
-FIRST_TOKENS = {"alternative": [50.0, 52.0, 54.0], "typed": [60.0, 65.0, 90.0]}
+WAITS = {"alternative": [50.0, 52.0, 54.0], "typed": [60.0, 65.0, 90.0], "card": [9.0, 12.0, 40.0]}
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_every_scene_is_played_in_the_real_window(tmp_path: Path) -> None:
     case = Case("hf", "tiny-llama", folder, make_tiny("llama", folder))
     found = measure_window(case, replace(QUICK, window_turns=40, window_prompt=200, window_seconds=0.3))
     # then the gaps make up the time of each scene, of which three last 0.3 s or longer (a coarse timer may be 5 % early)
-    assert set(found) == SCENES | FIRST_TOKENS.keys()
+    assert set(found) == SCENES | WAITS.keys()
     together = {name: sum(gaps) for name, gaps in found.items()}
     assert min(together.values()) > 0
     assert min(together[name] for name in ("idle", "open", "stream")) >= 280
@@ -49,7 +49,7 @@ def test_a_loop_that_is_away_is_seen(qtbot: QtBot) -> None:
 def test_the_gaps_stand_beside_the_bars_and_an_idle_window() -> None:
     # given ticks of which a few are late
     found = dict.fromkeys(SCENES, [5.0] * 98 + [20.0, 60.0]) | {"idle": [5.0] * 98 + [6.0, 7.0]}
-    *rows, typed = window_verdicts(NOWHERE, found | FIRST_TOKENS, QUICK)
+    *rows, typed, card = window_verdicts(NOWHERE, found | WAITS, QUICK)
     # then p99 and the longest of every scene have a verdict and the idle window's as their limit
     assert len(rows) == 2 * (len(SCENES) - 1)
     assert {row.bar for row in rows} == {16.0, 50.0}
@@ -57,6 +57,7 @@ def test_the_gaps_stand_beside_the_bars_and_an_idle_window() -> None:
     assert {row.limit.figure for row in rows if row.limit is not None and row.bar == 50.0} == {7.0}
     # and typed words have theirs beside an alternative
     assert (typed.figure, typed.met) == (1.25, False)
+    assert (card.figure, card.met) == (12.0, True)
 
 
 def test_a_window_that_cannot_be_opened_is_told_and_no_figure_made(
