@@ -15,7 +15,6 @@ from ui.widgets.labels import Caption, Label
 
 OF_TOKENS = (  # in Tokens mode, while the conversation or the card of a token has the keyboard
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Previous or next token"), "← →"),
-    (QT_TRANSLATE_NOOP("ShortcutsBox", "Next uncertain token"), "N"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Card of the pinned token"), "↵"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Branch to an alternative"), "1 – 9"),
     (QT_TRANSLATE_NOOP("ShortcutsBox", "Preview an alternative"), "␣"),

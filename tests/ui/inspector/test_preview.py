@@ -73,7 +73,7 @@ def test_return_takes_the_alternative_that_is_previewed(in_window: Play, idle: F
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("move", [Qt.Key.Key_Right, Qt.Key.Key_N, Qt.Key.Key_Escape])
+@pytest.mark.parametrize("move", [Qt.Key.Key_Right, Qt.Key.Key_Left, Qt.Key.Key_Escape])
 def test_any_move_cancels_the_question(in_window: Play, idle: FakeWorkbench, move: Qt.Key) -> None:
     async def scene(window: MainWindow) -> None:
         tokens = window.parts.transcript.tokens

@@ -225,8 +225,6 @@ class TokensPane(MarkedPane):
             self.card_wanted.emit()
         elif key == Qt.Key.Key_Escape and self._ghost is not None:
             self.set_ghost(None)
-        elif key == Qt.Key.Key_N:
-            self.next_uncertain()
         elif key == Qt.Key.Key_Home:
             self.verticalScrollBar().setValue(0)
         elif key == Qt.Key.Key_End:
