@@ -21,7 +21,7 @@ from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
 COMPOSE_DELAY_MS = 200
-SCORE_DELAY_MS = 700  # after the last key; scoring is a forward
+SCORE_DELAY_MS = 500  # after it was counted; scoring is a forward
 
 
 class Composer(QWidget):
@@ -100,8 +100,9 @@ class Composer(QWidget):
         return with_files(self.draft, self.chips.files)
 
     def tell_draft(self) -> None:
-        """Emits `drafted`: what it costs is to be counted."""
+        """Emits `drafted`: what it costs is to be counted; if it stands still then, `settled`: its surprise is another one."""
         self.drafted.emit(self.message, self._replaces, [file.text for file in self.chips.files])
+        self._rest.start()
 
     def show_cost(self, composition: Composition) -> None:
         """What was counted of the draft, its files and the context with it."""
@@ -237,7 +238,7 @@ class Composer(QWidget):
         self.overflow.hide()
         self._refresh()
         self._delay.start()
-        self._rest.start()
+        self._rest.stop()
 
     def _submit(self) -> None:
         if self._running:

@@ -116,6 +116,33 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     in_window(scene)
 
 
+def test_a_draft_is_coloured_when_what_kept_it_from_that_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    bench.surprises = {"rain": 9.0}
+    gate = bench.gate = asyncio.Semaphore(0)
+
+    async def scene(window: MainWindow) -> None:
+        composer, colours = window.parts.composer, window.parts.composer.field.colours
+        # given what is typed while the model answers
+        QTest.keyClicks(composer.field, "Go on")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: window.controller.running and composer.draft == "")
+        QTest.keyClicks(composer.field, "rain")
+        await until(lambda: bench.asked("compose")[-1:] == [(TRIP, "rain")])
+        await asyncio.sleep(0.8)
+        assert colours.spans == []
+        # when the answer has ended
+        for _ in bench.answer:
+            gate.release()
+        await until(lambda: colours.spans == [("rain", 5)])
+        # and where it stands behind another path, its surprise is another one
+        bench.surprises = {"rain": 1.0}
+        QTest.keyClick(window, Qt.Key.Key_BracketLeft, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: colours.spans == [("rain", 1)])
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
