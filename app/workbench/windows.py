@@ -80,10 +80,11 @@ class Windows:
             self._all.remove(window)
         return not self._all
 
-    def tell(self, event: Event) -> None:
-        """Sends an event to every window."""
+    def tell(self, event: Event, *, but: Window | None = None) -> None:
+        """Sends an event to every window, or to every other one than `but`."""
         for window in self:
-            window.tell(event)
+            if window is not but:
+                window.tell(event)
 
     def tell_branch(self, session: OpenSession, before: int | None) -> None:
         """Tells that another path is shown than the one to `before`, where that was left and is still there."""

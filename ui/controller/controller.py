@@ -27,7 +27,9 @@ from ui.port import (
     SessionBegun,
     SessionChanged,
     SessionCopied,
+    SessionRestored,
     SessionsChanged,
+    SessionsDeleted,
     SessionTrashed,
     StatusChanged,
     StatusView,
@@ -125,6 +127,10 @@ class Controller(Showing):
                 self.sessions.ask()
             case SessionTrashed(session_id):
                 self.sessions.leave(session_id)
+            case SessionRestored(session_id):
+                self.sessions.forget_trashed(session_id)
+            case SessionsDeleted(session_ids):
+                self.sessions.forget(session_ids)
             case WindowWanted():
                 self.front_wanted.emit()
             case SessionChanged(view):

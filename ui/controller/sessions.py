@@ -28,7 +28,7 @@ class SessionsController(QObject):
     trash_listed = Signal(object)  # Sequence[TrashedSession]: shown instead of the sessions
     trashed = Signal(int, str, bool)  # session, title; whether an answer was stopped for it
     taken = Signal(int, str)  # the session shown, and its title: another window threw it away
-    restored = Signal(int)  # out of the trash again
+    restored = Signal(int)  # not in the trash any more
     folder_made = Signal(int)
 
     def __init__(self, showing: Showing, undo: UndoStack) -> None:
@@ -108,7 +108,7 @@ class SessionsController(QObject):
         step = (
             None
             if row is None
-            else self._step(label, partial(rename, session_id, row.title), partial(rename, session_id, title))
+            else self._step(label, partial(rename, session_id, row.title), partial(rename, session_id, title), session_id)
         )
         self._note(session_id, title=title)
         self._run(step, rename, session_id, title)
@@ -146,7 +146,7 @@ class SessionsController(QObject):
                 await sessions.arrange(order)  # where it stood among them
 
         label = self.tr("Pin") if pinned else self.tr("Unpin")
-        step = None if row is None else self._step(label, back, partial(sessions.pin, session_id, pinned))
+        step = None if row is None else self._step(label, back, partial(sessions.pin, session_id, pinned), session_id)
         self._note(session_id, pinned=pinned)
         self._run(step, sessions.pin, session_id, pinned)
 
@@ -158,14 +158,18 @@ class SessionsController(QObject):
         """These tags and no others; can be undone."""
         row = self.rows.get(session_id)
         tag, label = self._workbench.sessions.tag, self.tr("Tags")
-        step = None if row is None else self._step(label, partial(tag, session_id, row.tags), partial(tag, session_id, tags))
+        step = (
+            None
+            if row is None
+            else self._step(label, partial(tag, session_id, row.tags), partial(tag, session_id, tags), session_id)
+        )
         self._note(session_id, tags=tuple(tags))
         self._run(step, tag, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
         """A group in another order; can be undone."""
         arrange, before = self._workbench.sessions.arrange, [each for each in self.rows if each in session_ids]
-        step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, session_ids))
+        step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, session_ids), *before)
         self._run(step, arrange, session_ids)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
@@ -174,7 +178,9 @@ class SessionsController(QObject):
         move, label = self._move, self.tr("Move to Folder")
         before = None if row is None else row.folder_id
         step = (
-            None if row is None else self._step(label, partial(move, session_id, before), partial(move, session_id, folder_id))
+            None
+            if row is None
+            else self._step(label, partial(move, session_id, before), partial(move, session_id, folder_id), session_id)
         )
         self._note(session_id, folder_id=folder_id)
         self._run(step, self._workbench.sessions.move, session_id, folder_id)
@@ -213,7 +219,7 @@ class SessionsController(QObject):
             if session_id is not None:
                 await self._workbench.sessions.move(session_id, made)
 
-        self._undo.remember(self._step(self.tr("New Folder"), back, again))
+        self._undo.remember(self._step(self.tr("New Folder"), back, again, *([] if session_id is None else [session_id])))
         self.folder_made.emit(folder)
 
     async def _remove_folder(self, folder_id: int) -> None:
@@ -230,7 +236,7 @@ class SessionsController(QObject):
         async def again() -> None:
             await self._workbench.sessions.remove_folder(self._now(folder_id) or folder_id)
 
-        self._undo.remember(self._step(self.tr("Remove Folder"), back, again))
+        self._undo.remember(self._step(self.tr("Remove Folder"), back, again, *held))
 
     async def _move(self, session_id: int, folder_id: int | None) -> None:
         await self._workbench.sessions.move(session_id, self._now(folder_id))
@@ -249,8 +255,8 @@ class SessionsController(QObject):
         if session_id in self.rows:
             self.rows[session_id] = replace(self.rows[session_id], **changes)
 
-    def _step(self, label: str, undo: Work, redo: Work) -> Step:
-        return Step(label, None, self._listing(undo), self._listing(redo))
+    def _step(self, label: str, undo: Work, redo: Work, *sessions: int) -> Step:
+        return Step(label, None, self._listing(undo), self._listing(redo), sessions=sessions)
 
     def _listing(self, work: Work) -> Work:
         """The same, then lists what came of it."""
@@ -291,11 +297,21 @@ class SessionsController(QObject):
         self._undo.forget_restoring(session_id)
         self._tasks.run(self._restore(session_id))
 
+    def forget_trashed(self, session_id: int) -> None:
+        """Another window took it out of the trash: that is not offered any more."""
+        self._undo.forget_restoring(session_id)
+        self.restored.emit(session_id)
+
     def empty(self, session_ids: Sequence[int]) -> None:
         """Deletes sessions of the trash for good; the window has asked before."""
-        for session_id in session_ids:
-            self._undo.forget_restoring(session_id)
+        self.forget(session_ids)
         self._run(None, self._workbench.sessions.empty_trash, session_ids)
+
+    def forget(self, session_ids: Sequence[int]) -> None:
+        """They are deleted for good, here or in another window: nothing that was done to them can be undone."""
+        self._undo.forget_sessions(session_ids)
+        for session_id in session_ids:
+            self.restored.emit(session_id)
 
     async def _trash(self, session_id: int, title: str) -> None:
         await self._throw(session_id, title)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ class Step(Struct, frozen=True):
     undo: Work
     redo: Work
     restores: int | None = None  # the session that undo brings back out of the trash
+    sessions: tuple[int, ...] = ()  # those of the list that it changes
     waits: bool = False  # changes what is shown: not under an answer
 
 
@@ -80,8 +81,12 @@ class UndoStack(QObject):
         self.changed.emit()
 
     def forget_restoring(self, session_id: int) -> None:
-        """That session was brought back in another way, or is gone for good."""
+        """That session was brought back in another way."""
         self._forget(None, lambda step: step.restores == session_id)
+
+    def forget_sessions(self, session_ids: Collection[int]) -> None:
+        """They are gone for good, and so is what was done to them."""
+        self._forget(None, lambda step: not {*step.sessions, step.restores}.isdisjoint(session_ids))
 
     def undo(self) -> None:
         """Takes back the last step of what is in sight."""

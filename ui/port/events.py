@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -79,6 +79,18 @@ class SessionTrashed(Struct, frozen=True):
     session_id: int
 
 
+class SessionRestored(Struct, frozen=True):
+    """Another window took a session out of the trash again."""
+
+    session_id: int
+
+
+class SessionsDeleted(Struct, frozen=True):
+    """Another window deleted sessions for good."""
+
+    session_ids: Sequence[int]
+
+
 class WindowWanted(Struct, frozen=True):
     """Another window asked for the session that is shown: come to the front."""
 
@@ -106,6 +118,8 @@ Event = (
     | ColumnTokens
     | SessionsChanged
     | SessionTrashed
+    | SessionRestored
+    | SessionsDeleted
     | WindowWanted
     | StatusChanged
     | DownloadsChanged

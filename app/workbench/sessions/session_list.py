@@ -20,7 +20,9 @@ from storage import SessionStore
 from ui import (
     FolderView,
     Hit,
+    SessionRestored,
     SessionsChanged,
+    SessionsDeleted,
     SessionSummary,
     SessionTrashed,
     SessionView,
@@ -184,6 +186,7 @@ class SessionList:
     async def restore(self, session_id: int) -> None:
         """Back out of the trash."""
         await self._sessions.restore(session_id)
+        self._windows.tell(SessionRestored(session_id), but=self._window)
         self._pins.changed()
 
     async def trashed(self) -> Sequence[TrashedSession]:
@@ -195,6 +198,7 @@ class SessionList:
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
         """For good."""
         deleted = await stored(self._store.empty_trash(session_ids))
+        self._windows.tell(SessionsDeleted(session_ids), but=self._window)
         self._windows.tell(SessionsChanged())
         return deleted
 

@@ -154,6 +154,30 @@ def test_a_session_thrown_away_in_one_window_leaves_the_other(play: Play) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_another_window_took_out_of_the_trash_is_not_offered_any_more(play: Play, deleted: bool) -> None:
+    async def scene(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        second = await d.another()
+        await until(lambda: one in second.controller.sessions.rows)
+        panel, undo = second.parts.sidebar.sessions, second.acts.undo
+        panel.renamed.emit(one, "renamed")
+        await until(lambda: undo.text() == "Undo Rename")
+        panel.trashed.emit(one)
+        await until(lambda: undo.text() == "Undo Move to Trash")
+        assert panel.undo_bar.isVisible()
+        if deleted:
+            d.first.controller.sessions.empty([one])
+            await until(lambda: not undo.isEnabled())
+        else:
+            d.first.controller.sessions.restore(one)
+            await until(lambda: undo.text() == "Undo Rename")
+        assert not panel.undo_bar.isVisible()
+
+    play(scene)
+
+
+@pytest.mark.slow
 def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         one = await answered(d.first, "one")

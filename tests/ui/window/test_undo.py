@@ -271,8 +271,17 @@ def test_a_session_is_thrown_away_again(in_window: Play, bench: FakeWorkbench) -
             undo(window, "Move to Trash")
             window.acts.redo.trigger()
         await until(lambda: len(bench.asked("restore_session")) == 3 and BOAT in bench.trash)
-        # what is gone for good does not come back
+        # what is gone for good does not come back, nor what was done to it before
+        window.controller.sessions.restore(BOAT)
+        await until(lambda: BOAT not in bench.trash)
+        window.parts.sidebar.sessions.renamed.emit(BOAT, "Boats")
+        window.parts.sidebar.sessions.pinned.emit(BOAT, True)
+        await until(lambda: window.acts.undo.text() == "Undo Pin")
+        window.controller.sessions.trash(BOAT)
+        await until(lambda: window.acts.undo.text() == "Undo Move to Trash")
+        assert window.parts.sidebar.sessions.undo_bar.isVisible()
         window.controller.sessions.empty([BOAT])
+        assert not window.parts.sidebar.sessions.undo_bar.isVisible()
         await until(lambda: BOAT not in bench.summaries)
         assert not window.acts.undo.isEnabled()
 
