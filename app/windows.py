@@ -101,7 +101,7 @@ class AppWindows:
     def _open_beside(self, window: MainWindow, state: WindowState | None, session_id: int | None) -> None:
         """One more window: where it stood, or a step from the one it was asked for in, and like that one."""
         workbench = AppWorkbench(self._workbench.services)
-        other = self._add(workbench, state or replace(window.state(), geometry=""), window)
+        other = self._add(workbench, state or replace(window.state(), geometry="", unwritten=()), window)
         if state is None:
             _step_aside(other, window)
         other.show()

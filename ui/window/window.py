@@ -76,6 +76,7 @@ class WindowState:
     session: int | None = None  # what it showed
     sidebar_width: int = SIDEBAR_WIDTH  # pixels at 100 % text
     recent: Sequence[str] = ()  # files that were imported or exported, the last one first
+    unwritten: Sequence[tuple[int, int, str]] = ()  # node id, index, and what was typed in the card of that token
 
 
 class MainWindow(QMainWindow):
@@ -117,6 +118,7 @@ class MainWindow(QMainWindow):
             self.parts.composer.share(beside.parts.composer)
         if isinstance(state.sidebar_width, int):
             self.parts.sidebar.set_width(state.sidebar_width)
+        self.parts.pinned.remember(state.unwritten)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
@@ -179,7 +181,8 @@ class MainWindow(QMainWindow):
         panels = parts.wants_sidebar, parts.wants_inspector
         width = parts.sidebar.wanted_width
         colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
-        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent)
+        typed = parts.pinned.unwritten()
+        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent, typed)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""

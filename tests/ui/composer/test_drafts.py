@@ -31,6 +31,13 @@ async def opened(window: MainWindow, session_id: int) -> None:
     await until(lambda: window.controller.shown is not None and window.controller.shown.session_id == session_id)
 
 
+def begin(window: MainWindow, index: int) -> None:
+    """Opens the card of a token of the first answer."""
+    assert window.controller.shown is not None
+    window.presenter.pin(window.controller.shown.view.turns[1].node_id, index)
+    window.parts.pinned.open()
+
+
 def test_blank_drafts_are_none_and_only_the_latest_are_kept() -> None:
     drafts = Drafts()
     drafts.put(1, Draft(" \n"))
@@ -160,6 +167,12 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         window.start(TRIP)
         await until(lambda: window.controller.shown is not None)
         window.parts.composer.field.setPlainText("half a thought")
+        await until(lambda: bool(window.parts.transcript.tokens.page.boxes))
+        begin(window, 3)
+        QTest.keyClicks(window.parts.pinned.field, "Porto")
+        begin(window, 2)
+        QTest.keyClicks(window.parts.pinned.field, "x")
+        QTest.keyClick(window.parts.pinned.field, Qt.Key.Key_Backspace)
         await opened(window, OTHER)
         window.parts.composer.field.setPlainText("and another")
         await closed(window, bench)
@@ -171,6 +184,12 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         again.start(TRIP)
         await until(lambda: again.controller.shown is not None)
         assert again.parts.composer.draft == "half a thought"
+        await until(lambda: bool(again.parts.transcript.tokens.page.boxes))
+        begin(again, 3)
+        assert again.parts.pinned.field.text() == "Porto"
+        begin(again, 2)
+        assert again.parts.pinned.field.text() == ""
+        assert again.parts.pinned.unwritten() == kept[0].unwritten
         await opened(again, OTHER)
         assert again.parts.composer.draft == "and another"
         await closed(again, bench)

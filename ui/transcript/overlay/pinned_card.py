@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
@@ -28,6 +28,7 @@ from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 WIDTH = 372
 MOST_FOUND = 10
 LEAST_ROWS = 1
+MOST_KEPT = 50  # places whose words outlive the window, the latest
 _GAP_PX = 8  # from the token, or from the line under its turn
 _EDGE_PX = 6
 _RADIUS = 10
@@ -357,6 +358,14 @@ class PinnedCard(QWidget):
         spaced = self._spot is not None and self._spot.record.token_bytes.startswith(b" ")
         return f" {text}" if text and spaced and not text[0].isspace() else text
 
+    def remember(self, unwritten: Iterable[tuple[int, int, str]]) -> None:
+        """What was typed in the last window and not written, as `unwritten` gave it."""
+        self._unwritten = {(node_id, index): text for node_id, index, text in unwritten}
+
+    def unwritten(self) -> tuple[tuple[int, int, str], ...]:
+        """What was typed at tokens and not written: node id, index, text, the latest last."""
+        return tuple((*place, text) for place, text in self._unwritten.items())[-MOST_KEPT:]
+
     def type_again(self, node_id: int, index: int, text: str) -> None:
         """What was typed at a place could not be written there: it is in the field again, where the place is pinned."""
         self._unwritten[node_id, index] = text
@@ -366,7 +375,10 @@ class PinnedCard(QWidget):
     def _keep(self, text: str) -> None:
         """Nothing that is typed goes with the card; "": it was used."""
         if self._spot is not None:
-            self._unwritten[self._spot.node_id, self._spot.index] = text
+            place = self._spot.node_id, self._spot.index
+            self._unwritten.pop(place, None)
+            if text:
+                self._unwritten[place] = text
 
     def _bring_typed(self) -> None:
         spot = self._spot
