@@ -35,7 +35,7 @@ from app.paths import DataFolder
 from app.rescue import remedies, rescue
 from app.sample import ensure_sample, first_sample
 from app.supervisor import Supervisor
-from app.windows import AppWindows
+from app.windows import AppWindows, KeptWindows
 from app.workbench import AppWorkbench, Services
 from app.workbench.models.settings import blocks_in
 from resources.processes import is_bundle, is_temporary_copy, was_moved
@@ -53,7 +53,6 @@ from ui import QT_TRANSLATE_NOOP, AppSettings, Collector, MainWindow, Scheme, ap
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
 GIL_SECONDS = 0.001  # after which a thread that computes gives way; with Python's own 5 ms the window waits for the store's
-WINDOW_SETTING = "window"
 DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
 QUARANTINED = QT_TRANSLATE_NOOP(
     "Workbench",
@@ -173,9 +172,9 @@ async def run_window(
     sys.setswitchinterval(GIL_SECONDS)
     supervisor = Supervisor(model, backend, log_path=data.engine_log, blocks=blocks_in(data))
     workbench = AppWorkbench(Services(store, supervisor, reopens=True))
-    kept = await store.setting(WINDOW_SETTING)
-    windows = AppWindows(workbench, kept)
-    windows.remember = lambda state: workbench.services.tasks.start(_remember(store, state), "remember the windows")
+    kept = KeptWindows()
+    windows = AppWindows(workbench, await kept.read(store))
+    windows.remember = lambda state: workbench.services.tasks.start(_remember(kept, store, state), "remember the windows")
     settings = await workbench.settings.load()
     window = windows.open_first()
     if settings != AppSettings():  # else it looks as it was made
@@ -216,22 +215,22 @@ async def run_window(
     watcher.deleteLater()
     left = windows.left()
     if left is not None:
-        await _keep(data, left)
+        await _keep(data, kept, left)
 
 
-async def _remember(store: SessionStore, state: dict[str, Any]) -> None:
+async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any]) -> None:
     """How the windows stand while they are open: should the process be killed, the next one shows the same session."""
     try:
-        await store.set_setting(WINDOW_SETTING, state)
+        await kept.write(store, state)
     except StoreError as fault:  # it is written again when they are closed
         log.warning("how the windows stand could not be saved: %s", fault)
 
 
-async def _keep(data: DataFolder, left: dict[str, Any]) -> None:
+async def _keep(data: DataFolder, kept: KeptWindows, left: dict[str, Any]) -> None:
     """The store is closed by now: where the windows stood is a small write of its own."""
     store = SessionStore.open(data.sessions)
     try:
-        await store.set_setting(WINDOW_SETTING, left)
+        await kept.write(store, left)
     finally:
         await store.close()
 

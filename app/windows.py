@@ -9,9 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from app.workbench import AppWorkbench
+from storage import SessionStore
 from ui import MainWindow, WindowState
 
+WINDOW_SETTING = "window"
+FILES_SETTING = "draft files"
 STEP = 32  # pixels between a window and the one that was opened from it
+
+
+class KeptWindows:
+    """How the windows stand, in the store: the files of drafts for themselves, written only where they are others."""
+
+    def __init__(self) -> None:
+        self._files: list[list[Any]] = []  # as they were written last: session id, then name and text of each
+
+    async def read(self, store: SessionStore) -> object:
+        """What was written last, for `AppWindows`."""
+        kept, files = await store.setting(WINDOW_SETTING), await store.setting(FILES_SETTING)
+        if not isinstance(kept, Mapping) or not isinstance(files, list):
+            return kept
+        self._files = files
+        held = {key: rest for key, *rest in files}
+        return {**kept, "drafts": [row if row[2:] else [*row, *held.get(row[0], ())] for row in kept.get("drafts", ())]}
+
+    async def write(self, store: SessionStore, state: Mapping[str, Any]) -> None:
+        files = [[key, *rest] for key, _text, *rest in state["drafts"] if rest]
+        if files != self._files:
+            await store.set_setting(FILES_SETTING, files)
+            self._files = files
+        await store.set_setting(WINDOW_SETTING, {**state, "drafts": [row[:2] for row in state["drafts"]]})
 
 
 class AppWindows:

@@ -21,6 +21,7 @@ from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
 COMPOSE_DELAY_MS = 200
+MOST_OF_FILES = 2 << 20  # characters: no context holds more, and all are counted again when the draft has changed
 SCORE_DELAY_MS = 500  # after it was counted; scoring is a forward
 
 
@@ -223,7 +224,12 @@ class Composer(QWidget):
         if session_id != self._session:
             self._drafts.attach(self._keys.get(session_id, session_id), file)
             return
-        self.chips.show_files(tuple(dict.fromkeys((*self.chips.files, file))))
+        files = tuple(dict.fromkeys((*self.chips.files, file)))
+        if sum(len(each.text) for each in files) > MOST_OF_FILES:
+            words = self.tr("{0} cannot go with them: the files of a message have at most {1:,} characters together")
+            self.refuse_file(words.format(one_line(file.name), MOST_OF_FILES))
+            return
+        self.chips.show_files(files)
         self.field.setFocus()
 
     def detach(self, session_id: int, file: TextFile) -> None:
@@ -309,4 +315,4 @@ class Composer(QWidget):
             self._submit()
 
     def _refresh(self) -> None:
-        self._box.show_send(running=self._running, can_send=bool(self.message.strip()), wait=self._wait)
+        self._box.show_send(running=self._running, can_send=bool(self.chips.files or self.draft.strip()), wait=self._wait)

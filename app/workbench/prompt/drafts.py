@@ -28,6 +28,7 @@ from storage import NodeRow
 from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
+MOST_CHARACTERS = 1 << 16  # of a draft that is scored: no tokens are made of more just to be refused
 MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth the wait
 SHARE_LEFT = 0.25  # of the context, for the answer, when turns are left out
 
@@ -118,6 +119,9 @@ class Drafts:
             return None
         if not model.has("kv"):  # a server is not sent what was not sent
             return None
+        if len(text) > MOST_CHARACTERS:
+            words = translate("Workbench", "not coloured: it has {0:,} characters, and {1:,} is the most")
+            raise Refusal(words.format(len(text), MOST_CHARACTERS))
         session = await self._sessions.whole(session_id, replaces)
         try:
             placed = await self._placed(model, session, text, replaces)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtTest import QTest
 
+from app.windows import KeptWindows
+from storage import SessionStore
 from tests.app.windows.conftest import Play
 from tests.app.windows.desktop import (
     CTRL,
@@ -111,6 +115,38 @@ def test_two_drafts_without_a_session_are_both_kept(play: Play) -> None:
         assert set(d.first.parts.composer.draft.split()) == {"one", "two"}
 
     play(again, play(first))
+
+
+def test_the_files_of_drafts_are_written_once(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    async def scene() -> None:
+        store = SessionStore.open(tmp_path / "sessions.db")
+        write = store.set_setting
+
+        async def set_setting(key: str, value: Any) -> None:
+            written.append(json.dumps(value))
+            await write(key, value)
+
+        store.set_setting = set_setting  # type: ignore[method-assign]  # as it is, and tells what was written
+        big = "a long file " * 1000
+        kept, rows = KeptWindows(), [(1, "one"), (2, "w", "notes.md", big)]
+        assert await kept.read(store) is None
+        for text in ("w", "wo", "words"):  # at each rest of typing
+            rows[1] = (2, text, "notes.md", big)
+            await kept.write(store, {"mode": "read", "drafts": tuple(rows)})
+        assert [len(each) > len(big) for each in written] == [True, False, False, False]
+        # the next start has all of it, and writes it no more
+        again = KeptWindows()
+        assert await again.read(store) == {"mode": "read", "drafts": [[1, "one"], [2, "words", "notes.md", big]]}
+        await again.write(store, {"mode": "read", "drafts": tuple(rows)})
+        assert len(written) == 5
+        # likewise what an earlier version wrote
+        await write("window", {"drafts": [[3, "x", "a.txt", "old"]]})
+        assert await KeptWindows().read(store) == {"drafts": [[3, "x", "a.txt", "old"]]}
+        await store.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.slow

@@ -81,6 +81,8 @@ def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
         assert await s.workbench.drafts.score(session_id, "  ") is None
         with pytest.raises(Refusal, match="1,024 is the most"):
             await s.workbench.drafts.score(session_id, "x" * 1100)
+        with pytest.raises(Refusal, match="100,000 characters"):
+            await s.workbench.drafts.score(session_id, "x" * 100_000)
         before = len((await s.view(session_id)).turns)
         await s.workbench.answers.send(session_id, "and now?")
         turn = (await s.view(session_id)).turns[before]

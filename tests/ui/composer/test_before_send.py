@@ -116,6 +116,26 @@ def test_what_is_typed_is_scored_when_it_stands_still_and_not_after_send(in_wind
     in_window(scene)
 
 
+def test_more_text_than_any_context_holds_does_not_go_with_a_message(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    files = [TextFile(f"part {number}.txt", "a word " * 140_000) for number in range(3)]
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        for file in files:
+            composer.attach(TRIP, file)
+        assert composer.chips.files == (*files[:2],)
+        assert composer.notice.words.startswith("part 2.txt cannot go with them")
+        composer.chips.show_files([])
+        composer.attach(TRIP, files[2])
+        assert composer.chips.files == (files[2],)
+        assert composer.send_button.isEnabled()  # without a word beside them
+        composer.chips.show_files([])
+        assert not composer.send_button.isEnabled()
+
+    in_window(scene)
+
+
 def test_a_draft_is_coloured_when_what_kept_it_from_that_has_ended(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
     bench.surprises = {"rain": 9.0}
