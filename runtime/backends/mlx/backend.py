@@ -25,7 +25,15 @@ from runtime.backends.mlx.blank import Blank
 from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.codec import codec_of
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
-from runtime.backends.mlx.loading import LoadedModel, check_fits, flat_parameters, full_config, load_model, random_copy
+from runtime.backends.mlx.loading import (
+    LoadedModel,
+    check_fits,
+    count_parameters,
+    flat_parameters,
+    full_config,
+    load_model,
+    random_copy,
+)
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload
 from runtime.backends.mlx.readings import Readings
@@ -552,7 +560,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             kv_heads=int(config.get("num_key_value_heads") or heads),
             hidden_size=int(config.get("hidden_size") or config.get("n_embd") or 0),
             vocab_size=self._vocabulary,
-            parameters=sum(int(a.size) for _, a in flat_parameters(self._model)),
+            parameters=count_parameters(self._model),
             quantisation=loaded.quantisation,
             attention_kinds=self._kinds,
             context_length=facts.context_length(config, options),

@@ -198,6 +198,16 @@ def flat_parameters(model: Any) -> list[tuple[str, mx.array]]:
     return sorted(flat, key=lambda pair: pair[0])
 
 
+def count_parameters(model: Any) -> int:
+    """Numbers in all: of a packed matrix those that it stands for, without their scales and biases."""
+    total = sum(int(array.size) for _, array in flat_parameters(model))
+    for module in model.modules():
+        if "scales" in module:
+            held = [module[name].size for name in ("weight", "scales", "biases") if name in module]
+            total += module.weight.size * 32 // module.bits - sum(held)
+    return total
+
+
 def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
     check_ropes(config, "mlx", type(model).__name__)

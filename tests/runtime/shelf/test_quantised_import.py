@@ -122,6 +122,7 @@ def test_the_quantised_model_answers_as_the_float32_one(name: str, both: Both, t
     # and neither's text, numbers or KV are taken for the other's
     assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
     assert infos[0].model_fingerprint != infos[1].model_fingerprint
+    assert infos[0].parameters == infos[1].parameters
     assert infos[0].quantisation is None
     assert infos[1].quantisation == f"{str(kept.quantisation).removesuffix(' bit (mlx)')} bits, groups of 32"
 
