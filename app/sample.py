@@ -15,7 +15,6 @@ from runtime import StageTable, TokenRun, texts_of
 from storage import NewNode, SessionStore
 
 FILE = "sample/session.json"
-SAMPLE_FORMAT = 1
 PUT_SETTING = "sample"  # it was put there once
 
 
@@ -105,37 +104,7 @@ def run_from(tokens: dict[str, Any]) -> TokenRun:
     )
 
 
-def run_to(run: TokenRun) -> dict[str, Any]:
-    """The inverse of `run_from`, numbers rounded to what the window shows; those that a draw is replayed from are exact."""
-
-    def plain(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
-        return [None if np.isnan(v) else round(float(v), digits) for v in values]
-
-    told = {
-        "ids": run.ids.tolist(),
-        "bytes": [data.hex() for data in run.token_bytes],
-        "logprob": plain(run.logprob),
-        "rank": run.rank.tolist(),
-        "entropy": plain(run.entropy),
-        "covered_mass": plain(run.covered_mass),
-        "origin": run.origin.tolist(),
-        "finish": run.finish.tolist(),
-        "draw": plain(run.draw, 6),
-    }
-    if run.stages is None:
-        finite = np.where(np.isneginf(run.top_logprobs), -999.0, run.top_logprobs)
-        rounded = [[round(float(v), 4) for v in row] for row in finite]
-        return told | {"top_ids": run.top_ids.tolist(), "top_logprobs": rounded}
-    exact = {"top_ids": run.top_ids, "top_logprobs": run.top_logprobs, **run.stages.to_columns(run.top_ids, run.top_logprobs)}
-    return told | {"stages": {name: _packed(column) for name, column in exact.items()}}
-
-
-def _packed(column: npt.NDArray[Any]) -> list[Any]:
-    """An array as dtype, shape and its bytes, which JSON can hold."""
-    return [column.dtype.str, list(column.shape), base64.b85encode(zlib.compress(column.tobytes(), 9)).decode()]
-
-
 def _unpacked(packed: list[Any]) -> npt.NDArray[Any]:
-    """The inverse of `_packed`."""
+    """An array from its dtype, shape and bytes."""
     dtype, shape, data = packed
     return np.frombuffer(zlib.decompress(base64.b85decode(data)), dtype).reshape(shape)

@@ -241,10 +241,6 @@ class TokenRun(Tabular):
             return {}
         return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
 
-    def with_origin(self, origin: Origin) -> TokenRun:
-        """The same tokens, all said to come from `origin`."""
-        return replace(self, origin=np.full(len(self), int(origin), np.uint8))
-
     def to_columns(self, *, narrow: bool = False) -> dict[str, npt.NDArray[np.generic]]:
         """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`.
 

@@ -54,50 +54,6 @@ if TYPE_CHECKING:
     from storage.transfer.portable import PortableFile, export_portable
     from storage.transfer.text_export import export_text
 
-__all__ = [
-    "BlockFile",
-    "BlockFileStats",
-    "DamageRow",
-    "DataFolderLock",
-    "FolderRow",
-    "Imported",
-    "InvalidFileError",
-    "InvalidRowError",
-    "NewChunk",
-    "NewNode",
-    "NodeColumns",
-    "NodeRow",
-    "Places",
-    "PortableFile",
-    "Salvage",
-    "SearchHit",
-    "SessionCopy",
-    "SessionRow",
-    "SessionShape",
-    "SessionStore",
-    "SessionTree",
-    "StoreBusyError",
-    "StoreClosedError",
-    "StoreDamagedError",
-    "StoreDiskError",
-    "StoreError",
-    "StoreForkedError",
-    "StoreFullError",
-    "StoreMissingError",
-    "StoreNewerError",
-    "StoreReadOnlyError",
-    "StoredChunk",
-    "UnknownRowError",
-    "export_json",
-    "export_portable",
-    "export_text",
-    "open_blocks",
-    "read_focus",
-    "request_focus",
-    "salvage",
-    "vocabulary_digest",
-]
-
 _NAMES = {
     "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
     "storage.tables.key_value": ("vocabulary_digest",),
@@ -125,6 +81,7 @@ _NAMES = {
     "storage.transfer.text_export": ("export_text",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = [*(name for name in globals() if name.endswith("Error")), *_HOMES]
 
 
 if not TYPE_CHECKING:  # or a name that is not there would pass the type checker

@@ -42,16 +42,11 @@ class Places:
         Raises:
             InvalidRowError: As for `create_folder`.
         """
-        await self._database.write(lambda db: _change_folder(db, folder_id, name=_named(name)))
+        await self._database.write(lambda db: _rename_folder(db, folder_id, name))
 
     async def remove_folder(self, folder_id: int) -> None:
         """Takes a folder away; what is in it goes back to the list, nothing is deleted."""
         await self._database.write(lambda db: _remove_folder(db, folder_id))
-
-    async def order_folders(self, folder_ids: Sequence[int]) -> None:
-        """Puts folders into this order."""
-        ids = list(folder_ids)
-        await self._database.write(lambda db: _order_folders(db, ids))
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
         """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it.
@@ -87,14 +82,11 @@ def _create_folder(db: sqlite_utils.Database, name: str) -> int:
     return checksums.insert(db, "folders", {"name": _named(name), "place": int(place)})
 
 
-def _change_folder(db: sqlite_utils.Database, folder_id: int, **changes: Any) -> None:
-    """Sets columns of a folder; a new name repairs one that was damaged, anything else leaves it named as damaged."""
+def _rename_folder(db: sqlite_utils.Database, folder_id: int, name: str) -> None:
+    """Gives a folder a name, which repairs one that was damaged."""
     row = _folder(db, folder_id)
-    if "name" in changes:
-        place = row["place"] if isinstance(row["place"], int) else 0
-        checksums.put(db, "folders", {"id": folder_id, "place": place, **changes})
-    else:
-        checksums.update(db, "folders", row, changes)
+    place = row["place"] if isinstance(row["place"], int) else 0
+    checksums.put(db, "folders", {"id": folder_id, "place": place, "name": _named(name)})
 
 
 def _remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
@@ -102,11 +94,6 @@ def _remove_folder(db: sqlite_utils.Database, folder_id: int) -> None:
     for row in fetch(db, "SELECT id FROM places WHERE folder_id = ?", [folder_id]):
         change(db, row["id"], folder_id=None, place=None)
     db.execute("DELETE FROM folders WHERE id = ?", [folder_id])
-
-
-def _order_folders(db: sqlite_utils.Database, folder_ids: Sequence[int]) -> None:
-    for place, folder_id in enumerate(folder_ids):
-        _change_folder(db, folder_id, place=place)
 
 
 def _arrange(db: sqlite_utils.Database, session_ids: Sequence[int]) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from app.sample import FILE, ensure_sample, first_sample, run_from, run_to
+from app.sample import FILE, ensure_sample, first_sample, run_from
 from runtime import Origin, SamplingOptions, TokenRun, replay_draw
 from storage import SessionStore
+from tests.tools.record_sample import run_to
 
 
 def test_a_recorded_run_comes_back_as_it_was_written() -> None:

@@ -88,10 +88,6 @@ def test_pieces_put_together_are_the_whole() -> None:
     assert len(TokenRun.concat([])) == 0
 
 
-def test_origin_is_replaced_for_all() -> None:
-    assert {r.origin for r in scored().with_origin(Origin.PICKED)} == {Origin.PICKED}
-
-
 def test_columns_of_different_length_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"texts has 3 rows, ids has 4"):
         replace(scored(), texts=TEXTS[:3])

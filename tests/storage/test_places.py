@@ -42,15 +42,6 @@ def test_a_folder_holds_sessions_and_losing_it_loses_none(store: SessionStore) -
     asyncio.run(run())
 
 
-def test_folders_have_an_order(store: SessionStore) -> None:
-    async def run() -> None:
-        a, b, c = [await store.places.create_folder(name) for name in "abc"]
-        await store.places.order_folders([c, a, b])
-        assert [f.name for f in await store.places.folders()] == ["c", "a", "b"]
-
-    asyncio.run(run())
-
-
 def test_an_order_by_hand_holds_among_the_pinned_and_in_a_folder(store: SessionStore) -> None:
     async def run() -> None:
         ids = await several(store)
@@ -153,7 +144,6 @@ def test_what_is_damaged_goes_on_being_named_whatever_else_is_set(path: Path) ->
     sql(path, "UPDATE folders SET name = 'Projekt'")
 
     async def use(store: SessionStore) -> None:
-        await store.places.order_folders([1])
         await store.places.arrange([2, 1])
         await store.pin_session(1)
         with pytest.raises(StoreDamagedError, match="set its tags anew"):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.resources
 import json
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from app.paths import DataFolder
-from app.sample import SAMPLE_FORMAT, run_to
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from app.workbench.tree.reading import load_whole
@@ -79,13 +83,43 @@ def as_json(session: WholeSession, fingerprint: str, vocabulary: list[bytes], ti
             }
         )
     return {
-        "format": SAMPLE_FORMAT,
+        "format": 1,
         "title": TITLE,
         "fingerprint": fingerprint,
         "current": order.index(tip),
         "nodes": nodes,
         "vocabulary": {str(t): vocabulary[t].hex() for t in sorted(used) if t >= 0},
     }
+
+
+def run_to(run: TokenRun) -> dict[str, Any]:
+    """The inverse of `app.sample.run_from`, numbers rounded to what the window shows; those of a draw are exact."""
+
+    def plain(values: npt.NDArray[Any], digits: int = 4) -> list[Any]:
+        return [None if np.isnan(v) else round(float(v), digits) for v in values]
+
+    told = {
+        "ids": run.ids.tolist(),
+        "bytes": [data.hex() for data in run.token_bytes],
+        "logprob": plain(run.logprob),
+        "rank": run.rank.tolist(),
+        "entropy": plain(run.entropy),
+        "covered_mass": plain(run.covered_mass),
+        "origin": run.origin.tolist(),
+        "finish": run.finish.tolist(),
+        "draw": plain(run.draw, 6),
+    }
+    if run.stages is None:
+        finite = np.where(np.isneginf(run.top_logprobs), -999.0, run.top_logprobs)
+        rounded = [[round(float(v), 4) for v in row] for row in finite]
+        return told | {"top_ids": run.top_ids.tolist(), "top_logprobs": rounded}
+    exact = {"top_ids": run.top_ids, "top_logprobs": run.top_logprobs, **run.stages.to_columns(run.top_ids, run.top_logprobs)}
+    return told | {"stages": {name: _packed(column) for name, column in exact.items()}}
+
+
+def _packed(column: npt.NDArray[Any]) -> list[Any]:
+    """An array as dtype, shape and its bytes, which JSON can hold."""
+    return [column.dtype.str, list(column.shape), base64.b85encode(zlib.compress(column.tobytes(), 9)).decode()]
 
 
 def main() -> None:
