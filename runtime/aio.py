@@ -58,10 +58,7 @@ class LoopThread:
     def _run(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         with asyncio.Runner() as runner:
             started.set_result(runner.get_loop())
-            runner.run(self._until_stopped())
-
-    async def _until_stopped(self) -> None:
-        await self._stop.wait()
+            runner.run(self._stop.wait())
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:

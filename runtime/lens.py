@@ -17,7 +17,7 @@ import numpy.typing as npt
 from runtime import html
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo
-from runtime.numerics.scoring import normalised, ranks_of, top_k
+from runtime.numerics.scoring import log_softmax, ranks_of, top_k
 from runtime.options.checking import is_whole, plain_number, shown
 from runtime.records import NO_TOKEN, Float32, Int32, text_of
 from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
@@ -284,7 +284,7 @@ def read_layers(logits: Float32, into: LensRun, first: int) -> Float32:
     width = min(into.top_ids.shape[-1], vocab)
     entropy = np.empty(logits.shape[1])
     for row, layers in enumerate(logits, first):
-        logprobs = normalised(layers, entropy=entropy, out=layers)
+        logprobs = log_softmax(layers, entropy=entropy, out=layers)
         into.entropy[row] = entropy
         into.top_ids[row, :, :width], into.top_logprobs[row, :, :width] = top_k(logprobs, width)
         for column, token in enumerate(into.token_ids[row].tolist()):

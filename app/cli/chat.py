@@ -218,7 +218,7 @@ class Chat:
             click.ClickException: The model cannot chat.
             RuntimeFault: It cannot be loaded.
         """
-        model = await self.load()
+        model = await self.supervisor.model()
         if model.chat_template is None:
             raise click.ClickException(f"{model.info.name} has no chat template; give it one, such as --format plain")
         if title is None:
@@ -291,10 +291,6 @@ class Chat:
     def note(self, text: str) -> None:
         """Says something beside the conversation, on stderr."""
         console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
-
-    async def load(self) -> LanguageModel:
-        """The model, which is loaded if it is not there. Ctrl-C leaves."""
-        return await self.supervisor.model()
 
     async def answer(self, use_case: Coroutine[Any, Any, None], begins: str = "") -> None:
         """Streams what a use case answers; Ctrl-C stops it, and what came is kept.
@@ -456,13 +452,13 @@ async def _model(chat: Chat, name: str) -> None:
     before, connection = supervisor.source, supervisor.options.get("connection")
     await supervisor.change(source=name, options={"connection": None})
     try:
-        model = await chat.load()
+        model = await chat.supervisor.model()
         if model.chat_template is None:
             raise Refusal(f"{name} has no chat template")
     except (RuntimeFault, Refusal):
         chat.note(f"back to {before}")
         await supervisor.change(source=before, options={"connection": connection})
-        await chat.load()
+        await chat.supervisor.model()
         raise
     chat.view = await chat.workbench.sessions.open(chat.id)
     chat.greet(model)

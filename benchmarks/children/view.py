@@ -161,7 +161,7 @@ def moves(view: TranscriptView) -> Frames:
 def switches(view: TranscriptView) -> Frames:
     """Other colours, painted."""
     chosen = [list(Measure)[i % len(Measure)] for i in range(1, SWITCHES + 1)]
-    return [frame(view.colour_by, measure) for measure in chosen]
+    return [frame(view.colours.colour_by, measure) for measure in chosen]
 
 
 def session_list(sessions: int) -> tuple[Frames, Frames]:
@@ -186,7 +186,9 @@ def whole_tree(turns: int) -> Frames:
         panel = TreePanel()
         panel.resize(1110, HEIGHT)
         rows = panel.view.rows
-        rows.texts_wanted.connect(lambda asked, panel=panel: panel.show_texts({row.key: RowText(run, None) for row in asked}))
+        rows.texts_wanted.connect(
+            lambda asked, panel=panel: panel.view.rows.take_texts({row.key: RowText(run, None) for row in asked})
+        )
 
         def show(panel: TreePanel = panel) -> None:
             found = turn_rows(tree, tip)

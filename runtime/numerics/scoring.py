@@ -25,15 +25,7 @@ COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all 
 _ONES = np.ones(2 * SUMMED_ENTRIES, np.float32)
 
 
-def log_softmax(logits: npt.NDArray[np.floating]) -> Float32:
-    """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats.
-
-    The normaliser is summed in blocks: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
-    """
-    return normalised(logits)
-
-
-def normalised(
+def log_softmax(
     logits: npt.NDArray[np.floating],
     *,
     entropy: Float64 | None = None,
@@ -45,7 +37,9 @@ def normalised(
     temperatures: Float64 | None = None,
     heated: Float64 | None = None,
 ) -> Float32:
-    """`log_softmax`, and from the same pass what else is asked for.
+    """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats, and from the same pass what is asked for.
+
+    The normaliser is summed in blocks: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
 
     Args:
         logits: ``(n, vocab)``.

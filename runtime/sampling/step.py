@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequestError
 from runtime.numerics.ranking import ranked_rows
-from runtime.numerics.scoring import asked_temperatures, empty_peaks, normalised, summarise_ranked
+from runtime.numerics.scoring import asked_temperatures, empty_peaks, log_softmax, summarise_ranked
 from runtime.numerics.stage_table import StageTable
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
@@ -48,7 +48,7 @@ def draw_step(
     mass, entropy, heated = np.empty(n), np.empty(n), np.empty(n)
     peaks = empty_peaks(*logits.shape)
     temperatures = asked_temperatures([sampler.heats[stages is not None] for sampler in samplers])
-    logprobs = normalised(
+    logprobs = log_softmax(
         logits, entropy=entropy, finite=finite, shift=shift, mass=mass, peaks=peaks, temperatures=temperatures, heated=heated
     )
     if not finite.all():

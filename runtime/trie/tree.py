@@ -226,7 +226,18 @@ class Trie(LruAccounts):
 
     def set_scores(self, node: Node, scores: Scores) -> None:
         """Puts scores beside the node's KV, keeping what is known already; left out when there is no room."""
-        self._fill_scores(node, scores)
+        merged = scores if node.scores is None else _merged(node.scores, scores)
+        if merged is None:
+            return
+        grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
+        free = node.pins == 0
+        if free:
+            self.pin(node)  # making room must not take the node itself
+        if grown <= 0 or self.make_room(grown):
+            node.scores = merged
+            self._weigh(node, node.nbytes + grown)
+        if free:
+            self.unpin(node)
 
     def clear(self) -> None:
         """Drops everything. Leased paths are detached: they stay readable for their holders and go when released."""
@@ -254,20 +265,6 @@ class Trie(LruAccounts):
             yield node
             stack.extend(node.children.values())
 
-    def _fill_scores(self, node: Node, scores: Scores) -> None:
-        merged = scores if node.scores is None else _merged(node.scores, scores)
-        if merged is None:
-            return
-        grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
-        free = node.pins == 0
-        if free:
-            self.pin(node)  # making room must not take the node itself
-        if grown <= 0 or self.make_room(grown):
-            node.scores = merged
-            self._weigh(node, node.nbytes + grown)
-        if free:
-            self.unpin(node)
-
     def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
         """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
         self.clock += 1
@@ -285,7 +282,7 @@ class Trie(LruAccounts):
                 return node, at, True
             upper.stamp = self.clock
             if scores is not None:
-                self._fill_scores(upper, scores[at : at + same])
+                self.set_scores(upper, scores[at : at + same])
             node, at = upper, at + same
         return node, at, False
 

@@ -33,7 +33,9 @@ _WORD: Final = r"[\p{L}\p{N}]"
 
 def index_node(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
     """Makes `text` what is found for the node."""
-    _index(db, session_id, node_id, text)
+    db.execute("DELETE FROM search WHERE rowid = ?", [node_id])
+    if text:
+        index_fresh(db, session_id, node_id, text)
 
 
 def index_fresh(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
@@ -43,7 +45,7 @@ def index_fresh(db: sqlite_utils.Database, session_id: int, node_id: int, text: 
 
 def index_title(db: sqlite_utils.Database, session_id: int, title: str) -> None:
     """Makes `title` what is found for the session itself."""
-    _index(db, session_id, -session_id, title)
+    index_node(db, session_id, -session_id, title)
 
 
 def forget_session(db: sqlite_utils.Database, session_id: int) -> None:
@@ -123,9 +125,3 @@ def _with_word(db: sqlite_utils.Database, word: str) -> set[int]:
     else:  # nothing but signs, such as "->": rare enough to look through everything
         rows = db.execute("SELECT DISTINCT session_id FROM search WHERE instr(body, ?)", [word])
     return {int(row[0]) for row in rows}
-
-
-def _index(db: sqlite_utils.Database, session_id: int, rowid: int, text: str) -> None:
-    db.execute("DELETE FROM search WHERE rowid = ?", [rowid])
-    if text:
-        db.execute("INSERT INTO search (rowid, body, session_id) VALUES (?, ?, ?)", [rowid, spaced(text), session_id])

@@ -199,10 +199,6 @@ class Composer(QWidget):
         """What is shown is the recorded sample: says where a message goes."""
         self.field.set_hint(self.tr("A recording: your message starts a copy") if recording else self.tr("Message…"))
 
-    def show_colours(self, show: bool) -> None:  # a state, not an option
-        """Whether a draft is coloured by its surprise."""
-        self.field.colours.show(show)
-
     def show_score(self, text: str, run: TokenRun | None) -> None:
         """How surprising the draft is; the answer about an older one is let go."""
         if text == self.message and not self._running:

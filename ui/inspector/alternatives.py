@@ -47,7 +47,6 @@ class Alternatives(QWidget):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
-        self._open = False
         self._shown: Sequence[Alternative] = ()
         self.buttons: list[AlternativeButton] = []
         for _ in range(USUAL):
@@ -64,7 +63,6 @@ class Alternatives(QWidget):
 
     def show_alternatives(self, alternatives: Sequence[Alternative], *, can_choose: bool) -> None:
         """Shows these; pressing one is possible where a branch can be made."""
-        self._open = can_choose
         while len(self.buttons) < len(alternatives):
             self._add()
         self._shown = alternatives

@@ -133,9 +133,6 @@ class SessionPanel(QWidget):
         """A folder was made: once it is listed, its name is typed."""
         self._unnamed = folder_id
 
-    def show_open(self, session_id: int | None) -> None:
-        self.rows.mark_open(session_id)
-
     def rename(self, session_id: int) -> None:
         self._edit(self.rows.index_of(session_id))
 

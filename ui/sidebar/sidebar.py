@@ -110,7 +110,7 @@ class Sidebar(QWidget):
         self.trash.setText(self.tr("‹ All sessions") if trash else self.tr("Trash"))
 
     def show_session(self, view: SessionView) -> None:
-        self.sessions.show_open(view.session_id)
+        self.sessions.rows.mark_open(view.session_id)
         self._has_branches = bool(view.branches)
         self.show_outline(self._shows_outline)
         pruned = sum(row.pruned for row in view.branches)
@@ -121,7 +121,3 @@ class Sidebar(QWidget):
         """Whether the branches stand under the sessions, where there are any; not beside the full-window tree."""
         self._shows_outline = show
         self._branches.setVisible(show and self._has_branches)
-
-    def show_pruned(self, show: bool) -> None:  # a state, not an option
-        """Whether branches that were pruned stand in the outline, faint."""
-        self.tree.set_pruned_visible(show)

@@ -31,7 +31,7 @@ class TranscriptView(QWidget):
     """The middle of the window: shows a session's path and says what was clicked. Knows no model and no store.
 
     `token_clicked` and `token_pinned` speak of (node_id, index): an index into the run of the turn with that node.
-    `token_pinned` is emitted for clicks, keys and lost pins, not for `set_pinned` and `clear_pin`.
+    `token_pinned` is emitted for clicks, keys and lost pins, not for `set_pinned` and `tokens.clear_pin`.
     """
 
     token_clicked = Signal(int, int)
@@ -221,10 +221,6 @@ class TranscriptView(QWidget):
         """The number that colours tokens."""
         return self._path.measure
 
-    def colour_by(self, measure: Measure) -> None:
-        """Colours tokens by another number; nothing is laid out again."""
-        self.colours.colour_by(measure)
-
     def set_text_scale(self, share: float = 1.0) -> None:
         """Another text size: this share of what all text of the window has."""
         faces = Faces(share)
@@ -315,10 +311,6 @@ class TranscriptView(QWidget):
             self._show_way_down()
         return super().eventFilter(watched, event)
 
-    def column(self) -> tuple[int, int]:
-        """Left edge and width of the text column in this widget."""
-        return self.tokens.column()
-
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     @property
@@ -330,18 +322,6 @@ class TranscriptView(QWidget):
         """Pins a token and scrolls to it; emits nothing. A token that is not on the path is ignored."""
         if self.record(node_id, index) is not None:
             self.tokens.set_pin(node_id, index)
-
-    def clear_pin(self) -> None:
-        """No token is pinned; emits nothing."""
-        self.tokens.clear_pin()
-
-    def next_uncertain(self) -> None:
-        """Pins the next of the tokens where the model hesitated most."""
-        self.tokens.next_uncertain()
-
-    def most_uncertain(self) -> None:
-        """Pins the token where it hesitated most of all."""
-        self.tokens.most_uncertain()
 
     def preview(self, node_id: int, index: int, token_id: int) -> None:
         """Shows an alternative in place of a token, and asks what would follow it."""

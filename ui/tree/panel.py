@@ -104,9 +104,6 @@ class TreePanel(QWidget):
         if self.finder.field.text() and not self.finder.isHidden():
             self.search_wanted.emit(self.finder.field.text())
 
-    def show_texts(self, texts: Mapping[Key, RowText]) -> None:
-        self.view.rows.take_texts(texts)
-
     def colour_by(self, measure: Measure) -> None:
         """The number that colours show; layers are of single turns, and not shown here."""
         self.view.rows.colour_by(Measure.SURPRISAL if measure is Measure.LAYER else measure)
@@ -224,10 +221,6 @@ class TreePanel(QWidget):
         if self._found:
             self._place = ((-1 if self._place is None and by > 0 else self._place or 0) + by) % len(self._found)
             self._show_place()
-
-    def end_search(self) -> None:
-        """Nothing is looked for any more."""
-        self.finder.dismiss()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress and watched is self.finder.field:

@@ -34,7 +34,7 @@ class TreePresenter(QObject):
         self._changing: set[Key] = set()  # rows whose change is asked for, until they are read again
         tree, panel = controller.tree, self._panel
         tree.rows_read.connect(self._show)
-        tree.texts_read.connect(panel.show_texts)
+        tree.texts_read.connect(panel.view.rows.take_texts)
         tree.rows_found.connect(panel.show_found)
         panel.view.rows.texts_wanted.connect(tree.read_texts)
         panel.view.opened.connect(self._open_row)
@@ -70,7 +70,7 @@ class TreePresenter(QObject):
         self._wanted = False
         if not self.is_open:
             return
-        self._panel.end_search()
+        self._panel.finder.dismiss()
         self._parts.show_tree(False)
         before, self._before = self._before, None
         if before is not None and isValid(before) and before.isVisible():
@@ -95,7 +95,7 @@ class TreePresenter(QObject):
         self._compares = None
         if self.is_open and self._controller.shown is not None:
             self._compares = self._controller.shown.session_id
-            self._panel.end_search()
+            self._panel.finder.dismiss()
             self._parts.show_tree(False)
 
     def _come_back(self) -> None:

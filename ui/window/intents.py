@@ -92,7 +92,7 @@ class Intents(QObject):
 
     def show_pruned(self, show: bool) -> None:  # a state, not an option
         """Whether branches that were pruned stand in the outline and in the tree, faint."""
-        self._parts.sidebar.show_pruned(show)
+        self._parts.sidebar.tree.set_pruned_visible(show)
         self._parts.tree.set_pruned_visible(show)
 
     def show_hit(self, node_id: int, words: str) -> None:
@@ -384,7 +384,7 @@ class Intents(QObject):
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)
         for empty in inspector.findChildren(Empty):
-            empty.token_wanted.connect(parts.transcript.next_uncertain)
+            empty.token_wanted.connect(parts.transcript.tokens.next_uncertain)
             empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.

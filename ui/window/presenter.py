@@ -111,7 +111,7 @@ class Presenter(QObject):
         self._parts.pinned.close_again()
         self._parts.transcript.set_mode(mode)
         self._parts.top.modes.show_mode(mode)
-        self._parts.composer.show_colours(mode is Mode.TOKENS)
+        self._parts.composer.field.colours.show(mode is Mode.TOKENS)
         self._parts.status.show_legend(mode is Mode.TOKENS)
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
         self.mode_changed.emit(mode)
@@ -119,7 +119,7 @@ class Presenter(QObject):
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""
         self.second.colour(difference=False)
-        self._parts.transcript.colour_by(measure)
+        self._parts.transcript.colours.colour_by(measure)
         self._parts.columns.colour_by(measure)
         self._parts.tree.colour_by(measure)
         self._parts.status.legend.show_measure(measure)

@@ -212,7 +212,7 @@ class Starters(QObject):
             self._find_columns(answer.node_id, made)
 
     def _show_unsure(self) -> None:
-        self._parts.transcript.most_uncertain()
+        self._parts.transcript.tokens.most_uncertain()
         if not _is_typing():
             self._parts.transcript.card_wanted.emit()
 

@@ -147,14 +147,12 @@ class Repeat(Struct, frozen=True):
         made: What is stored of it; see `made_with`.
         options: Those it was made with.
         ids: The tokens that the model made of it, ``(n,)``.
-        cut_short: Whether it was stopped, or the engine died: it is compared as far as it was written.
     """
 
     of: int
     made: Mapping[str, Any]
     options: GenerationOptions
     ids: Int32
-    cut_short: bool
 
     @classmethod
     def read(cls, node: NodeRow, run: TokenRun) -> Repeat:
@@ -164,7 +162,6 @@ class Repeat(Struct, frozen=True):
             InvalidRequestError: It is not what this version knows.
         """
         made, count = node.stats[MADE], int(node.stats["generated"])
-        cut_short = node.finish_reason in CUT_SHORT
         try:
             options = options_of(made)
         except (KeyError, TypeError, ValueError) as fault:  # InvalidRequestError is one
@@ -173,9 +170,9 @@ class Repeat(Struct, frozen=True):
         if not 0 < count <= len(run):
             words = translate("Workbench", "{0:,} tokens were generated but {1:,} are left; regenerate the answer instead")
             raise InvalidRequestError(words.format(count, len(run)))
-        if cut_short:
+        if node.finish_reason in CUT_SHORT:  # it is compared as far as it was written
             options = replace(options, max_tokens=count)
-        return cls(node.id, made, options, run.ids[len(run) - count :], cut_short)
+        return cls(node.id, made, options, run.ids[len(run) - count :])
 
     def outcome(self, ids: Int32, *, ended: bool) -> dict[str, Any]:
         """What is stored with the repeated answer.

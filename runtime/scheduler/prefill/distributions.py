@@ -17,7 +17,7 @@ from runtime.numerics.scoring import (
     empty_peaks,
     empty_scores,
     heated_masses,
-    normalised,
+    log_softmax,
     normalisers,
     score_logits,
 )
@@ -197,7 +197,7 @@ def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] =
     peaks = empty_peaks(n, vocab)
     asked = asked_temperatures(temperatures)
     heated = None if asked is None else np.empty(n)
-    logprobs = normalised(
+    logprobs = log_softmax(
         logits,
         entropy=spread,
         finite=finite,

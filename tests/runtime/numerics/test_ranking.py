@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.numerics.ranking import Look, Ranked, likeliest, places_of
-from runtime.numerics.scoring import empty_peaks, log_softmax, normalised, summarise, summarise_ranked
+from runtime.numerics.scoring import empty_peaks, log_softmax, summarise, summarise_ranked
 from runtime.records import Float32
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
 def test_records_are_the_same_whatever_is_known(vocab: int) -> None:
     logits = (np.random.default_rng(1).normal(size=(3, vocab)) * 3).astype(np.float32)
     entropy, mass = np.empty(3), np.empty(3)
-    logprobs = normalised(logits, entropy=entropy, mass=mass)
+    logprobs = log_softmax(logits, entropy=entropy, mass=mass)
     np.testing.assert_allclose(mass, np.exp(logprobs, dtype=np.float64).sum(-1), rtol=1e-6)
     targets = np.array([0, vocab // 2, vocab - 1], np.int32)
     ranked = [Ranked(row) for row in logprobs]
@@ -98,7 +98,7 @@ def test_records_are_the_same_whatever_is_known(vocab: int) -> None:
 def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
     logits = (np.random.default_rng(2).normal(size=(4, 50_000)) * [[0.01], [1], [4], [9]]).astype(np.float32)
     mass = np.empty(4)
-    assert normalised(logits, mass=mass).tolist() == log_softmax(logits).tolist()
+    assert log_softmax(logits, mass=mass).tolist() == log_softmax(logits).tolist()
     np.testing.assert_allclose(mass, 1.0, rtol=2e-6)
 
 
@@ -160,7 +160,7 @@ def test_of_a_row_too_flat_to_be_sorted_the_head_alone_is_looked_for(spread: flo
 def ranked_of(logits: Float32) -> Ranked:
     """Log-probabilities, of which all is known that a step knows."""
     entropy, mass = np.empty(1), np.empty(1)
-    row = normalised(logits[None], entropy=entropy, mass=mass)[0]
+    row = log_softmax(logits[None], entropy=entropy, mass=mass)[0]
     return Ranked(row, float(mass[0]), float(entropy[0]))
 
 
@@ -178,7 +178,7 @@ def test_the_peaks_of_a_step_are_those_of_its_rows(vocab: int) -> None:
     logits = np.random.default_rng(2).normal(size=(9, vocab)).astype(np.float32) * 4
     peaks = empty_peaks(*logits.shape)
     assert peaks is not None
-    logprobs = normalised(logits, peaks=peaks)
-    np.testing.assert_array_equal(logprobs, normalised(logits))
+    logprobs = log_softmax(logits, peaks=peaks)
+    np.testing.assert_array_equal(logprobs, log_softmax(logits))
     for row, mine in zip(logprobs, peaks, strict=True):
         np.testing.assert_array_equal(Ranked(row).peaks, mine)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.numerics.scoring import empty_scores, log_softmax, normalised, normalisers, score_logits, summarise, top_k
+from runtime.numerics.scoring import empty_scores, log_softmax, normalisers, score_logits, summarise, top_k
 from runtime.records import NO_TOKEN, Float32
 
 VOCABULARIES = (7, 1000, 49_152, 256_000)
@@ -155,7 +155,7 @@ def test_entropy_is_that_of_float64() -> None:
     logits = rows(49_152)
     wide = reference(logits)
     entropy = np.empty(len(logits))
-    normalised(logits, entropy=entropy)
+    log_softmax(logits, entropy=entropy)
     np.testing.assert_allclose(entropy, -(np.exp(wide) * wide).sum(-1), rtol=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_the_same_pass_tells_rows_that_are_no_numbers() -> None:
     logits = rows(1000)[:1].repeat(5, axis=0)
     logits[1, 7], logits[2, 8], logits[3, 9] = np.nan, np.inf, -np.inf
     finite = np.empty(5, np.bool_)
-    got = normalised(logits, finite=finite)
+    got = log_softmax(logits, finite=finite)
     assert finite.tolist() == [True, False, False, False, True]
     np.testing.assert_array_equal(got[[0, 4]], log_softmax(logits[[0, 4]]))
 
@@ -176,7 +176,7 @@ def test_normalisers_make_the_same_log_probabilities_to_the_bit() -> None:
     # then it makes of every row what normalising all of them makes
     assert finite.all()
     mass = np.empty(13)
-    assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], normalised(logits, mass=mass))
+    assert np.array_equal((logits - tops[:, None]) - log_totals[:, None], log_softmax(logits, mass=mass))
     assert np.array_equal(masses, mass)
 
 

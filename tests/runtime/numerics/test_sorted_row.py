@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.numerics.ranking import Ranked
-from runtime.numerics.scoring import normalised
+from runtime.numerics.scoring import log_softmax
 from runtime.numerics.sorted_row import SortedRow
 from runtime.options.sampling import SamplingOptions
 from runtime.sampling.chain import Sampler
@@ -23,7 +23,7 @@ SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.999)  # from the sorted h
 def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, shares: tuple[float, ...]) -> None:
     logits = np.round(np.random.default_rng(7).normal(size=(1, VOCAB)) * spread, digits).astype(np.float32)
     entropy, mass = np.empty(1), np.empty(1)
-    logprobs = normalised(logits, entropy=entropy, mass=mass)[0]
+    logprobs = log_softmax(logits, entropy=entropy, mass=mass)[0]
     order = np.lexsort((np.arange(VOCAB), -logprobs))
     weights = np.exp(logprobs[order].astype(np.float64) - float(logprobs.max()))
     edges = weights.cumsum()
@@ -57,7 +57,7 @@ def test_the_place_of_a_mass_is_that_of_a_full_sort(spread: float, digits: int, 
 def test_what_is_known_of_a_row_changes_no_draw(spread: float, stages: dict[str, Any]) -> None:
     logits = (np.random.default_rng(3).normal(size=(1, VOCAB)) * spread).astype(np.float32)
     entropy, mass = np.empty(1), np.empty(1)
-    logprobs = normalised(logits, entropy=entropy, mass=mass)[0]
+    logprobs = log_softmax(logits, entropy=entropy, mass=mass)[0]
     sampler = Sampler(SamplingOptions(**stages), seed=5)
     for position in range(40):
         known = Ranked(logprobs, float(mass[0]), float(entropy[0]))
@@ -66,7 +66,7 @@ def test_what_is_known_of_a_row_changes_no_draw(spread: float, stages: dict[str,
 
 def test_a_row_of_which_all_was_lowered_is_searched_too() -> None:
     # given a small vocabulary that was said in full, so that nothing reaches what the row's own largest entries promise
-    logprobs = normalised((np.random.default_rng(2).normal(size=(1, 257)) * 0.05).astype(np.float32))[0]
+    logprobs = log_softmax((np.random.default_rng(2).normal(size=(1, 257)) * 0.05).astype(np.float32))[0]
     said = np.arange(257, dtype=np.int32)
     sampler = Sampler(SamplingOptions(presence_penalty=5.0), seed=1)
     # then its draws are those of the row itself: all lost the same

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.numerics.scoring import log_softmax, normalised
+from runtime.numerics.scoring import log_softmax
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
@@ -30,7 +30,7 @@ def logits_of(seed: int) -> tuple[Float32, Float32, float]:
     """Raw ones of either sign, their log-probabilities, and what lies between."""
     raw = (np.random.default_rng(seed).normal(size=(1, VOCAB)) * 4 + 1).astype(np.float32)
     shift = np.empty(1, np.float32)
-    logprobs = normalised(raw, shift=shift)[0]
+    logprobs = log_softmax(raw, shift=shift)[0]
     return raw[0], logprobs, float(shift[0])
 
 

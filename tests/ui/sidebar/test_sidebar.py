@@ -94,7 +94,7 @@ def test_rename_in_place(in_window: Play, bench: FakeWorkbench) -> None:
         bench.summaries[BOAT] = replace(bench.summaries[BOAT], pinned=True, answering=True)
         bench.emit(SessionsChanged())
         await until(lambda: rows(panel)[0] == "Pinned")
-        panel.show_open(TRIP)
+        panel.rows.mark_open(TRIP)
         QTest.keyClicks(field, "bon")
         QTest.keyClick(field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])

@@ -81,9 +81,9 @@ def test_other_colours_show_at_once_and_move_nothing(qtbot: QtBot, show: Show) -
     before = transcript.tokens.viewport().grab().toImage()
     places = [transcript.tokens.token_box(2, i) for i in range(5)]
     # when another is asked for, and the first again
-    transcript.colour_by(Measure.ENTROPY)
+    transcript.colours.colour_by(Measure.ENTROPY)
     between = transcript.tokens.viewport().grab().toImage()
-    transcript.colour_by(Measure.SURPRISAL)
+    transcript.colours.colour_by(Measure.SURPRISAL)
     # then only the colours were others
     assert between != before
     assert transcript.tokens.viewport().grab().toImage() == before
@@ -92,7 +92,7 @@ def test_other_colours_show_at_once_and_move_nothing(qtbot: QtBot, show: Show) -
 
 def test_turns_that_come_later_have_the_measure_of_the_view(show: Show) -> None:
     transcript = show(drawn())
-    transcript.colour_by(Measure.RANK)
+    transcript.colours.colour_by(Measure.RANK)
     run = run_with(rank=[1, 2, 3, 6, 11, 101, 1])
     transcript.set_session(session(*drawn().turns, turn(99, "assistant", run)))
     box = transcript.tokens.page.boxes[-1]

@@ -48,7 +48,7 @@ def test_left_without_a_pin_begins_at_the_end_and_the_path_has_ends(qtbot: QtBot
     assert drawing.pinned == (4, 7)
     press(qtbot, drawing, Qt.Key.Key_Right)
     assert drawing.pinned == (4, 7)
-    drawing.clear_pin()
+    drawing.tokens.clear_pin()
     press(qtbot, drawing, Qt.Key.Key_Right)
     assert drawing.pinned == (1, 3)
 
@@ -189,7 +189,7 @@ def test_what_is_drawn_as_a_code_is_copied_as_it_is(qtbot: QtBot, show: Show) ->
 
 def test_a_selection_outlives_the_tokens_that_stream_in(qtbot: QtBot, drawing: TranscriptView) -> None:
     first, last = centre(drawing, 4, 0), centre(drawing, 4, 3)
-    drag(qtbot, drawing, QPoint(drawing.column()[0], first.y()), QPoint(last.x(), last.y()))
+    drag(qtbot, drawing, QPoint(drawing.tokens.column()[0], first.y()), QPoint(last.x(), last.y()))
     held = drawing.tokens.selected_text
     assert held.startswith("Because the city")
     drawing.append_tokens(4, written(" and| long| lunches=c", first_id=90))

@@ -192,12 +192,12 @@ def pinned(view: View) -> object:
 
 
 def walked(view: View) -> object:
-    view.next_uncertain()
+    view.tokens.next_uncertain()
     return view.pinned
 
 
 def coloured(view: View) -> object:
-    view.colour_by(Measure.RANK)
+    view.colours.colour_by(Measure.RANK)
     return [bytes(box.turn.tokens.marks) for box in view.tokens.page.boxes]
 
 

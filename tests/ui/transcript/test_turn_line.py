@@ -271,7 +271,7 @@ def test_a_long_note_is_wrapped_and_nothing_leaves_the_column(show: Show) -> Non
     box = transcript.tokens.page.boxes[0]
     for hovered in (False, True):
         parts = box.meta.parts(hovered=hovered)
-        assert all(part.box.right() <= transcript.column()[1] for part in parts)
+        assert all(part.box.right() <= transcript.tokens.column()[1] for part in parts)
     assert " ".join(note.split()) in " ".join(texts_of(transcript, 0, hovered=False))
     assert box.meta.height > 40
 

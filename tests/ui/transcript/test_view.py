@@ -162,7 +162,7 @@ def test_a_session_of_a_hundred_thousand_tokens_is_laid_out_in_slices(qtbot: QtB
 @pytest.mark.parametrize("width", [200, 500, 1300])
 def test_the_column_fits_and_is_never_wider_than_it_can_be_read(show: Show, width: int) -> None:
     transcript = show(drawn(), width=width)
-    left, column = transcript.column()
+    left, column = transcript.tokens.column()
     assert column <= 640
     if width >= 500:
         assert left + column <= width

@@ -70,7 +70,7 @@ async def the_window(window: MainWindow) -> QWidget:
 
 
 async def no_pin(window: MainWindow) -> QWidget:
-    window.parts.transcript.clear_pin()
+    window.parts.transcript.tokens.clear_pin()
     return window
 
 

@@ -35,7 +35,6 @@ class Composed:
     codes: list[tuple[int, int]] = field(default_factory=list)  # ranges that are drawn small
     end: Place = field(default_factory=lambda: Place(0))  # where the next stretch begins
     newline: bool = False  # a newline stands between the text and `end`
-    newline_token: int = -1
     astral: bool = False  # some characters take two QChars
 
     def place(self, position: int) -> Place:
@@ -84,7 +83,7 @@ def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Pl
         stop = len(text) if end is None or index != end.token else end.offset
         newline = text.find("\n", first, stop)
         if newline >= 0:
-            made.newline, made.newline_token, stop = True, index, newline
+            made.newline, stop = True, newline
         elif size + stop - first > limit:
             stop = first + max(limit - size, 1)
         if stop > first or newline >= 0:
