@@ -69,7 +69,7 @@ def test_number_keys_choose_an_alternative_of_the_pinned_token(qtbot: QtBot, dra
 def test_next_uncertain_goes_through_the_highest_entropies_in_order_and_round(qtbot: QtBot, drawing: TranscriptView) -> None:
     seen = []
     for _ in range(4):
-        drawing.next_uncertain()
+        drawing.tokens.next_uncertain()
         seen.append(drawing.pinned)
     assert seen == [(2, 11), (2, 20), (4, 6), (2, 11)]
 
