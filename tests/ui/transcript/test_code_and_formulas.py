@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from PySide6.QtCore import QPoint, QPointF, QRect, Qt
 from PySide6.QtGui import QGuiApplication, QTextDocument, QWheelEvent
@@ -16,7 +18,7 @@ from ui import Scheme, apply_theme
 from ui.theme.palette import DARK, LIGHT, Palette
 from ui.transcript import Mode, TranscriptView
 from ui.transcript.read_mode.document import code_document, fill_page, markdown_document
-from ui.transcript.read_mode.formulas import Formulas
+from ui.transcript.read_mode.formulas import Formula, Formulas
 from ui.transcript.read_mode.markup import MOST
 from ui.transcript.read_mode.markup import formulas as formulas_in
 from ui.transcript.text.faces import Faces
@@ -227,6 +229,16 @@ def test_a_flood_of_formulas_is_drawn_where_it_is_seen(qtbot: QtBot, show: Show)
     layout = transcript.read.page.boxes[0].body.layout
     drawn = [number for number in range(len(layout)) if "\ufffc" in layout.document(number).toPlainText()]
     assert 0 < len(drawn) < 20
+
+
+def test_a_paragraph_of_pictures_is_laid_out_once(qapp: QApplication) -> None:
+    """Anew for each of them it takes minutes."""
+    picture = Formula('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>', 0.6, 0.5, 0.1)
+    began = time.monotonic()
+    document = markdown_document("$x$ " * 1500, Faces(), LIGHT, 600, {"$x$": picture})
+    assert document.toPlainText().split() == ["\ufffc"] * 1500
+    assert document.size().height() > 1000
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,16 @@ def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show
     assert len(body.layout._laid) > 2
     transcript.read.select_all()
     assert transcript.read.selected_text == text.removesuffix("\n")
+
+
+@pytest.mark.parametrize("blank", ["\n", " ", " \n"])
+def test_what_is_blank_is_cut_too(blank: str) -> None:
+    """As a whole it is looked through again at each of its lines, and breaking its one line takes Qt minutes."""
+    text, began = blank * 200_000 + "x", time.monotonic()
+    cut = list(stretches(text))
+    assert time.monotonic() - began < 10
+    assert (cut[0].start, cut[-1].stop) == (0, len(text))
+    assert max(each.stop - each.start for each in cut) <= 2 * 6000
 
 
 # ---- rendering --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
     Cut are fenced code, and paragraphs at blank lines; a list with blank lines between its items stays whole.
     """
     begin = position = start
-    in_list = blank = broken = False  # broken: the stretch ends inside a word
+    in_list = blank = broken = filled = False  # broken: the stretch ends inside a word; filled: not blank up to here
     while position < len(source):
         was_broken, broken = broken, False
         stop = min(_line_end(source, position), position + _LONGEST)
@@ -65,26 +65,26 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
         line = source[position:stop]
         fence = _FENCE.match(line)
         if fence is not None:
-            if source[begin:position].strip():
+            if filled:
                 yield Stretch(begin, position)
                 begin = position
             position = _fence_end(source, stop, fence.group(1))
             yield Stretch(begin, position, *_code(source[stop:position], fence))
-            begin, in_list, blank = position, False, False
+            begin, in_list, blank, filled = position, False, False, False
             continue
         empty = not line.strip()
         starts_item = _LIST_ITEM.match(line) is not None
         indented = line[:1] in (" ", "\t")
         cut = blank and not empty and not (in_list and (starts_item or indented))
-        if (cut or was_broken or position - begin >= _LONGEST) and source[begin:position].strip():
+        if (filled and (cut or was_broken)) or position - begin >= _LONGEST:
             yield Stretch(begin, position)
-            begin = position
-        if not empty and (cut or not source[begin:position].strip()):
+            begin, filled = position, False
+        if not empty and (cut or not filled):
             in_list = starts_item
         in_list = in_list or (starts_item and not blank)
-        blank = empty
+        blank, filled = empty, filled or not empty
         position = stop
-    if source[begin:].strip() or begin == start:
+    if filled or begin == start:
         yield Stretch(begin, len(source))
 
 
@@ -149,10 +149,13 @@ def markdown_document(
     document = _blank(BlankDocument(), faces.text, width)
     shown = seen(source)
     document.setMarkdown(with_named_pictures(with_plain_maths(shown)), _FEATURES)
+    edit = QTextCursor(document)
+    edit.beginEditBlock()  # one for all: Qt lays a paragraph out anew at the end of each
     _set_types(document, faces)
     if pictures:
         draw_formulas(document, formulas(shown), pictures, faces, palette)
     _colour(document, faces, palette, with_pictures=False)
+    edit.endEditBlock()
     return document
 
 

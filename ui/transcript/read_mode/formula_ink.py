@@ -78,7 +78,6 @@ def _place(found: QTextCursor, source: str, faces: Faces) -> None:
     shape.setObjectType(_OBJECT)
     shape.setProperty(_SOURCE, source)
     shape.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
-    found.beginEditBlock()
     found.insertText(_PLACE, shape)
     spaced = QTextBlockFormat()
     spaced.setLineHeight(faces.pitch, _MINIMUM)
@@ -87,7 +86,6 @@ def _place(found: QTextCursor, source: str, faces: Faces) -> None:
         if found.block().length() == 2:  # itself and the paragraph's end
             spaced.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     found.mergeBlockFormat(spaced)
-    found.endEditBlock()
 
 
 def _give_line(found: QTextCursor) -> None:
