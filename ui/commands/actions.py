@@ -229,6 +229,7 @@ class Actions(QObject):
         self.documentation = command(HELP, self.tr("Documentation"), lambda: w.open_documentation(), "F1")
         self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
         # fmt: on
+        self.larger.setShortcuts([self.larger.shortcut(), QKeySequence("Ctrl+=")])  # the same key without Shift
         theme = current_theme()
         theme.developer_changed.connect(self.clear_cache.setVisible)
         self.clear_cache.setVisible(theme.developer)

@@ -158,11 +158,11 @@ class ContextPanel(QFrame):
         if not part.tokens:
             return ""
         if part.warm == part.tokens:
-            return self.tr("warm")
+            return self.tr("reused")
         return (
-            self.tr("{0} warm, {1} cold").format(count(part.warm), count(part.tokens - part.warm))
+            self.tr("{0} reused, {1} to compute").format(count(part.warm), count(part.tokens - part.warm))
             if part.warm
-            else self.tr("cold")
+            else self.tr("to compute")
         )
 
     def _total(self, composition: Composition | None) -> str:

@@ -6,12 +6,13 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QFont
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout
 
+from ui.commands.actions import STOP_KEYS
 from ui.composer.draft_cost import DraftCost
 from ui.composer.draft_field import DraftField
 from ui.composer.file_chips import FileChips
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button
-from ui.widgets.labels import IconButton, plain_tooltip
+from ui.widgets.labels import IconButton, native, plain_tooltip
 
 
 class WritingBox(QFrame):
@@ -42,7 +43,9 @@ class WritingBox(QFrame):
         self.send_button.setText(self.tr("Stop") if running else self.tr("Send"))
         self.send_button.setAccessibleName(self.tr("Stop the answer") if running else self.tr("Send the message"))
         self.send_button.setEnabled(running or (can_send and not wait))
-        self.send_button.setToolTip("" if running else plain_tooltip(wait))
+        name = self.send_button.accessibleName()
+        key = native(STOP_KEYS) if running else native("Return")
+        self.send_button.setToolTip(plain_tooltip(wait if wait and not running else self.tr("{0} ({1})").format(name, key)))
         self.send_button.setAccessibleDescription("" if running else wait)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

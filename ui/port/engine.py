@@ -34,6 +34,7 @@ NEEDS: Final = {  # by control
     "branch": Need("token_ids", QT_TRANSLATE_NOOP("Needs", "{0} returns no token ids: no branch can leave at a token.")),
     "beams": Need("beam_generate", QT_TRANSLATE_NOOP("Needs", "{0} has no beam search that could be followed from here.")),
     "score": Need("scores", QT_TRANSLATE_NOOP("Needs", "{0} does not score given texts.")),
+    "draft": Need("kv", QT_TRANSLATE_NOOP("Needs", "{0} is on a server, to which nothing is sent before Send.")),
     "depth": Need("lens", QT_TRANSLATE_NOOP("Needs", "{0} is on a server, which does not show its layers.")),
     "cache": Need(
         "kv", QT_TRANSLATE_NOOP("Needs", "The KV of {0} is on its server: it cannot be pinned, cleared or checked from here.")

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWi
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton
+from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, native, plain_tooltip
 from ui.widgets.visible import place_of, safe_url, spelled
 
 MOST_PLACE = 40  # characters of a host that are shown in bold
@@ -97,6 +97,7 @@ class FindBar(QFrame):
         self.previous = self._button("‹", self.tr("Previous place"), -1)
         self.next = self._button("›", self.tr("Next place"), +1)
         close = IconButton("x", self.tr("Close"))
+        close.setToolTip(plain_tooltip(self.tr("Close ({0})").format(native("Esc"))))
         close.clicked.connect(self.dismiss)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 12, 6)

@@ -11,8 +11,8 @@ from ui.controller import Controller
 from ui.port import Download, Offer, SessionView, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
-from ui.widgets.controls import button, row
-from ui.widgets.labels import Caption, Label, plain_tooltip
+from ui.widgets.controls import allow, button, row
+from ui.widgets.labels import Caption, Label
 from ui.window.frame import Frame
 from ui.window.presenter import Presenter
 
@@ -142,11 +142,11 @@ class StartersCard(QFrame):
             column.addSpacing(4)
         self.hide()
 
-    def show_wait(self, reason: str) -> None:
-        """Why the model cannot be asked; "" where it can."""
-        for part in (self.endings, self.unsure):
-            part.setEnabled(not reason)
-            part.setToolTip(plain_tooltip(reason))
+    def show_wait(self, reason: str, lacking: Callable[[str], str]) -> None:
+        """Why the model cannot be asked, "" where it can; and what it lacks for each."""
+        allow(self.own_text, True, lacking("draft"))
+        allow(self.endings, True, reason or lacking("branch"))
+        allow(self.unsure, True, reason)
 
 
 class Starters(QObject):
@@ -183,7 +183,7 @@ class Starters(QObject):
         shown, running = self._controller.shown, self._controller.running
         said = shown is not None and any(turn.role != "system" for turn in shown.view.turns)
         self.card.setVisible(shown is not None and not said and not running)
-        self.card.show_wait(self._parts.composer.wait)
+        self.card.show_wait(self._parts.composer.wait, self._parts.transcript.lacking)
         if self._then is not None and shown is not None and not running:
             session_id, then = self._then
             answer = shown.last_answer

@@ -294,6 +294,11 @@ class MainWindow(QMainWindow):
             (top.modes.buttons[Mode.READ], self.acts.read),
             (top.modes.buttons[Mode.TOKENS], self.acts.tokens),
             (self.parts.composer.setup_button, self.acts.sampling),
+            (top.branch.back, self.acts.previous),
+            (top.branch.forth, self.acts.next),
+            (self.parts.sidebar.sessions.search, self.acts.search),
+            *((finder.previous, self.acts.find_previous) for finder in (self.parts.finder, self.parts.tree.finder)),
+            *((finder.next, self.acts.find_next) for finder in (self.parts.finder, self.parts.tree.finder)),
         ):
             keys = act.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
             part.setToolTip(plain_tooltip(self.tr("{0} ({1})").format(part.accessibleName() or part.text(), keys)))

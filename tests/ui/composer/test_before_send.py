@@ -52,7 +52,7 @@ def test_the_meter_opens_to_its_parts(in_window: Play, bench: FakeWorkbench) -> 
         assert composer.meter.panel.isVisible()
         panel = composer.meter.panel
         assert [panel.tokens[kind].text() for kind in PartKind] == ["20", "0", "3,000", "12"]
-        assert [panel.states[kind].text() for kind in PartKind] == ["warm", "", "2,900 warm, 100 cold", "cold"]
+        assert [panel.states[kind].text() for kind in PartKind] == ["reused", "", "2,900 reused, 100 to compute", "to compute"]
         assert panel.total.text() == "112 of 3,032 tokens to compute before the answer, 2,920 reused"
         # by key as well
         composer.meter.context.setFocus()

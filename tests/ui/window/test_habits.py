@@ -217,7 +217,7 @@ def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) ->
         await laid_out(window)
         title = window.parts.top.title
         before = title.font().pixelSize(), title.font().pointSizeF()
-        QTest.keyClick(window, Key.Key_Plus, CONTROL)
+        QTest.keyClick(window, Key.Key_Equal, CONTROL)  # Shift is not needed
         await until(lambda: bench.asked("change_setting") == [("text_percent", 110)])
         await until(lambda: (title.font().pixelSize(), title.font().pointSizeF()) > before)
         QTest.keyClick(window, Key.Key_Minus, CONTROL)
@@ -250,5 +250,17 @@ def test_all_shortcuts_on_one_page_and_in_tooltips(in_window: Play) -> None:
         assert not box.isVisible()
         assert "Ctrl+Alt+S" in window.parts.top.sidebar_button.toolTip()
         assert "Ctrl+2" in window.parts.top.modes.buttons[Mode.TOKENS].toolTip()
+        parts = window.parts
+        for part, keys in (
+            (parts.top.branch.back, "Ctrl+["),
+            (parts.top.branch.forth, "Ctrl+]"),
+            (parts.finder.previous, "Ctrl+Shift+G"),
+            (parts.tree.finder.next, "Ctrl+G"),
+            (parts.sidebar.sessions.search, "Ctrl+Shift+F"),
+            (parts.composer.send_button, "Stop the answer (Ctrl+.)"),
+        ):
+            assert keys in part.toolTip()
+        parts.composer.set_running(False)
+        assert "Send the message (Return)" in parts.composer.send_button.toolTip()
 
     in_window(scene)

@@ -132,5 +132,12 @@ def test_without_a_model_what_needs_one_says_so(in_window: Play, bench: FakeWork
         await until(lambda: not card.endings.isEnabled())
         assert "choose a model first" in card.unsure.toolTip()
         assert card.own_text.isEnabled()
+        # and what a model on a server lacks for it
+        bench.emit(StatusChanged(StatusView(EngineState.READY, model="big at host", lacks=frozenset({"kv", "token_ids"}))))
+        await until(card.unsure.isEnabled)
+        assert not card.own_text.isEnabled()
+        assert "nothing is sent before Send" in card.own_text.toolTip()
+        assert not card.endings.isEnabled()
+        assert "no branch can leave at a token" in card.endings.toolTip()
 
     in_window(scene)
