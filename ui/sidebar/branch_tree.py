@@ -106,8 +106,11 @@ class BranchTree(QListView):
 
     def show_branches(self, rows: Sequence[BranchRow]) -> None:
         """Shows the outline and brings the current branch into sight."""
+        place = self.currentIndex().row() if self.hasFocus() else -1
         self._all = tuple(rows)
         self.rows.take([row for row in self._all if self._shows_pruned or not row.pruned or row.on_path])
+        if place >= 0 and not self.currentIndex().isValid():  # the one that had the keyboard is gone
+            self.setCurrentIndex(self.rows.index(min(place, self.rows.rowCount() - 1)))
         current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
         if current is not None:
             self.scrollTo(self.rows.index(current))

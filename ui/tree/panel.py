@@ -88,17 +88,15 @@ class TreePanel(QWidget):
 
     def show_rows(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
         """Shows the tree; `afresh` from the path that is shown on, else the keyboard stays on its row."""
-        row = None if afresh else self.view.row
+        row, before = None if afresh else self.view.row, self.view.rows.all
         top = self.view.verticalScrollBar().value()
         self.view.rows.take(rows, texts, afresh=afresh)
         marks = {} if afresh else self.view.painter_of_rows.marks
         known = {key: sign for key, sign in marks.items() if self.view.rows.of_key(key) is not None}
         self.view.painter_of_rows.marks = known
         self._show_base()
-        if row is not None and not self.view.rows.index_of(row.key).isValid():  # it was pruned: its neighbour
-            row = self.view.rows.row_at(self.view.rows.index_beside(row.key))
         if row is not None:
-            self.view.stand_at(row.key)
+            self._stand_beside(row, before)
             self.view.verticalScrollBar().setValue(top)
         self._tell()
         if self.finder.field.text() and not self.finder.isHidden():
@@ -111,9 +109,16 @@ class TreePanel(QWidget):
     def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
         row = self.view.row
         self.view.rows.set_pruned_visible(visible)
-        self.view.stand_at(None if row is None else row.key)
+        if row is not None:
+            self._stand_beside(row, self.view.rows.all)
         self._show_base()
         self._tell()
+
+    def _stand_beside(self, row: TreeRow, before: Sequence[TreeRow]) -> None:
+        """Puts the keyboard back onto a row; where it is out of sight, onto the nearest behind or before it, as they stood."""
+        place = next(place for place, each in enumerate(before) if each is row)
+        near = (each.key for each in (*before[place:], *reversed(before[:place])))
+        self.view.stand_at(next((key for key in near if self.view.rows.index_of(key).isValid()), None))
 
     # ---- what can be done with a row --------------------------------------------------------------------------------
 

@@ -163,10 +163,6 @@ class TreeRows(QStringListModel):
         """Whether rows stand under it."""
         return self._place[row.key] in self._parents
 
-    def index_beside(self, key: Key) -> Index:
-        """Of what stands in the place of a row that is out of sight."""
-        return self.index(min(bisect_left(self.seen, self._place.get(key, 0)), len(self.seen) - 1))
-
     def is_open(self, row: TreeRow) -> bool:
         """Whether what stands under it is in sight."""
         return row.key not in self._folded

@@ -372,6 +372,7 @@ class ModeSwitch(QWidget):
             button.setCheckable(True)
             button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             button.setObjectName(name)
+            button.setAccessibleName(words)
             button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
             button.setFont(interface_font(weight=QFont.Weight.Medium))
             button.clicked.connect(lambda _checked, mode=mode: self.chosen.emit(mode))

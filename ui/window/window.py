@@ -301,7 +301,7 @@ class MainWindow(QMainWindow):
             *((finder.next, self.acts.find_next) for finder in (self.parts.finder, self.parts.tree.finder)),
         ):
             keys = act.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
-            part.setToolTip(plain_tooltip(self.tr("{0} ({1})").format(part.accessibleName() or part.text(), keys)))
+            part.setToolTip(plain_tooltip(self.tr("{0} ({1})").format(part.accessibleName(), keys)))
 
     def _refresh_setup(self) -> None:
         """Another session, path or model may have other settings; they are asked for only while the popover is in sight."""

@@ -63,6 +63,8 @@ def test_prune_the_row_that_has_the_keyboard(in_window: Play, bench: FakeWorkben
         tree.setCurrentIndex(tree.rows.index(1))
         QTest.keyClick(tree, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier)
         await until(lambda: bench.asked("prune") == [(TRIP, 41, 0, True)])
+        await until(lambda: tree.rows.rowCount() == 5)
+        assert tree.currentIndex().row() == 1  # what stands in its place
         # elsewhere it is the branch that is shown; a refusal is said in its place
         window.parts.transcript.tokens.setFocus()
         bench.refusal = "this is the only branch"

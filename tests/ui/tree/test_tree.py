@@ -356,6 +356,13 @@ def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> No
         await until(lambda: row(view).pruned)
         press(view, Key.Key_Backspace)
         await until(lambda: not row(view).pruned)
+        # of one that is hidden among them its neighbour has the keyboard, and of one that is not there any more
+        press(view, Key.Key_Delete)
+        await until(lambda: row(view).pruned)
+        window.acts.pruned.trigger()
+        assert row(view).node_id == 52
+        window.parts.tree.show_rows(view.rows.all[:4], {}, afresh=False)
+        assert row(view).node_id == 51
 
     in_window(scene)
 
