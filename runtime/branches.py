@@ -114,7 +114,7 @@ def check_count(n: int, first: int) -> None:
         InvalidRequestError: Not within 1 and `MOST_BRANCHES`, or beyond the last number there is.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_BRANCHES:
-        raise InvalidRequestError(f"n (branches) must be a whole number within 1 and {MOST_BRANCHES:,}, not {n!r}")
+        raise InvalidRequestError(f"n (branches) must be a whole number from 1 to {MOST_BRANCHES:,}, not {n!r}")
     if first + n > 1 << 64:
         raise InvalidRequestError(f"{n:,} branches from number {first} on go beyond 2**64 - 1; begin with a lower branch")
 

@@ -94,7 +94,7 @@ _SET = re.compile(rf"{_FREE}({_ONE})=({_VALUE})")
 _BARE = re.compile(rf"{_FREE}({_LONG})\b(?![\w'\"=]|\.\w)")
 _AT_LOAD = re.compile(r"load\(\.\.\., ([^()]*)\)|load with (?=\w+=)")
 _LITERAL = re.compile(r"\b(?<!')(True|False|None)\b(?!')")
-_PYTHON_ALONE = re.compile(r" \(set_kv_budget\)")
+_PYTHON_ALONE = re.compile(r" \(`set_kv_budget`\)")
 
 
 def option_on_command_line(name: str) -> str:

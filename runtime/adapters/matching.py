@@ -73,7 +73,7 @@ def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
     if asked and names and asked not in {_plain(name) for name in names}:
         raise AdapterError(
             f"{header.folder}: made for {header.base}, and this is {names[0]}; load that base model, or, if it is the same "
-            "under another name, add the adapter with any_base=True, or put that name into its adapter_config.json"
+            "under another name, put that name into its adapter_config.json (or add the adapter with `any_base=True`)"
         )
 
 

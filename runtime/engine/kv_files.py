@@ -80,7 +80,7 @@ class KvFiles:
             if copying.tokens < len(job.ids):
                 raise MemoryBudgetError(
                     f"{len(job.ids):,} tokens do not stay in the KV budget, {copying.tokens:,} do; raise kv_cache_bytes "
-                    "(set_kv_budget)"
+                    "(`set_kv_budget`)"
                 )
             info = self._operations.info
             with SnapshotWriter(target, job.ids, job.spans(job.ids), info) as file:

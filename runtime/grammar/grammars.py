@@ -168,9 +168,7 @@ class Grammars:
         if prefix:
             new.advance(prefix)
         if new.finished:
-            raise GrammarError(
-                f"the answer is complete after the {len(prefix):,} tokens of grammar_prefix: its grammar lets nothing follow"
-            )
+            raise GrammarError(f"the answer is complete after {len(prefix):,} tokens: its grammar lets nothing follow")
         return new
 
     def close(self) -> None:

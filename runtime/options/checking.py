@@ -134,7 +134,7 @@ def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> 
 
 def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> Fault:
     """A whole number; `least_is` explains the least one, `of` what is counted."""
-    bounds = f" within {least} and {'2**64 - 1' if most == MOST_SEED else f'{most:,}'}"
+    bounds = f" from {least} to {most:,}"
     if most == MOST:
         bounds = f", {least}{f' ({least_is})' if least_is else ''} or more"
     words = f"{{option}}{f' ({of})' if of else ''} must be a whole number{bounds}, not {{value}}"
@@ -150,9 +150,9 @@ def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> 
 
 def number(low: float, high: float, *, open_low: bool = False) -> Fault:
     """A number within the range; NaN and infinity are never within."""
-    left = "(" if open_low or low == -math.inf else "["
-    right = ")" if high == math.inf else "]"
-    words = f"{{option}} must lie within {left}{low:g}, {high:g}{right}, not {{value}}"
+    least = f" above {low:g}" if open_low else f", {low:g} or more"
+    bounds = least if high == math.inf else f"{least} and at most {high:g}" if open_low else f" from {low:g} to {high:g}"
+    words = f"{{option}} must be a number{bounds}, not {{value}}"
 
     return lambda value: None if is_number(value, low, high) and not (open_low and value == low) else words
 

@@ -173,7 +173,7 @@ class Embeddings(Worker[_Work]):
         if not self._cache.room.make(needed):
             raise NoRoomError(
                 f"the hidden states of {tokens.size:,} tokens need {needed:,} bytes, and running requests leave no room "
-                f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (set_kv_budget) "
+                f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
                 "or end another request"
             )
         started, stacks = time.monotonic(), _stacks(chosen[0][0].job, tokens.size)

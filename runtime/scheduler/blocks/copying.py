@@ -53,7 +53,7 @@ class Copying:
         ends = [end for end, _ in job.before if end > at]
         stop = min(self.tokens, at + max(PART_BYTES // max(backend.info.kv_bytes_per_token, 1), 1), *ends[:1])
         if not self._cache.room.make((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
-            raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (set_kv_budget) or end another request")
+            raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (`set_kv_budget`) or end another request")
         arrays: list[Stored] = []
         scores: list[tuple[int, Scores | None]] = []
         start = 0

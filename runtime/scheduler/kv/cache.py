@@ -71,7 +71,7 @@ class Cache:
         if needed > self.room.budget:
             raise MemoryBudgetError(
                 f"{tokens:,} tokens need {needed:,} bytes of KV, the budget is {self.room.budget:,}; "
-                "raise kv_cache_bytes (set_kv_budget) or shorten the text"
+                "raise kv_cache_bytes (`set_kv_budget`) or shorten the text"
             )
 
     def place(self, job: Job, first_wanted: int) -> Prefill:
@@ -343,7 +343,7 @@ class LastRequest:
 
 
 _LOST = {
-    Lost.EVICTED: ("evicted", "was held and gave way to other text: raise kv_cache_bytes (set_kv_budget) to keep more"),
+    Lost.EVICTED: ("evicted", "was held and gave way to other text: raise kv_cache_bytes (`set_kv_budget`) to keep more"),
     Lost.CLEARED: ("cleared", "was held until the cache was cleared"),
-    Lost.REFUSED: ("refused", "was computed before, but there was no room to keep it: raise kv_cache_bytes (set_kv_budget)"),
+    Lost.REFUSED: ("refused", "was computed before, but there was no room to keep it: raise kv_cache_bytes (`set_kv_budget`)"),
 }

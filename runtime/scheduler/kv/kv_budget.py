@@ -441,7 +441,7 @@ class KvBudget:
         return (
             f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "
             f"running requests ({len(self.live)} in all); the budget is {self.budget:,}: raise kv_cache_bytes "
-            "(set_kv_budget), end another request or shorten the text"
+            "(`set_kv_budget`), end another request or shorten the text"
         )
 
 

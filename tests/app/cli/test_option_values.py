@@ -96,7 +96,7 @@ def test_an_option_of_loading_among_those_of_generating_is_told_where_it_belongs
     [
         ("device 'x' is not on this machine; use device='cpu'", "device 'x' is not on this machine; use --load device=cpu"),
         ("weights quantised for MLX; load it with backend='mlx'", "weights quantised for MLX; load it with --backend mlx"),
-        ("; raise kv_cache_bytes (set_kv_budget) or shorten the text", "; raise --load kv_cache_bytes or shorten the text"),
+        ("; raise kv_cache_bytes (`set_kv_budget`) or shorten the text", "; raise --load kv_cache_bytes or shorten the text"),
         ("a draft model is loaded: load(..., draft_model=...)", "a draft model is loaded: --load draft_model=VALUE"),
         ("the cache is off (cache=False)", "the cache is off (--load cache=false)"),
         ("load it with one (chat_format='chatml')", "load it with one (--format chatml)"),

@@ -78,6 +78,9 @@ def test_every_option_of_the_sampler_can_be_set_and_holds_after_a_restart(play: 
             await s.workbench.setup.set_option(session_id, "dry_multiplier", 0.8)
         with pytest.raises(Refusal, match="token id"):
             await s.workbench.setup.set_option(session_id, "banned_tokens", ["Paris"])
+        for name, value, label in (("typical_p", 3, "typical"), ("max_tokens", 0, "longest answer")):  # as the window calls it
+            with pytest.raises(Refusal, match=f"^“{label}” must be a (whole )?number[a-z0-9, ]+, not {value}$"):
+                await s.workbench.setup.set_option(session_id, name, value)
 
     async def second(s: Scene) -> None:
         await s.view(held[0])

@@ -129,7 +129,7 @@ def test_a_prefix_is_replayed_and_a_wrong_one_names_its_token(grammars: Grammars
 
 def test_nothing_follows_a_whole_answer(grammars: Grammars) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
-    with pytest.raises(GrammarError, match="complete after the 3 tokens of grammar_prefix"):
+    with pytest.raises(GrammarError, match="complete after 3 tokens"):
         grammars.constraint(Grammar.regex("xyz"), [tokenizer.encode(c)[0] for c in "xyz"])
     constraint = grammars.constraint(Grammar.regex("x"))
     constraint.accept(tokenizer.encode("x")[0])

@@ -68,7 +68,7 @@ def test_an_order_switches_off_what_other_layers_set() -> None:
 
 
 def test_layers_are_checked() -> None:
-    with pytest.raises(InvalidRequestError, match="temperature must lie"):
+    with pytest.raises(InvalidRequestError, match="temperature must be a number from 0"):
         resolve_options(session={"temperature": -1})
     with pytest.raises(InvalidRequestError, match="options are"):
         resolve_options(7)  # type: ignore[arg-type]  # the mistake
@@ -191,7 +191,7 @@ def test_other_libraries_spellings(mapping: dict[str, Any], options: GenerationO
         ({"logit_bias": 3}, "logit_bias is a dictionary"),
         ({"sampling": 3}, "sampling is a mapping"),
         ({"stop": ""}, "none of them empty"),
-        ({"top_p": 2}, "top_p must lie within (0, 1]"),
+        ({"top_p": 2}, "top_p must be a number above 0 and at most 1"),
         ([], "options are a mapping"),
     ],
     ids=str,

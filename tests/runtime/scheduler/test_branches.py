@@ -247,11 +247,11 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (BeamOptions(0), "within 1 and 1,024, not 0"),
+        (BeamOptions(0), "from 1 to 1,024, not 0"),
         (BeamOptions(1025), "not 1025"),
         (BeamOptions(True), "not True"),
         (BeamOptions(300), "300 beams are wider than the vocabulary of 259"),
-        (BeamOptions(length_penalty=NAN), "length_penalty must lie within"),
+        (BeamOptions(length_penalty=NAN), "length_penalty must be a number"),
         (BeamOptions(length_penalty=float("inf")), "not inf"),
         (BeamOptions(length_penalty="1"), "not '1'"),  # type: ignore[arg-type]  # on purpose
         (BeamOptions(early_stopping="sometimes"), "True, False or 'never'"),  # type: ignore[arg-type]  # on purpose
@@ -273,7 +273,7 @@ def test_bad_beams_are_refused(options: BeamOptions, reason: str) -> None:
 @pytest.mark.parametrize("n", [0, -1, 1025, 10**12, True, 2.0, None])
 def test_a_bad_number_of_branches_is_refused(n: int) -> None:
     with fake_model() as model:
-        with pytest.raises(InvalidRequestError, match="within 1 and 1,024"):
+        with pytest.raises(InvalidRequestError, match="from 1 to 1,024"):
             asyncio.run(heard(model, n, OPTIONS, {}))
         with pytest.raises(InvalidRequestError, match="beyond"):
             asyncio.run(heard(model, 3, replace(OPTIONS, branch=(1 << 64) - 2), {}))

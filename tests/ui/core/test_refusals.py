@@ -53,6 +53,17 @@ def test_no_message_that_the_window_may_show_names_a_command() -> None:
         ("torch not installed (`make setup`, or `pip install torch`)", "torch not installed"),
         ("leave `speculative` out (or take another model)", "leave `speculative` out (or take another model)"),
         ("elsewise is what elsewise does", "elsewise is what elsewise does"),
+        (
+            "7 bytes are more than 5: raise kv_cache_bytes (`set_kv_budget`) or shorten the text",
+            "7 bytes are more than 5: raise KV in memory (Settings > Memory) or shorten the text",
+        ),
+        ("mlx-lm does not follow it; use backend='hf'", "mlx-lm does not follow it; use the engine hf"),
+        ("offload='disk' needs it: choose device='cpu'", "weights on disk needs it: choose the device cpu"),
+        ("context_length=9,000, but the model has 7", "a context of 9,000, but the model has 7"),
+        ("top_p must be a number above 0 and at most 1, not 3", "“top-p” must be a number above 0 and at most 1, not 3"),
+        ("max_tokens must be a whole number, 1 or more", "“longest answer” must be a whole number, 1 or more"),
+        ("logit_bias of token 3 is too large", "“bias” of token 3 is too large"),
+        ("unknown option 'top_p' in /a/top_p.json", "unknown option 'top_p' in /a/top_p.json"),
     ],
 )
 def test_the_window_names_its_own_places(message: str, shown: str) -> None:

@@ -127,7 +127,7 @@ def test_an_option_is_set_refused_and_left_to_the_preset_again(in_window: Play, 
         await until(lambda: options.sources["temperature"].text() == "session")
         assert bench.asked("set_option") == [(TRIP, "temperature", 0.2)]
         # refused: said inside the popover, and the field shows what holds
-        bench.refusal = "temperature must lie within 0 and inf, not -1"
+        bench.refusal = "temperature must be a number, 0 or more, not -1"
         retype(field, "-1")
         await until(lambda: window.popover.notice.words.startswith("temperature must"))
         await until(lambda: field.text() == "0.2")
