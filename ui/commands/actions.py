@@ -229,6 +229,8 @@ class Actions(QObject):
         self.documentation = command(HELP, self.tr("Documentation"), lambda: w.open_documentation(), "F1")
         self.about = command(HELP, self.tr("About Elsewise"), lambda: w.open_about(), role=Role.AboutRole)
         # fmt: on
+        if not _MAC:
+            self.redo.setShortcuts([self.redo.shortcut(), QKeySequence("Ctrl+Y")])  # as in fields
         self.larger.setShortcuts([self.larger.shortcut(), QKeySequence("Ctrl+=")])  # the same key without Shift
         theme = current_theme()
         theme.developer_changed.connect(self.clear_cache.setVisible)

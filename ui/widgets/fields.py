@@ -28,9 +28,9 @@ class TakesFiles(Protocol):
         """Does with each file what its kind asks for."""
 
 
-def files_of(data: QMimeData) -> list[Path]:
-    """The files and folders that are carried; none where it is text or an address on the web."""
-    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data.hasUrls() else []
+def files_of(data: QMimeData | None) -> list[Path]:
+    """The files and folders that are carried; none where it is text, an address on the web, or (None) an empty clipboard."""
+    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data is not None and data.hasUrls() else []
 
 
 def _hand_on(field: QWidget, files: Sequence[Path]) -> None:

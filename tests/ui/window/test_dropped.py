@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtGui import QContextMenuEvent, QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPlainTextEdit, QWidget
 
 from tests.ui.conftest import Scene, until
 from tests.ui.fakes import FakeWorkbench
@@ -148,5 +148,19 @@ def test_no_field_takes_the_address_of_a_file(in_window: Play, bench: FakeWorkbe
             asked += 2
             await until(all_are_read)
         clipboard.clear()
+
+    in_window(scene)
+
+
+def test_a_field_of_one_line_is_used_while_the_clipboard_is_empty(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        search = window.parts.sidebar.sessions.search
+        QApplication.clipboard().clear()
+        QTest.keyClick(search, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
+        at = search.rect().center()
+        QApplication.sendEvent(search, QContextMenuEvent(QContextMenuEvent.Reason.Mouse, at, search.mapToGlobal(at)))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        menu.close()
 
     in_window(scene)
