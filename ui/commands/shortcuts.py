@@ -69,6 +69,7 @@ class ShortcutsBox(QDialog):
             side.setRowStretch(side.rowCount(), 1)
             both.addLayout(side)
         area = QScrollArea()
+        area.setObjectName("shortcuts")
         area.setWidget(inside)
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)

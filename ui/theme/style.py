@@ -73,6 +73,8 @@ QPushButton[kind="tab"]:focus { color: $accent; }
 
 QTextEdit#comparison { background: transparent; border: none; border-left: 2px solid transparent; color: $text;
   selection-background-color: $bar_rest; selection-color: $text; }
+QListWidget#pages, QScrollArea#shortcuts { border: 1px solid transparent; }
+QListWidget#pages:focus, QScrollArea#shortcuts:focus { border-color: $accent; }
 QTextEdit#comparison:focus { border-left-color: $accent; }
 QFrame#composer { background: $card; border: 1px solid $hairline; border-radius: 11px; }
 QFrame#composer[focused="true"] { border-color: $bar_rest; }

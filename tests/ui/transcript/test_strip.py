@@ -26,6 +26,7 @@ def test_a_click_pins_the_token_under_it(qtbot: QtBot, show: Show) -> None:
     click_at(qtbot, transcript, 0.999)
     assert clicked == [(2, 0), (4, 7)]
     assert transcript.pinned == (4, 7)
+    assert "how open each choice was" in transcript.strip.toolTip()  # and what the line is
 
 
 def test_the_highest_point_is_found_among_many_tokens(qtbot: QtBot, show: Show) -> None:

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QWidget
 
 from tests.ui.comparison.second_window import compared
 from tests.ui.comparison.similar_window import listed
@@ -141,6 +141,16 @@ async def figures(window: MainWindow) -> QWidget:
     return window
 
 
+async def shortcuts(window: MainWindow) -> QWidget:
+    window.acts.shortcuts.trigger()
+    return next(each for each in window.findChildren(QDialog) if each.isVisible())
+
+
+async def documentation(window: MainWindow) -> QWidget:
+    window.acts.documentation.trigger()
+    return next(each for each in window.findChildren(QDialog) if each.isVisible())
+
+
 def bench_of(window: MainWindow) -> FakeWorkbench:
     bench = window.controller.workbench
     assert isinstance(bench, FakeWorkbench)
@@ -194,7 +204,7 @@ def settings(page: int) -> Panel:
 
 PANELS = (
     the_window, no_pin, read_mode, columns, tree, starters, comparison, second, similar, calls, too_long, context, figures,
-    card, find,
+    card, find, shortcuts, documentation,
 )  # fmt: skip
 CASES = [
     *(pytest.param(panel, id=panel.__name__) for panel in PANELS),
@@ -215,6 +225,8 @@ def test_each_stop_of_tab_looks_different_with_the_keyboard(in_window: Play, ben
         await ready(window)
         top = await panel(window)
         await frames()
+        top.activateWindow()
+        await until(top.isActiveWindow)
         if top is window:
             window.parts.composer.setFocus()
         assert unseen(top) == []

@@ -86,6 +86,7 @@ class EntropyStrip(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setAccessibleName(self.tr("Entropy of the generated tokens"))
+        self.setToolTip(self.tr("Entropy of the generated tokens: how open each choice was. A click shows the token."))
 
     def sizeHint(self) -> QSize:
         return QSize(300, _HEIGHT_PX)
