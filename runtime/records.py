@@ -14,6 +14,7 @@ from runtime import html
 from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import Stage, StageTable
 from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
+from runtime.text.utf8 import texts_of
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -299,6 +300,12 @@ class TokenRun(Tabular):
         )
 
     @classmethod
+    def scored(cls, ids: Int32, vocabulary: Sequence[bytes], scores: Scores) -> Self:
+        """Typed tokens, with what a model thought of each."""
+        token_bytes = [vocabulary[token] for token in ids.tolist()]
+        return replace(cls.unscored(ids.tolist(), token_bytes, texts_of(token_bytes), Origin.TYPED), **scores.columns)
+
+    @classmethod
     def concat(cls, runs: Sequence[TokenRun]) -> TokenRun:
         """One run after the other; narrower top-k tables are filled with `NO_TOKEN`."""
         runs = [r for r in runs if len(r)]
@@ -418,7 +425,7 @@ class Scores(Tabular):
     def _repr_html_(self) -> str:
         places = [f"{place:,} " for place in range(len(self))]
         run = TokenRun.unscored(range(len(self)), [b""] * len(self), places, Origin.IMPORTED)
-        run = replace(run, **{name: getattr(self, name) for name in _SCORE_COLUMNS})
+        run = replace(run, **self.columns)
         hovers = (_hover(f"token {place}", each) for place, each in enumerate(run))
         return html.page(html.tokens(places, self.surprisal_bits.tolist(), hovers), caption=_summary(self.surprisal_bits))
 
@@ -428,9 +435,14 @@ class Scores(Tabular):
         return -self.logprob.astype(np.float64) / LN2
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """By name, as `TokenRun` has them."""
+        return {name: getattr(self, name) for name in _SCORE_COLUMNS}
+
+    @property
     def nbytes(self) -> int:
         """Bytes held by the columns."""
-        return sum(int(getattr(self, name).nbytes) for name in _SCORE_COLUMNS)
+        return sum(int(column.nbytes) for column in self.columns.values())
 
     def write(self, places: npt.NDArray[Any], other: Scores, rows: npt.NDArray[Any]) -> None:
         """Puts rows of another table, of the same k, into these places."""

@@ -188,9 +188,6 @@ class FakeBackend(PackedBackend[FakePack]):
     def payload_bytes(self, payload: FakePayload) -> int:
         return int(payload.kv.nbytes) + (0 if payload.state is None else int(payload.state.nbytes))
 
-    def payload_resumable(self, payload: FakePayload) -> bool:
-        return not self.recurrent or payload.state is not None
-
     def pack_bytes(self, pack: FakePack) -> int:
         return int(pack.kv.nbytes) + state_size(pack.states.values())
 

@@ -92,17 +92,11 @@ class MockBackend(PackedBackend[MockPack]):
         pack.tree.check_chain(slots)
         return MockPayload(pack.tokens[slots].copy())
 
-    def take_many(self, pack: MockPack, chains: Sequence[Int64]) -> list[MockPayload]:
-        return [self.take(pack, slots) for slots in chains]
-
     def split(self, payload: MockPayload, n: int) -> tuple[MockPayload, MockPayload]:
         return MockPayload(payload.tokens[:n].copy()), MockPayload(payload.tokens[n:].copy())
 
     def payload_bytes(self, payload: MockPayload) -> int:
         return int(payload.tokens.nbytes)
-
-    def payload_resumable(self, payload: MockPayload) -> bool:  # noqa: ARG002  # the Protocol's signature
-        return True
 
     def pack_bytes(self, pack: MockPack) -> int:
         return int(pack.tokens.nbytes)

@@ -43,7 +43,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
-from runtime.records import NO_TOKEN, Float32, Int32, Origin, Scores, TokenRun, TopLogprobs
+from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
 from runtime.sampling.chain import Sampler, make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
@@ -66,7 +66,7 @@ from runtime.scheduler.readings import READINGS
 from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
-from runtime.text.utf8 import clean_text, texts_of
+from runtime.text.utf8 import clean_text
 from runtime.transport.waiting import Call, Inbox, Stream, Turns, off_loop, running_loop
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class Operations:
         """Scores of ``ids[start:]``."""
         namespace, before = self.route(ids, adapters, cache_salt)
         job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
-        return self._scored_run(ids[start:], await self._worked(job, on_progress))
+        return TokenRun.scored(ids[start:], self.byte_vocab, await self._worked(job, on_progress))
 
     # ---- the cache -------------------------------------------------------------------------------------------
 
@@ -603,23 +603,6 @@ class Operations:
         ids = tokenizer.encode(clean_text(text))
         bos = tokenizer.bos_token_id
         return [bos, *ids] if bos is not None and wants_bos(self._options, tokenizer) and ids[:1] != [bos] else ids
-
-    def _scored_run(self, ids: Int32, scores: Scores) -> TokenRun:
-        token_bytes = tuple(self.byte_vocab[token] for token in ids.tolist())
-        return TokenRun(
-            ids=ids,
-            token_bytes=token_bytes,
-            texts=texts_of(token_bytes),
-            logprob=scores.logprob,
-            rank=scores.rank,
-            entropy=scores.entropy,
-            top_ids=scores.top_ids,
-            top_logprobs=scores.top_logprobs,
-            covered_mass=scores.covered_mass,
-            origin=np.full(len(ids), int(Origin.TYPED), np.uint8),
-            finish=np.zeros(len(ids), np.uint8),
-            draw=np.full(len(ids), np.nan, np.float32),
-        )
 
 
 class _Group:

@@ -31,7 +31,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
 from runtime.options.sampling import DEFAULTS, SamplingOptions
-from runtime.records import Finish, Float32, Int32, Origin, TokenRun, TopLogprobs
+from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
@@ -43,7 +43,7 @@ from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
 from runtime.scheduler.jobs import GenerateJob
-from runtime.text.utf8 import Utf8Stream, texts_of
+from runtime.text.utf8 import Utf8Stream
 from runtime.transport.waiting import Stream
 
 T = TypeVar("T")
@@ -224,24 +224,7 @@ class RemoteOperations:
             rows = prompt_scores(scored[start:], ids[start:], top_k, asked.scored or 0, self.text.vocab)
             tops = rows.top_ids
             await self.text.learn([*ids[start:].tolist(), *tops[tops >= 0].tolist()])
-        return self._run(ids[start:], rows)
-
-    def _run(self, ids: Int32, rows: Any) -> TokenRun:
-        pieces = tuple(self.text.facts.byte_vocab[token] for token in ids.tolist())
-        return TokenRun(
-            ids=ids,
-            token_bytes=pieces,
-            texts=texts_of(pieces),
-            logprob=rows.logprob,
-            rank=rows.rank,
-            entropy=rows.entropy,
-            top_ids=rows.top_ids,
-            top_logprobs=rows.top_logprobs,
-            covered_mass=rows.covered_mass,
-            origin=np.full(len(ids), int(Origin.TYPED), np.uint8),
-            finish=np.zeros(len(ids), np.uint8),
-            draw=np.full(len(ids), np.nan, np.float32),
-        )
+        return TokenRun.scored(ids[start:], self.text.facts.byte_vocab, rows)
 
     async def byte_vocab(self) -> list[bytes]:
         """The bytes of every id; a server that tokenises is asked for all that it has not told yet."""

@@ -292,9 +292,6 @@ class HfBackend(PackedBackend[TorchPack]):
     def payload_bytes(self, payload: TorchPayload) -> int:
         return payload.nbytes
 
-    def payload_resumable(self, payload: TorchPayload) -> bool:
-        return not self.recurrent or payload.state is not None
-
     def pack_bytes(self, pack: TorchPack) -> int:
         held = sum(layer.nbytes for layer in pack.attention)
         return held + state_size(pack.states.values()) if pack.states else held

@@ -400,9 +400,6 @@ class MlxBackend(PackedBackend[MlxPack]):
     def payload_bytes(self, payload: MlxPayload) -> int:
         return payload.nbytes
 
-    def payload_resumable(self, payload: MlxPayload) -> bool:
-        return not self.recurrent or payload.state is not None
-
     def pack_bytes(self, pack: MlxPack) -> int:
         return sum(cache.nbytes for cache in pack.attention) + state_size(pack.states.values())
 

@@ -77,6 +77,10 @@ class PackedBackend(ChainedBackend[P]):
         """Copies of several chains; a library that can gathers them all at once."""
         return [self.take(pack, slots) for slots in chains]
 
+    def payload_resumable(self, payload: Payload) -> bool:
+        """Whether a path can go on from its end."""
+        return not self.recurrent or payload.state is not None
+
     @abstractmethod
     def close(self, pack: P) -> None:
         """Frees the pack."""
