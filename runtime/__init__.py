@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from runtime.branches import Branches
     from runtime.comparison.compare import compare_models
     from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
-    from runtime.completion import Completion
     from runtime.grammar.source import Grammar
     from runtime.hub.child_protocol import DownloadPlan, DownloadProgress, HubFile, HubModel, OnDownload
     from runtime.hub.client import fetch_adapter, fetch_any, fetch_model, plan_download, search_models, token_owner
@@ -95,7 +94,7 @@ if TYPE_CHECKING:
     from runtime.options.priority import Priority
     from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
-    from runtime.records import Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
+    from runtime.records import Completion, Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
     from runtime.remote.connect import add_connection, connect, connect_async
     from runtime.remote.saved import (
         Connection,
@@ -176,7 +175,6 @@ _NAMES = {
         "ModelComparison",
         "OnComparison",
     ),
-    "runtime.completion": ("Completion",),
     "runtime.grammar.source": ("Grammar",),
     "runtime.hub.child_protocol": (
         "DownloadPlan",
@@ -258,6 +256,7 @@ _NAMES = {
         "SamplingOptions",
     ),
     "runtime.records": (
+        "Completion",
         "Finish",
         "Origin",
         "Scores",

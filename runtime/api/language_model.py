@@ -37,7 +37,6 @@ from runtime.api.progress import ShowProgress, reporting, reporting_ends, report
 from runtime.api.windows import Total, joined, sliding_windows
 from runtime.beams import BeamOptions, Hypothesis, OnStep, given_beams
 from runtime.branches import Branches, Options, Prompts, check_count, check_prompts, naming_prompt, options_for, records_of
-from runtime.completion import Completion
 from runtime.errors import InvalidRequestError, RuntimeFault, UnsupportedFeatureError
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.lens import MOST_TOKENS, LensCost, LensRun, check_positions
@@ -47,7 +46,7 @@ from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.options.priority import Priority, check_priority
 from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
+from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
 from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport

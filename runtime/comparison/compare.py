@@ -10,8 +10,7 @@ import numpy as np
 from runtime.adapters.uses import Adapters
 from runtime.api.progress import ShowProgress, reporting
 from runtime.comparison.reading import read_again, unfinished
-from runtime.comparison.result import ComparedSide, ModelComparison, OnComparison
-from runtime.comparison.spans import Int64, common_borders, ends_of, kl_rows
+from runtime.comparison.result import ComparedSide, Int64, ModelComparison, OnComparison, common_borders, ends_of, kl_rows
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.priority import Priority

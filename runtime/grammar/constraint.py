@@ -41,7 +41,7 @@ class Constraint(Protocol):
     def sound(self, back: int = 0) -> bool:
         """Whether an answer that ends here, or before its last `back` tokens, is still one of the grammar's once it was read.
 
-        See `runtime.grammar.reading`; other answers than those of a JSON schema are read as they are written.
+        See `runtime.grammar.matcher`; other answers than those of a JSON schema are read as they are written.
         """
 
     @property

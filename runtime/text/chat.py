@@ -18,7 +18,7 @@ from runtime.text.formats import CHAT_FORMATS, NamedFormat
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer
 from runtime.text.utf8 import clean_text, spare_characters
-from runtime.tools.definitions import definitions_of
+from runtime.tools.calls import definitions_of
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's two interfaces
 ROLES = ("system", "developer", "user", "assistant", "tool")

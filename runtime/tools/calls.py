@@ -1,9 +1,13 @@
-"""What a model asked for."""
+"""What a model asked for, and calls against the definitions of the tools that were offered."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from runtime.errors import InvalidRequestError
+from runtime.options.checking import nearest
 
 CallFormat = Literal["auto", "hermes", "llama3", "mistral"]
 
@@ -47,3 +51,40 @@ class ToolCalls:
                 for call in self.calls
             ]
         return message
+
+
+Definitions = Mapping[str, Mapping[str, Any]]  # a tool's parameters (JSON schema) by its name
+
+
+def definitions_of(tools: Sequence[Mapping[str, Any]]) -> Definitions:
+    """The tools by name, from ``{"type": "function", "function": {"name": ..., "parameters": ...}}``, or the inner part alone.
+
+    Raises:
+        InvalidRequestError: One of another shape, or two of one name; its number is named.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"tools is a list of definitions, not {type(tools).__name__}")
+    for number, tool in enumerate(tools, 1):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            raise InvalidRequestError(f"tool {number} has no name; write {{'type': 'function', 'function': {{'name': ...}}}}")
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("required") or [], list | tuple):
+            raise InvalidRequestError(f"tool {number} ({name}): parameters is a JSON schema, and its required a list of names")
+        if name in found:
+            raise InvalidRequestError(f"tool {number}: another one is called {name!r} too")
+        found[name] = parameters
+    return found
+
+
+def fault_of(call: ToolCall, definitions: Definitions) -> str | None:
+    """What is wrong with a call: an unknown name, or a required argument that is missing. None where nothing is."""
+    if call.name not in definitions:
+        return f"there is no tool {call.name[:60]!r}: {nearest(call.name, definitions)}"
+    missing = [str(name) for name in definitions[call.name].get("required") or [] if name not in call.arguments]
+    if missing:
+        given = ", ".join(call.arguments) or "none"
+        return f"{call.name} needs {', '.join(missing)} (given: {given[:200]})"
+    return None

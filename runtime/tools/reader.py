@@ -9,9 +9,7 @@ from typing import Any, NoReturn, get_args
 
 from runtime.errors import InvalidRequestError, ToolCallError
 from runtime.options.checking import nearest
-from runtime.tools.calls import CallFormat, ToolCall, ToolCalls
-from runtime.tools.definitions import definitions_of, fault_of
-from runtime.tools.heads import is_call
+from runtime.tools.calls import CallFormat, ToolCall, ToolCalls, definitions_of, fault_of
 from runtime.tools.strict_json import JsonError, ValueSpan, read_strictly
 
 _OPENERS = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
@@ -19,6 +17,10 @@ _CLOSE = "</tool_call>"
 _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]([^\[{]*))?(?:\[ARGS\])?\s*(?=\{)")  # mistral from 2025 on
 _MAX_HEAD = 512  # characters between [TOOL_CALLS] and the arguments
 _SHOWN = 200  # characters of a bad call that an error quotes
+_MAX_NAME = 256  # characters
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CALL = ("{", '"name"', ":", None, ",", ('"parameters"', '"arguments"'), ":")  # None: any string
+_HEADS = (_CALL, ("{", '"type"', ":", '"function"', ",", *_CALL[1:]))
 
 
 class ToolCallReader:
@@ -276,3 +278,31 @@ def _overlap(text: str, opener: str) -> int:
     """How many characters at the text's end could begin the opener."""
     longest = min(len(text), len(opener) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(opener[:n])), 0)
+
+
+def is_call(text: str) -> bool | None:
+    """Whether the text begins as ``{"name": ..., "parameters":``; None while more is needed to tell."""
+    answers = [_follows(text, head) for head in _HEADS]
+    if True in answers:
+        return True
+    return None if None in answers else False
+
+
+def _follows(text: str, head: tuple[str | tuple[str, ...] | None, ...]) -> bool | None:
+    at = 0
+    for part in head:
+        while at < len(text) and text[at].isspace():
+            at += 1
+        rest = text[at : at + _MAX_NAME]
+        if part is None:
+            string = _STRING.match(rest)
+            if string is None:
+                return None if rest[:1] in ("", '"') and len(rest) < _MAX_NAME else False
+            at += string.end()
+            continue
+        options = (part,) if isinstance(part, str) else part
+        found = next((option for option in options if rest.startswith(option)), None)
+        if found is None:
+            return None if any(option.startswith(rest) for option in options) else False
+        at += len(found)
+    return True

@@ -21,14 +21,13 @@ from runtime.backends import facts
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
-from runtime.backends.hf.codec import codec_of
 from runtime.backends.hf.forward.arguments import Arguments
 from runtime.backends.hf.forward.attention import OWN, attention_of
 from runtime.backends.hf.forward.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
-from runtime.backends.hf.payload import TorchPayload
+from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes

@@ -21,9 +21,7 @@ from runtime.backends import facts
 from runtime.backends.base import Cost
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
-from runtime.backends.mlx.blank import Blank
-from runtime.backends.mlx.cache import Arrays, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
-from runtime.backends.mlx.codec import codec_of
+from runtime.backends.mlx.cache import Arrays, Blank, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
 from runtime.backends.mlx.corrections import PROVEN, SelectRows, hidden_window
 from runtime.backends.mlx.loading import (
     LoadedModel,
@@ -35,7 +33,7 @@ from runtime.backends.mlx.loading import (
     random_copy,
 )
 from runtime.backends.mlx.masks import Window, parts_of
-from runtime.backends.mlx.payload import MlxPayload
+from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.buckets import Bucket, reach_of
 from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents

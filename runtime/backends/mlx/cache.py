@@ -450,3 +450,20 @@ def _joined(parts: Arrays) -> mx.array | None:
 def _row(array: mx.array, index: mx.array) -> mx.array:
     """A copy in memory of its own: `mx.contiguous` may share small ones, arithmetic may take the buffer over."""
     return mx.take(array, index, axis=0)
+
+
+class Blank:
+    """``(size,) int32`` token ids in memory that Python may write, until the graph is evaluated.
+
+    MLX reads an array that is there when it evaluates what depends on it, not when that is written down. (An array and a numpy
+    view of it share their memory: MLX's documentation, "Conversion to NumPy and other frameworks".)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.array = mx.array(np.zeros(size, np.int32))  # there at once: `mx.zeros` would wait behind what computes
+        self._view = np.array(self.array, copy=False)
+
+    def fill(self, tokens: Int64) -> None:
+        """The ids, before the evaluation is begun."""
+        self._view[:] = tokens

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from runtime.blocks.options import BlockOptions
-from runtime.blocks.reach import reach
 from runtime.blocks.store import BlockStore
 from runtime.blocks.thread import BlockThread, Urgency, told
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
 from runtime.info import BlocksSaved
-from runtime.scheduler.blocks.restoring import Restores
+from runtime.scheduler.blocks.restoring import Restores, reach
 from runtime.scheduler.blocks.saving import Savings
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache

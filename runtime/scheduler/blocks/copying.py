@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from runtime.backends.stored import Stored, concatenated, nbytes
-from runtime.blocks.scores import as_arrays, taken_out
+from runtime.blocks.packing import as_arrays, taken_out
 from runtime.blocks.snapshot import Part
 from runtime.errors import MemoryBudgetError
 from runtime.records import Scores

@@ -14,10 +14,8 @@ from functools import partial
 from itertools import groupby
 
 from runtime.backends.stored import Stored, concatenated, count
-from runtime.blocks.chain import Link
-from runtime.blocks.packing import unpack
-from runtime.blocks.reach import reach
-from runtime.blocks.scores import joined, taken_out
+from runtime.blocks.chain import Cell, Link, cells
+from runtime.blocks.packing import joined, taken_out, unpack
 from runtime.blocks.store import BlockStore
 from runtime.blocks.thread import Urgency
 from runtime.errors import MemoryBudgetError, SnapshotFormatError
@@ -27,7 +25,7 @@ from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.trie import Namespace
+from runtime.trie import Namespace, Span
 from runtime.trie.node import common_prefix
 
 log = logging.getLogger(__name__)
@@ -288,3 +286,47 @@ def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:
             break
         found.append((link, kv, scores))
     return found
+
+
+def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: int = 0) -> list[Link]:
+    """The blocks of the longest run from the path's start that is stored; on the block thread.
+
+    The last one may be shorter than 64 tokens: whoever saved the path ended there. With recurrent layers the run ends at a
+    checkpoint, the deepest there is.
+
+    Args:
+        store: Where to look; what is found there is marked as just used.
+        spans: The path.
+        recurrent: Whether generation can go on only from a checkpoint.
+        beyond: Tokens of the path that are of no interest: where the run would end within them, it is empty.
+    """
+    grid = cells(spans)
+    links = [cell.link() for cell in grid]
+    held = store.leading([link.key for link in links])
+    if not recurrent:
+        found = links[:held]
+        if held < len(grid):
+            found += _shorter(store, grid[held], beyond)
+        return found if found and found[-1].stop > beyond else []
+    for at in range(min(held, len(grid) - 1), -1, -1):
+        cell = grid[at]
+        if cell.start + len(cell.ids) <= beyond:
+            break
+        tip = _ended(store, cell, beyond, state=True, tokens=len(cell.ids))
+        if tip is not None:
+            return [*links[:at], tip]
+    return []
+
+
+def _shorter(store: BlockStore, cell: Cell, beyond: int) -> list[Link]:
+    tip = _ended(store, cell, beyond, state=False, tokens=len(cell.ids) - 1)
+    return [] if tip is None else [tip]
+
+
+def _ended(store: BlockStore, cell: Cell, beyond: int, *, state: bool, tokens: int) -> Link | None:
+    """The longest block of a cell, of at most `tokens`, that is stored."""
+    for held in range(tokens, max(beyond - cell.start, 0), -1):
+        link = cell.link(held, state=state)
+        if store.leading([link.key]):
+            return link
+    return None

@@ -11,8 +11,7 @@ from functools import partial
 
 from runtime.backends.stored import Stored, concatenated, nbytes
 from runtime.blocks.chain import BLOCK_TOKENS, Cell, Link, cells
-from runtime.blocks.packing import pack
-from runtime.blocks.scores import as_arrays
+from runtime.blocks.packing import as_arrays, pack
 from runtime.blocks.store import Block, BlockStore
 from runtime.blocks.thread import Urgency
 from runtime.errors import BlockFileError, MemoryBudgetError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from runtime.info import CacheReport, EdgeReport
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
-from runtime.scheduler.interrupted import Interrupted
 from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.publisher import Publisher
@@ -347,3 +347,40 @@ _LOST = {
     Lost.CLEARED: ("cleared", "was held until the cache was cleared"),
     Lost.REFUSED: ("refused", "was computed before, but there was no room to keep it: raise kv_cache_bytes (`set_kv_budget`)"),
 }
+
+
+MOST_BYTES = 64 << 20
+
+
+class Interrupted:
+    """Parts of answers by what was asked for: the oldest go first. Owner thread only.
+
+    Args:
+        most: Bytes; 0 keeps nothing.
+    """
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._most = most
+        self._parts: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, key: Hashable, part: Any, nbytes: int) -> None:
+        """Keeps a part in place of what stands under its key; one that is too large is left out."""
+        self.take(key)
+        if nbytes > self._most:
+            return
+        self._parts[key] = part, nbytes
+        self._bytes += nbytes
+        while self._bytes > self._most:
+            self.take(next(iter(self._parts)))
+
+    def take(self, key: Hashable) -> Any:
+        """A part, which is not kept any longer; None where there is none."""
+        part, nbytes = self._parts.pop(key, (None, 0))
+        self._bytes -= nbytes
+        return part
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._parts.clear()
+        self._bytes = 0

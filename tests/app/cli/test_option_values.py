@@ -12,7 +12,7 @@ import pytest
 
 from app.cli.options import ELSEWHERE, in_json, in_options
 from runtime import GenerationOptions, LoadOptions, SamplingOptions
-from runtime.options.hints import _PLACES
+from runtime.options.aliases import _PLACES
 from tests.app.cli.conftest import Elsewise
 
 FAKE = ("--backend", "fake")

@@ -120,8 +120,8 @@ def test_rows_that_are_all_alike_survive() -> None:
     import mlx.core as mx
     import torch
 
-    from runtime.backends.hf import codec as hf
-    from runtime.backends.mlx import codec as mlx
+    from runtime.backends.hf import payload as hf
+    from runtime.backends.mlx import payload as mlx
 
     rows = np.zeros((1, 3, 32), np.float32)
     rows[0, 1], rows[0, 2, 7] = 2.5, -9.0

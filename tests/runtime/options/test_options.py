@@ -13,10 +13,9 @@ import pytest
 
 from runtime import BeamOptions, LanguageModel
 from runtime.errors import InvalidRequestError
-from runtime.options.aliases import OPTION_NAMES
+from runtime.options.aliases import _PLACES, OPTION_NAMES, elsewhere
 from runtime.options.checking import nearest
 from runtime.options.generation import GenerationOptions
-from runtime.options.hints import _PLACES, elsewhere
 from runtime.options.load import LoadOptions
 from runtime.options.sampling import SamplingOptions
 
