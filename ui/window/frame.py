@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
@@ -34,6 +34,7 @@ SIDEBAR_NEEDS = 728
 BOTH_NEED = 960  # below this only one panel is there: the one that was asked for last
 NARROW = 420  # pixels of column, at 100 % text, below which the composer takes its whole width rather than stand under the text
 EDGE = 12  # left and right of the composer in a narrow column
+BELOW = 16  # under the composer
 LEFT, RIGHT = 104, 44  # margins of the composer until the transcript says where its column is
 
 
@@ -70,6 +71,10 @@ class Frame(QWidget):
         self.wants_sidebar, self.wants_inspector = sidebar, inspector
         self._room = (True, True)  # for sidebar, for inspector
         self._tree_open = self._inspector_after = False  # and whether the inspector is shown when it is closed
+        self._cards: dict[QWidget, bool] = {
+            self.coach: False,
+            self.first: False,
+        }  # over the message, and which are wanted; the first is shown first
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)
@@ -106,8 +111,32 @@ class Frame(QWidget):
         self._show(self.inspector, inspector)
         self.toast.float_over(self.tree.view if show else self.transcript, self.tree if show else self.column)
 
-    def put_over_composer(self, part: QWidget) -> None:
-        self._foot.insertWidget(0, part)
+    def put_over_composer(self, card: QWidget) -> None:
+        """A card that is shown where it is wanted."""
+        self._foot.insertWidget(0, card)
+        self._cards[card] = False
+
+    def show_card(self, card: QWidget, wanted: bool) -> None:  # a state, not an option
+        """Whether a card stands over the message, as soon as there is room for all of it."""
+        self._cards[card] = wanted
+        self._fit_cards()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: ARG002  # the signature is Qt's
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest):
+            self._fit_cards()
+        return False
+
+    def _fit_cards(self) -> None:
+        """A card that would have to be cut, or would hide the text, is not shown."""
+        sides = self._foot.contentsMargins()
+        width = self.column.width() - sides.left() - sides.right()
+        room = self.column.contentsRect().height() - self.composer.sizeHint().height() - BELOW
+        room -= self.transcript.minimumSizeHint().height()
+        for card, wanted in self._cards.items():
+            needed = card.heightForWidth(width) if card.hasHeightForWidth() else card.sizeHint().height()
+            shown = wanted and needed + self._foot.spacing() <= room
+            card.setVisible(shown)
+            room -= needed + self._foot.spacing() if shown else 0
 
     def show_sidebar(self, show: bool) -> None:  # a state, not an option
         """As the user wants it, whatever the room; where there is none for both, the inspector gives way."""
@@ -159,7 +188,7 @@ class Frame(QWidget):
         column.setObjectName("column")
         column.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         middle = QVBoxLayout(column)
-        middle.setContentsMargins(0, 0, 0, 16)
+        middle.setContentsMargins(0, 0, 0, BELOW)
         middle.setSpacing(0)
         middle.addWidget(self.finder)
         middle.addWidget(self.second)
@@ -175,6 +204,7 @@ class Frame(QWidget):
         self._foot.addWidget(self.link)
         self._foot.addWidget(self.composer)
         middle.addLayout(self._foot)
+        column.installEventFilter(self)
         panels = QHBoxLayout()
         panels.setSpacing(0)
         panels.addWidget(self.sidebar)

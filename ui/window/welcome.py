@@ -78,9 +78,9 @@ class Welcome(QObject):
         if tokens and not self._claimed:
             tokens = False
             self._claim()
-        self._parts.coach.setVisible(tokens)
+        self._parts.show_card(self._parts.coach, tokens)
         sample = shown is not None and shown.view.is_sample
-        self._parts.first.setVisible(MODELS in left and sample and bool(self._parts.first.offers.rows))
+        self._parts.show_card(self._parts.first, MODELS in left and sample and bool(self._parts.first.offers.rows))
 
     def _claim(self) -> None:
         if not self._claiming:
@@ -182,7 +182,7 @@ class Starters(QObject):
     def _refresh(self) -> None:
         shown, running = self._controller.shown, self._controller.running
         said = shown is not None and any(turn.role != "system" for turn in shown.view.turns)
-        self.card.setVisible(shown is not None and not said and not running)
+        self._parts.show_card(self.card, shown is not None and not said and not running)
         self.card.show_wait(self._parts.composer.wait, self._parts.transcript.lacking)
         if self._then is not None and shown is not None and not running:
             session_id, then = self._then

@@ -296,7 +296,7 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
         question, visit = (turn.node_id for turn in bench.views[TRIP].turns[:2])
         window.activateWindow()
         await until(lambda: window.isActiveWindow() and bool(parts.transcript.tokens.page.boxes))
-        parts.coach.show()  # it was not asked for, and takes no key from what was
+        parts.show_card(parts.coach, True)  # it was not asked for, and takes no key from what was
         parts.finder.open()
         QTest.keyClicks(parts.finder.field, "we")
         QTest.keyClicks(parts.composer.field, "my own")

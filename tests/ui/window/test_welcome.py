@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QApplication, QFileDialog, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from ui import MainWindow
+from ui.theme.text_size import resize_text
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -113,6 +114,32 @@ def test_models_that_fit_stand_after_the_sample(in_window: Play, bench: FakeWork
         QTest.mouseClick(first.dismiss_button, LEFT)
         assert not first.isVisible()
         await until(lambda: bench.asked("dismiss_hint") == [("models",)])
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize(("width", "height", "scale"), [(560, 420, 1.0), (900, 640, 2.0)])
+def test_what_finds_no_room_waits_and_is_not_cut(
+    in_window: Play, bench: FakeWorkbench, app: QApplication, width: int, height: int, scale: float
+) -> None:
+    bench.left_hints = frozenset({"tokens", "models"})
+    bench.views[TRIP] = replace(bench.views[TRIP], is_sample=True)
+
+    def whole(card: QWidget) -> bool:
+        return card.isVisible() and card.height() >= card.heightForWidth(card.width())
+
+    async def scene(window: MainWindow) -> None:
+        coach, first = window.parts.coach, window.parts.first
+        await until(lambda: coach.isVisible() and first.isVisible())
+        resize_text(app, scale)
+        window.resize(width, height)
+        await until(lambda: not first.isVisible())
+        await frames()
+        assert whole(coach)
+        assert window.parts.composer.height() >= window.parts.composer.sizeHint().height()
+        QTest.mouseClick(coach.done_button, LEFT)
+        window.resize(width, height + 80)
+        await until(lambda: whole(first))
 
     in_window(scene)
 
