@@ -71,10 +71,7 @@ class Frame(QWidget):
         self.wants_sidebar, self.wants_inspector = sidebar, inspector
         self._room = (True, True)  # for sidebar, for inspector
         self._tree_open = self._inspector_after = False  # and whether the inspector is shown when it is closed
-        self._cards: dict[QWidget, bool] = {
-            self.coach: False,
-            self.first: False,
-        }  # over the message, and which are wanted; the first is shown first
+        self._cards: dict[QWidget, bool] = {self.coach: False, self.first: False}  # over the message; those that are wanted
         self._foot = QVBoxLayout()
         self._lay_out()
         self.transcript.column_changed.connect(self._align)

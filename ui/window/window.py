@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, QCoreApplication, Qt, Signal
+from PySide6.QtCore import QByteArray, QCoreApplication, QEvent, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QMainWindow, QToolBar, QWidget
 
@@ -365,7 +365,14 @@ class MainWindow(QMainWindow):
                 self.settings.show_settings(view)
 
     def set_full_screen(self, full: bool) -> None:  # a state, not an option
-        self.showFullScreen() if full else self.showNormal()
+        state = self.windowState()  # what was maximised is so again afterwards
+        self.setWindowState(state | Qt.WindowState.WindowFullScreen if full else state & ~Qt.WindowState.WindowFullScreen)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """The window manager, or the last start, has an own way into the full screen and out of it."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.WindowStateChange:
+            self.acts.full_screen.setChecked(self.isFullScreen())
 
     def open_shortcuts(self) -> None:
         """All shortcuts on one page."""

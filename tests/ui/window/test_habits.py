@@ -226,10 +226,20 @@ def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) ->
         await until(lambda: bench.asked("change_setting")[-1] == ("text_percent", 90))
         QTest.keyClick(window, Key.Key_0, CONTROL)
         await until(lambda: bench.asked("change_setting")[-1] == ("text_percent", 100))
+        window.showMaximized()
         window.acts.full_screen.trigger()
         assert window.isFullScreen()
         window.acts.full_screen.trigger()
-        assert not window.isFullScreen()
+        assert (window.isFullScreen(), window.isMaximized()) == (False, True)
+        # also where it is left by the window manager, or was left so by the last window
+        window.acts.full_screen.trigger()
+        other = MainWindow(bench, state=window.state())
+        assert other.acts.full_screen.isChecked()
+        other.acts.full_screen.trigger()
+        assert not other.isFullScreen()
+        other.deleteLater()
+        window.showNormal()
+        assert not window.acts.full_screen.isChecked()
 
     in_window(scene)
 
