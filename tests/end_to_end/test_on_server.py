@@ -68,11 +68,11 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         token = inspector.token
         assert not any(bar.isVisible() for bar in token.alternatives.buttons)
         sentence = refused(token.lacking, token.beam_rows)
-        assert sentence == f"{name} returns no token ids: no branch can leave at a token."
+        assert sentence == f"{name} returns no token ids, so a branch cannot start at a token."
         asked = next(turn for turn in window.controller.shown.view.turns if turn.role == "user")
         window.presenter.pin(asked.node_id, len(asked.run) - 1)
         await at_rest(window)
-        assert refused(token.unscored, token.score_button).endswith(f"{name} does not score given texts.")
+        assert refused(token.unscored, token.score_button).endswith(f"{name} does not score texts.")
         assert not window.acts.score.isEnabled()
         assert not window.acts.beams.isEnabled()
         assert window.acts.similar.statusTip() == f"{name} makes no embeddings, by which turns are compared."
@@ -97,7 +97,7 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert popover.tabs[MODEL].isChecked()
         assert "takes no adapters from here" in refused(page.no_adapters_there, page.add_button, page.adapter_field.get_button)
         sentence = refused(page.guess_words, *page.guess.buttons[1:])
-        assert sentence == f"The server of {name} decides about speculation itself."
+        assert sentence == f"The server of {name} decides about speculation."
         QTest.mouseClick(popover.tabs[SAMPLING], LEFT)
         options = popover.sampling.options
         assert options.fields["temperature"].isEnabled()

@@ -88,7 +88,7 @@ async def full_tree(window: MainWindow, _: AppWorkbench, folder: Path, name: str
 
 
 async def full_tree_alone(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
-    """Only what goes on from a row, two bookmarks, two rows to compare, a name."""
+    """Show only what follows a row, two bookmarks, two rows to compare, a name."""
     await _opened(window)
     view, control = window.parts.tree.view, Qt.KeyboardModifier.ControlModifier
     rows = view.rows.all

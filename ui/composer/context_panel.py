@@ -66,7 +66,9 @@ class OverflowBar(QFrame):
             self.larger.setText(self.tr("The whole context, {0} tokens (reloads)").format(count(whole)))
         self.too_large.setVisible(whole is not None and not composition.can_grow)
         if whole is not None:
-            said = self.tr("The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings, Memory).")
+            said = self.tr(
+                "The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings > Memory)."
+            )
             self.too_large.setText(said.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
         self.show()
         self.leave_out.setFocus()

@@ -74,7 +74,7 @@ class WhyFacts(QWidget):
 
 MOST_SHOWN = 10
 FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
-    "grammar": QT_TRANSLATE_NOOP("Stages", "not in the form"),
+    "grammar": QT_TRANSLATE_NOOP("Stages", "not allowed by the format"),
     "bias": QT_TRANSLATE_NOOP("Stages", "banned"),
 }
 

@@ -252,8 +252,8 @@ class ImportBar(ChoiceBar):
             self._go_on(FLOAT32)
             return
         question = self.tr(
-            "{0}: quantised, its weights take {1} and run on mlx, and slower on hf, on a processor; in float32 they take {2} "
-            "and run everywhere. Their values are the same."
+            "{0}: kept quantised, the weights take {1} and run on mlx, and more slowly on hf, on the CPU. As float32 they take "
+            "{2} and run everywhere. The values are the same."
         ).format(one_line(plan.path.name), size(plan.kept), size(plan.float32))
         note = f" {one_line(plan.note)}." if plan.note else ""
         self.ask_about(question + note, KEPT if plan.keeps else FLOAT32)

@@ -103,7 +103,7 @@ class DownloadRow(QWidget):
             file = self.tr("{0}: {1} of {2}").format(view.file, size(view.file_done), size(view.file_total))
             return f"{here} · {file}"
         steps = {
-            "look up": self.tr("asking the hub…"),
+            "look up": self.tr("asking Hugging Face…"),
             "check": self.tr("checking downloaded files…"),
             "install": self.tr("verifying and installing…"),
         }

@@ -65,7 +65,7 @@ class TokenRow(QWidget):
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setMaxLength(1000)
         self.field.setPlaceholderText(self.tr("token (hf_…)"))
-        self.field.setAccessibleName(self.tr("Token of the hub"))
+        self.field.setAccessibleName(self.tr("Hugging Face token"))
         self.field.returnPressed.connect(self._keep)
         self.keep_button, self.forget_button = button(self.tr("Keep")), button(self.tr("Delete the token"), "plain")
         self.keep_button.clicked.connect(self._keep)

@@ -31,9 +31,9 @@ class Need(NamedTuple):
 
 
 NEEDS: Final = {  # by control
-    "branch": Need("token_ids", QT_TRANSLATE_NOOP("Needs", "{0} returns no token ids: no branch can leave at a token.")),
-    "beams": Need("beam_generate", QT_TRANSLATE_NOOP("Needs", "{0} has no beam search that could be followed from here.")),
-    "score": Need("scores", QT_TRANSLATE_NOOP("Needs", "{0} does not score given texts.")),
+    "branch": Need("token_ids", QT_TRANSLATE_NOOP("Needs", "{0} returns no token ids, so a branch cannot start at a token.")),
+    "beams": Need("beam_generate", QT_TRANSLATE_NOOP("Needs", "{0} has no beam search.")),
+    "score": Need("scores", QT_TRANSLATE_NOOP("Needs", "{0} does not score texts.")),
     "draft": Need("kv", QT_TRANSLATE_NOOP("Needs", "{0} is on a server, to which nothing is sent before Send.")),
     "depth": Need("lens", QT_TRANSLATE_NOOP("Needs", "{0} is on a server, which does not show its layers.")),
     "cache": Need(
@@ -45,9 +45,9 @@ NEEDS: Final = {  # by control
             "Needs", "{0} is on a server, which takes no adapters from here. Connect to one that it has by its own name."
         ),
     ),
-    "speculation": Need("speculative", QT_TRANSLATE_NOOP("Needs", "The server of {0} decides about speculation itself.")),
-    "similar": Need("embed", QT_TRANSLATE_NOOP("Needs", "{0} makes no embeddings, by which turns are compared.")),
-    "ban": Need("banned_tokens", QT_TRANSLATE_NOOP("Needs", "{0} bans no tokens.")),
+    "speculation": Need("speculative", QT_TRANSLATE_NOOP("Needs", "The server of {0} decides about speculation.")),
+    "similar": Need("embed", QT_TRANSLATE_NOOP("Needs", "{0} makes no embeddings, which are needed to compare turns.")),
+    "ban": Need("banned_tokens", QT_TRANSLATE_NOOP("Needs", "{0} cannot ban tokens.")),
     "server": Need("kv", QT_TRANSLATE_NOOP("Needs", "{0} is on a server: give other programs that server’s address.")),
 }
 

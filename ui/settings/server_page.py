@@ -42,7 +42,7 @@ class ServerPage(Page):
         self.column.addWidget(
             words(
                 self.tr(
-                    "Other programs on this computer can ask the model that is loaded here, through the interface of OpenAI. "
+                    "Other programs on this computer can ask the model that is loaded here, through OpenAI's API. "
                     "Nothing listens until you start the server, no other computer can reach it, and it stops when Elsewise "
                     "is closed. It asks for no key: any program on this computer can use it. Your own answers go first."
                 )

@@ -24,7 +24,7 @@ LABELS = {
         QT_TRANSLATE_NOOP("Options", "seed"),
         QT_TRANSLATE_NOOP(
             "Options",
-            "the same seed draws the same answer, but where the model's page says otherwise; empty: a fresh one each time",
+            "the same seed gives the same answer, unless the model's page says otherwise; empty: a new seed each time",
         ),
     ),
 }

@@ -177,7 +177,7 @@ class OptionRows(QWidget):
         shown = [self._captions[name].text() for name in missing if name not in MORE or self._own[name] is not None]
         said = [self.tr("{0} has no {1}.").format(self._status.model, ", ".join(shown))] if shown else []
         if any(self._own[name] is not None for name in missing):
-            said.append(self.tr("It refuses to answer while they are set here: take them back (×)."))
+            said.append(self.tr("It cannot answer while they are set here: clear them (×)."))
         self.lacking.setText(" ".join(said))
         self.lacking.setVisible(bool(said))
 

@@ -19,7 +19,7 @@ class SystemPage(Page):
         super().__init__()
         self.head(self.tr("System prompt"))
         self.system = SourceField(
-            self.tr("System prompt"), self.tr("none: that of the model's template"), mono=False, height=220
+            self.tr("System prompt"), self.tr("empty: as in the model's template"), mono=False, height=220
         )
         self.column.addWidget(self.system)
         self.system_button = button(self.tr("Start a branch with this system prompt"))

@@ -55,16 +55,16 @@ class Figures(QFrame):
     def _of_answer(self, status: StatusView) -> list[tuple[str, str, str]]:
         rows = []
         if status.tokens_per_second is not None:
-            meaning = self.tr("Tokens of the answer for each second after the first token")
+            meaning = self.tr("Tokens per second after the first token")
             rows.append((self.tr("speed"), rate(status.tokens_per_second), meaning))
         if status.first_token_seconds is not None:
             meaning = self.tr("Time from sending the message to the first token of the answer")
             rows.append((self.tr("first token"), self.tr("{0:.2f} s").format(status.first_token_seconds), meaning))
         if status.reused is not None and status.computed is not None and status.reused + status.computed:
             whole = count(status.reused + status.computed)
-            meaning = self.tr("Tokens in front of the answer that the model had read before and did not read again")
+            meaning = self.tr("Tokens before the answer that the model had already read")
             rows.append((self.tr("reused"), self.tr("{0} of {1}").format(count(status.reused), whole), meaning))
-            meaning = self.tr("Tokens in front of the answer that the model had to read; before sending they are “to compute”")
+            meaning = self.tr("Tokens before the answer that the model had to read; before sending they are “to compute”")
             rows.append((self.tr("computed"), self.tr("{0} of {1}").format(count(status.computed), whole), meaning))
         return rows
 
@@ -74,9 +74,9 @@ class Figures(QFrame):
             meaning = self.tr("What the model has read is held in memory (KV), up to a limit in the settings")
             rows.append((self.tr("KV"), self.tr("{0} of {1}").format(size(status.kv_bytes), size(status.kv_budget)), meaning))
         names = {
-            Tier.WARM: (self.tr("turns in memory"), self.tr("The model goes on from them at once")),
-            Tier.DISK: (self.tr("turns on disk"), self.tr("They are loaded from the disk before the model goes on")),
-            Tier.COLD: (self.tr("turns to compute"), self.tr("The model reads them again before it goes on")),
+            Tier.WARM: (self.tr("turns in memory"), self.tr("The model can continue from them at once")),
+            Tier.DISK: (self.tr("turns on disk"), self.tr("They are loaded from the disk before the model continues")),
+            Tier.COLD: (self.tr("turns to compute"), self.tr("The model reads them again before it continues")),
             Tier.SERVER: (self.tr("turns on the server"), self.tr("The server decides what it holds of them")),
         }
         for tier, (name, meaning) in names.items():

@@ -99,7 +99,7 @@ class Legend(QToolButton):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if self._compares:
-            words = self.tr("difference") + "\t" + self.tr("what a second model gave more or less")
+            words = self.tr("difference") + "\t" + self.tr("how much more or less likely a second model found it")
             action = QAction(words, menu, checkable=True, checked=self._shows_difference)
             action.triggered.connect(lambda _checked=False: self.difference_chosen.emit())
             menu.addAction(action)
@@ -136,10 +136,10 @@ def meaning(measure: Measure) -> str:
     translate = QApplication.translate
     return {
         Measure.SURPRISAL: translate("Legend", "how unexpected this token was"),
-        Measure.PROBABILITY: translate("Legend", "what the model gave this token"),
+        Measure.PROBABILITY: translate("Legend", "how likely the model found this token"),
         Measure.RANK: translate("Legend", "its place among all tokens"),
         Measure.ENTROPY: translate("Legend", "how undecided the model was here"),
-        Measure.MARGIN: translate("Legend", "how far the first was ahead of the second"),
+        Measure.MARGIN: translate("Legend", "how far the likeliest token was ahead of the next"),
         Measure.LAYER: translate("Legend", "the layer from which it was likeliest; computed in Depth"),
     }[measure]
 

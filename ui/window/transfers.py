@@ -215,7 +215,7 @@ class DroppedFiles(QObject):
 
     def refuse_pictures(self, names: str) -> None:
         """Says why nothing comes of pictures."""
-        words = translate("DroppedFiles", "{0}: the models here read text and no pictures")
+        words = translate("DroppedFiles", "{0}: models here read text, not pictures")
         self.refused.emit(words.format(names or translate("DroppedFiles", "a picture")))
 
 

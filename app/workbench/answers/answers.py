@@ -109,7 +109,7 @@ class Answers:
         session = await self._sessions.whole(session_id, node_id)
         results = [clean_text(text).replace("\0", "\ufffd") for text in results]
         if not results or not all(text.strip() for text in results):
-            raise Refusal(translate("Workbench", "write the result first; a call that failed has one too, such as an error"))
+            raise Refusal(translate("Workbench", "write the result first; for a call that failed, write its error"))
         node = self._node(session, node_id)
         calls = next((turn.calls for turn in session.turn_views() if turn.node_id == node_id), ())
         if node.role != "assistant" or not calls:

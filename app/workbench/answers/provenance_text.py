@@ -9,7 +9,6 @@ from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_mad
 from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.values import (
     DEFAULT,
-    known_word,
     named_options,
     source_words,
     stored_sources,
@@ -18,28 +17,26 @@ from runtime import LanguageModel
 from storage import NodeRow
 from ui import QT_TRANSLATE_NOOP, Made, Setting, translate
 
-NOT_KNOWN = QT_TRANSLATE_NOOP(
-    "Workbench", "how this answer was made was not stored yet when it was written; regenerate it instead"
-)
+NOT_KNOWN = QT_TRANSLATE_NOOP("Workbench", "the settings of this answer were not stored; regenerate it instead")
 FOUND = QT_TRANSLATE_NOOP(
-    "Workbench", "this answer was found by a beam search, nothing was drawn; ask for beams at its place, and it is found again"
+    "Workbench", "this answer was found by a beam search, which draws nothing; ask for beams at the same place to find it again"
 )
 NOTHING_MADE = QT_TRANSLATE_NOOP(
     "Workbench", "there is nothing to repeat: the model said nothing here; regenerate the answer instead"
 )
-ENDS = (  # what ended an answer, as it is stored but for its underlines
-    QT_TRANSLATE_NOOP("Workbench", "eos"),
-    QT_TRANSLATE_NOOP("Workbench", "stop"),
-    QT_TRANSLATE_NOOP("Workbench", "length"),
-    QT_TRANSLATE_NOOP("Workbench", "context"),
-    QT_TRANSLATE_NOOP("Workbench", "cancelled"),
-    QT_TRANSLATE_NOOP("Workbench", "grammar"),
-    QT_TRANSLATE_NOOP("Workbench", "error"),
-    QT_TRANSLATE_NOOP("Workbench", "engine died"),
-    QT_TRANSLATE_NOOP("Workbench", "stop inside"),
-    QT_TRANSLATE_NOOP("Workbench", "app ended"),
-    QT_TRANSLATE_NOOP("Workbench", "edited"),
-)
+ENDS = {  # what ended an answer, by its stored name
+    "eos": QT_TRANSLATE_NOOP("Workbench", "the model's end token"),
+    "stop": QT_TRANSLATE_NOOP("Workbench", "a stop text"),
+    "length": QT_TRANSLATE_NOOP("Workbench", "the length limit"),
+    "context": QT_TRANSLATE_NOOP("Workbench", "the end of the context"),
+    "cancelled": QT_TRANSLATE_NOOP("Workbench", "Stop"),
+    "grammar": QT_TRANSLATE_NOOP("Workbench", "the end of its output format"),
+    "error": QT_TRANSLATE_NOOP("Workbench", "an error"),
+    "engine_died": QT_TRANSLATE_NOOP("Workbench", "a stop of the engine"),
+    "stop_inside": QT_TRANSLATE_NOOP("Workbench", "a stop text, before its output format was complete"),
+    "app_ended": QT_TRANSLATE_NOOP("Workbench", "a stop of Elsewise"),
+    "edited": QT_TRANSLATE_NOOP("Workbench", "an edit"),
+}
 
 
 def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
@@ -97,7 +94,7 @@ def repeat_note(stats: Mapping[str, Any]) -> str:
         return ""
     at = told.get("parts_at")
     if isinstance(at, int):
-        return translate("Workbench", "differs from the original from its token {0:,} on").format(at + 1)
+        return translate("Workbench", "differs from the original from token {0:,} on").format(at + 1)
     if told.get("ended"):
         return translate("Workbench", "the same, token for token")
     return translate("Workbench", "the same for {0:,} tokens").format(told.get("compared", 0))
@@ -130,7 +127,7 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "computed"): _tokens(stats.get("computed")),
         translate("Workbench", "first token after"): _seconds(stats.get("first_token_seconds")),
         translate("Workbench", "decoded in"): _seconds(stats.get("decode_seconds")),
-        translate("Workbench", "ended by"): known_word(str(node.finish_reason or "").replace("_", " "), ENDS),
+        translate("Workbench", "ended by"): _ended_by(str(node.finish_reason or "")),
         translate("Workbench", "repeats"): repeat_note(stats),
     }
     settings = tuple(Setting(name, value, source_words(who)) for name, value, who in told)
@@ -153,6 +150,10 @@ def words(value: Any) -> str:
         case list():
             return ", ".join(map(words, value)) or translate("Workbench", "none")
     return str(value)
+
+
+def _ended_by(reason: str) -> str:
+    return translate("Workbench", ENDS[reason]) if reason in ENDS else reason
 
 
 def _tokens(count: Any) -> str:

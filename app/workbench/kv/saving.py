@@ -110,7 +110,7 @@ class BlockSaver:
         limit = translate("Workbench", "; it is {0:.1f} GB").format(budget / 1e9) if isinstance(budget, int) else ""
         note = translate(
             "Workbench",
-            "not all of this session's KV is kept on disk: {0}. Unpin a session, or raise the limit (Settings, KV on disk{1})",
+            "not all of this session's KV is kept on disk: {0}. Unpin a session, or raise KV on disk (Settings > Memory{1})",
         ).format(why, limit)
         note = note if no_room else ""
         if self._windows.disk_note != note:

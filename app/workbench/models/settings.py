@@ -335,7 +335,7 @@ def _read_template(path: Path) -> None:
         data.decode()
     except UnicodeDecodeError as fault:
         raise Refusal(
-            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} is {2:#04x}").format(
+            translate("Workbench", "{0} is not UTF-8 text: byte {1:,} is {2:#04x}").format(
                 path.name, fault.start, data[fault.start]
             )
         ) from None

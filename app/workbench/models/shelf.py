@@ -266,7 +266,9 @@ def _plan_gguf(path: Path) -> GgufPlan:
     from runtime import plan_import
 
     if path.suffix.lower() != ".gguf":
-        raise Refusal(translate("Workbench", "{0} is no GGUF file; a model folder is added with Add folder…").format(path.name))
+        raise Refusal(
+            translate("Workbench", "{0} is not a GGUF file; a model folder is added with Add folder…").format(path.name)
+        )
     plan = plan_import(path)
     return GgufPlan(path, plan.kept, plan.float32, keeps=plan.keeps, note=plan.note)
 

@@ -133,7 +133,7 @@ class Drafts:
             if len(ids) > model.info.context_length:
                 return None
             if len(ids) - warm > MOST_SCORED:
-                words = translate("Workbench", "not coloured: {0:,} tokens would have to be read, and {1:,} is the most")
+                words = translate("Workbench", "not coloured: {0:,} tokens would have to be read; the limit is {1:,}")
                 raise Refusal(words.format(len(ids) - warm, MOST_SCORED))
             scored = await model.score_run(ids, 1, start, adapters=adapters, priority=Priority.BACKGROUND)
         except EngineDiedError:
@@ -321,12 +321,12 @@ def _read_text(path: Path) -> TextFile:
         raise Refusal(translate("Workbench", "{0} cannot be read: {1}").format(path.name, fault.strerror or fault)) from fault
     zero = data.find(0)
     if zero >= 0:
-        raise Refusal(translate("Workbench", "{0} is no text: byte {1:,} of {2:,} is 0").format(path.name, zero, len(data)))
+        raise Refusal(translate("Workbench", "{0} is not text: byte {1:,} of {2:,} is 0").format(path.name, zero, len(data)))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise Refusal(
-            translate("Workbench", "{0} is no UTF-8 text: byte {1:,} of {2:,} is {3:#04x}").format(
+            translate("Workbench", "{0} is not UTF-8 text: byte {1:,} of {2:,} is {3:#04x}").format(
                 path.name, fault.start, len(data), data[fault.start]
             )
         ) from None

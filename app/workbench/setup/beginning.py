@@ -80,7 +80,7 @@ def read_tools(source: str) -> list[dict[str, Any]]:
     try:
         read = json.loads(source)
     except (ValueError, RecursionError) as fault:
-        raise InvalidRequestError(translate("Workbench", "the definitions are no JSON: {0}").format(fault)) from fault
+        raise InvalidRequestError(translate("Workbench", "the definitions are not JSON: {0}").format(fault)) from fault
     tools = [read] if isinstance(read, Mapping) else read
     ToolCallReader(tools=tools)  # which looks at their shape
     return [dict(tool) if "function" in tool else {"type": "function", "function": tool} for tool in tools]

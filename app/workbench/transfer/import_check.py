@@ -13,8 +13,8 @@ from ui import QT_TRANSLATE_NOOP, translate
 SHOWN: Final = 12  # characters of a fingerprint
 WAYS: Final = QT_TRANSLATE_NOOP(
     "Workbench",
-    "to go on with its very tokens choose that model in the model menu (or get it: `elsewise models get`); with another one "
-    "open it as text: send a message, then choose 'open as text' under it",
+    "to continue with its exact tokens, choose that model in the model menu (or get it: `elsewise models get`); to continue "
+    "with another one, send a message, then choose 'open as text' under it",
 )
 
 

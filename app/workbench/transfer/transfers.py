@@ -17,8 +17,8 @@ from ui import QT_TRANSLATE_NOOP, ExportFormat, ImportResult, OnTransfer, Refusa
 
 NO_SNAPSHOT = QT_TRANSLATE_NOOP(
     "Workbench",
-    "no program can go on from its very tokens: not all of the path that is shown was written by one model, or some of it is "
-    "damaged or was never read by one. Its text, tokens and numbers are in the file",
+    "no program can continue from its exact tokens: not all of the path that is shown was written by one model, or some of it "
+    "is damaged or was never read by one. Its text, tokens and numbers are in the file",
 )
 
 

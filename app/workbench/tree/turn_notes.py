@@ -22,13 +22,13 @@ NOTES = {
     "error": QT_TRANSLATE_NOOP("Workbench", "failed"),
     "edited": QT_TRANSLATE_NOOP("Workbench", "edited"),
 }
-CUT = QT_TRANSLATE_NOOP("Workbench", "a stop text cut it before it had the form asked for")
+CUT = QT_TRANSLATE_NOOP("Workbench", "a stop text ended it before it had the requested format")
 UNSOUND = QT_TRANSLATE_NOOP(
     "Workbench",
     "read as JSON it is not what the schema describes: a name comes twice in an object, or a number is beyond what can be held",
 )
 DAMAGED = QT_TRANSLATE_NOOP(
-    "Workbench", "some of this turn's stored rows are damaged; what could be read is shown, and no model goes on from it"
+    "Workbench", "some stored data of this turn is damaged; what could be read is shown, but no model can continue from it"
 )
 
 

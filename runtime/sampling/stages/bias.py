@@ -91,7 +91,7 @@ SPEC = StageSpec(
             QT_TRANSLATE_NOOP("Options", "bias"),
             QT_TRANSLATE_NOOP(
                 "Options",
-                'is added to the scores of tokens, such as " rain": -5, or by id, 36413: -5; spaces in front count',
+                'added to the scores of tokens, such as " rain": -5, or by id, 36413: -5; spaces in front count',
             ),
             folded=True,
             read=_read_biases,

@@ -105,21 +105,21 @@ SPEC = StageSpec(
         Parameter(
             "dry_base", 1.75, number(1.0, math.inf),
             QT_TRANSLATE_NOOP("Options", "DRY growth"),
-            QT_TRANSLATE_NOOP("Options", "per token of what is repeated"),
+            QT_TRANSLATE_NOOP("Options", "factor for each further token that is repeated"),
             switch=False,
             folded=True,
         ),
         Parameter(
             "dry_allowed_length", 2, whole(1),
             QT_TRANSLATE_NOOP("Options", "DRY allows"),
-            QT_TRANSLATE_NOOP("Options", "repetitions shorter than so many tokens cost nothing"),
+            QT_TRANSLATE_NOOP("Options", "shorter repetitions, in tokens, are not penalised"),
             switch=False,
             folded=True,
         ),
         Parameter(
             "dry_range", 0, whole(0, least_is="all"),
             QT_TRANSLATE_NOOP("Options", "DRY looks at"),
-            QT_TRANSLATE_NOOP("Options", "so many last tokens; 0 is all"),
+            QT_TRANSLATE_NOOP("Options", "how many of the last tokens; 0 is all"),
             switch=False,
             folded=True,
             aliases=("dry_penalty_last_n",),
@@ -127,7 +127,7 @@ SPEC = StageSpec(
         Parameter(
             "dry_breakers", ("\n", ":", '"', "*"), many("token ids and texts"),
             QT_TRANSLATE_NOOP("Options", "DRY breakers"),
-            QT_TRANSLATE_NOOP("Options", 'no repetition goes across them: texts such as "\\n", ":", or token ids'),
+            QT_TRANSLATE_NOOP("Options", 'repetitions end at them: texts such as "\\n", ":", or token ids'),
             switch=False,
             folded=True,
             aliases=("dry_sequence_breakers",),

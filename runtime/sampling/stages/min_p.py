@@ -36,7 +36,7 @@ SPEC = StageSpec(
         Parameter(
             "min_p", 0.0, number(0.0, 1.0),
             QT_TRANSLATE_NOOP("Options", "min-p"),
-            QT_TRANSLATE_NOOP("Options", "only those with this share of the likeliest one's probability; 0 is off"),
+            QT_TRANSLATE_NOOP("Options", "keeps tokens with at least this share of the likeliest one's probability; 0 is off"),
             slider=Slider(0.0, 1.0, "square", always=True),
         ),
     ),

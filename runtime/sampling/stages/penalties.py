@@ -54,26 +54,26 @@ SPEC = StageSpec(
         Parameter(
             "repetition_penalty", 1.0, number(1 / LARGEST, LARGEST),
             QT_TRANSLATE_NOOP("Options", "repetition"),
-            QT_TRANSLATE_NOOP("Options", "makes what occurred less likely; 1 is off"),
+            QT_TRANSLATE_NOOP("Options", "makes tokens that occurred less likely; 1 is off"),
             slider=Slider(1.0, 2.0, always=True),
             aliases=("repeat_penalty",),
         ),
         Parameter(
             "presence_penalty", 0.0, CHANGE,
             QT_TRANSLATE_NOOP("Options", "presence"),
-            QT_TRANSLATE_NOOP("Options", "is subtracted from what occurred; 0 is off"),
+            QT_TRANSLATE_NOOP("Options", "subtracted from the scores of tokens that occurred; 0 is off"),
             slider=Slider(0.0, 2.0),
         ),
         Parameter(
             "frequency_penalty", 0.0, CHANGE,
             QT_TRANSLATE_NOOP("Options", "frequency"),
-            QT_TRANSLATE_NOOP("Options", "is subtracted once for each occurrence; 0 is off"),
+            QT_TRANSLATE_NOOP("Options", "subtracted from a token's score for each time it occurred; 0 is off"),
             slider=Slider(0.0, 2.0),
         ),
         Parameter(
             "penalty_window", 0, whole(0, least_is="all"),
             QT_TRANSLATE_NOOP("Options", "penalties look at"),
-            QT_TRANSLATE_NOOP("Options", "so many last tokens; 0 is all"),
+            QT_TRANSLATE_NOOP("Options", "how many of the last tokens; 0 is all"),
             switch=False,
             folded=True,
             aliases=("repeat_last_n", "repetition_context_size"),  # llama.cpp, mlx-lm

@@ -36,7 +36,7 @@ SPEC = StageSpec(
         Parameter(
             "top_k", 0, whole(0, least_is="off"),
             QT_TRANSLATE_NOOP("Options", "top-k"),
-            QT_TRANSLATE_NOOP("Options", "only the k likeliest; 0 is off"),
+            QT_TRANSLATE_NOOP("Options", "keeps the k likeliest tokens; 0 is off"),
             slider=Slider(0, MOST_SHOWN, "count", always=True),
         ),
     ),

@@ -22,7 +22,7 @@ SPEC = StageSpec(
         Parameter(
             "top_p", 1.0, number(0.0, 1.0, open_low=True),
             QT_TRANSLATE_NOOP("Options", "top-p"),
-            QT_TRANSLATE_NOOP("Options", "the likeliest that together reach this probability; 1 is off"),
+            QT_TRANSLATE_NOOP("Options", "keeps the likeliest tokens that together reach this probability; 1 is off"),
             slider=Slider(0.01, 1.0, always=True),
         ),
     ),

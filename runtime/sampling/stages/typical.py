@@ -155,7 +155,7 @@ SPEC = StageSpec(
         Parameter(
             "typical_p", 1.0, number(0.0, 1.0, open_low=True),
             QT_TRANSLATE_NOOP("Options", "typical"),
-            QT_TRANSLATE_NOOP("Options", "those whose surprise is nearest to the entropy; 1 is off"),
+            QT_TRANSLATE_NOOP("Options", "keeps the tokens whose surprise is nearest to the entropy; 1 is off"),
             slider=Slider(0.01, 1.0, always=True),
             aliases=("typ_p",),
         ),

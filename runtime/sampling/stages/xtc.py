@@ -52,7 +52,7 @@ SPEC = StageSpec(
         Parameter(
             "xtc_probability", 0.0, number(0.0, 1.0),
             QT_TRANSLATE_NOOP("Options", "XTC"),
-            QT_TRANSLATE_NOOP("Options", "how often all top choices but the last go; 0 is off"),
+            QT_TRANSLATE_NOOP("Options", "how often all top choices but the least likely are removed; 0 is off"),
             slider=Slider(0.0, 1.0),
         ),
         Parameter(

@@ -99,8 +99,11 @@ def test_hostile_stored_settings_fall_back_with_a_note(hostile: object) -> None:
 
 def test_a_chat_format_and_a_place_for_the_weights_are_given_to_the_next_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
-        for name, wrong in (("chat_format", "esperanto"), ("offload", "tape")):
-            with pytest.raises(Refusal, match=name):
+        for name, wrong, shown in (
+            ("chat_format", "esperanto", "the chat format esperanto"),
+            ("offload", "tape", "weights on tape"),
+        ):
+            with pytest.raises(Refusal, match=shown):
                 await s.workbench.settings.change(name, wrong)
         view = await s.workbench.settings.change("chat_format", "chatml")
         assert set(view.choices["chat_format"]) > {"auto", "none", "chatml", "plain"}
@@ -142,7 +145,7 @@ def test_a_template_of_ones_own_takes_the_place_of_a_format_and_back(play: Play,
         view = await s.workbench.settings.change("chat_template_file", str(own))
         assert (view.values.chat_template_file, view.values.chat_format) == (str(own), "auto")
         assert s.workbench.services.supervisor.options == {"chat_template_file": str(own)}
-        with pytest.raises(Refusal, match=r"picture.jinja is no UTF-8 text: byte 0 is 0x89"):
+        with pytest.raises(Refusal, match=r"picture.jinja is not UTF-8 text: byte 0 is 0x89"):
             await s.workbench.settings.change("chat_template_file", str(tmp_path / "picture.jinja"))
         assert s.workbench.services.supervisor.options == {"chat_template_file": str(own)}
         view = await s.workbench.settings.change("chat_format", "chatml")

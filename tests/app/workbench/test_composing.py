@@ -79,7 +79,7 @@ def test_a_draft_is_scored_as_it_will_stand(play: Play) -> None:
         session_id = await s.asked("hi")
         draft = await s.workbench.drafts.score(session_id, "and now?")
         assert await s.workbench.drafts.score(session_id, "  ") is None
-        with pytest.raises(Refusal, match="1,024 is the most"):
+        with pytest.raises(Refusal, match="the limit is 1,024"):
             await s.workbench.drafts.score(session_id, "x" * 1100)
         with pytest.raises(Refusal, match="100,000 characters"):
             await s.workbench.drafts.score(session_id, "x" * 100_000)
@@ -119,7 +119,7 @@ def test_pinned_files_are_a_beginning_of_their_own_and_are_kept(play: Play) -> N
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x00\x01\x02", "no text: byte 0 of 3 is 0"),
+        (b"\x00\x01\x02", "not text: byte 0 of 3 is 0"),
         (b"caf\xe9", "byte 3 of 4 is 0xe9"),
         (b"x" * ((1 << 20) + 1), "1,048,577 bytes"),
         (b"  \n", "empty"),

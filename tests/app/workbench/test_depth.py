@@ -128,7 +128,7 @@ def test_another_models_tokens_and_a_model_without_layers_are_refused_with_the_r
         # nor does a branch leave at a token of a model that names none by its id
         s.workbench.services.windows.refresh_status()
         assert {"beam_generate", "token_ids"} <= s.workbench.status.lacks
-        with pytest.raises(Refusal, match="returns no token ids: no branch can leave at a token"):
+        with pytest.raises(Refusal, match="returns no token ids, so a branch cannot start at a token"):
             await s.workbench.answers.branch(session_id, turn.node_id, at, 3)
         with pytest.raises(Refusal, match="returns no token ids"):
             await s.workbench.answers.write(session_id, turn.node_id, at, "other words")

@@ -69,7 +69,7 @@ def test_every_option_is_told_with_who_said_so(play: Play) -> None:
         assert made.facts["engine"].startswith("fake")
         assert made.facts["generated"] == "12 tokens"
         assert made.facts["prompt"] == f"{s.workbench.services.sessions.opened(session_id).path_length() - 12:,} tokens"
-        assert made.facts["ended by"] == "length"
+        assert made.facts["ended by"] == "the length limit"
         assert {"reused", "computed", "first token after", "decoded in", "fingerprint"} <= set(made.facts)
 
     play(first)
@@ -165,11 +165,11 @@ def test_it_says_where_the_two_part(play: Play, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(Repeat, "read", other)
         await s.workbench.answers.regenerate_exactly(session_id, old.node_id)
-        assert (await s.last(session_id)).note.startswith("differs from the original from its token 5 on")
+        assert (await s.last(session_id)).note.startswith("differs from the original from token 5 on")
 
     async def later(s: Scene) -> None:
         turn = await s.last((await s.workbench.sessions.list())[0].session_id)
-        assert turn.note.startswith("differs from the original from its token 5 on")
+        assert turn.note.startswith("differs from the original from token 5 on")
 
     play(scene)
     play(later)
@@ -257,7 +257,7 @@ def test_what_cannot_be_repeated_is_refused_with_a_reason(play: Play, monkeypatc
         turn = await s.last(session_id)
         assert s.workbench.answers.how_made(session_id, turn.node_id) is None
         assert not turn.can_repeat
-        with pytest.raises(Refusal, match="was not stored yet"):
+        with pytest.raises(Refusal, match="were not stored"):
             await s.workbench.answers.regenerate_exactly(session_id, turn.node_id)
 
     play(first)

@@ -130,7 +130,7 @@ def test_folders_and_files_come_onto_the_shelf(play: Play, tmp_path: Path, tiny:
         for wrong, why in ((adapter, "whole model|config.json|adapter"), (tmp_path, "config.json")):
             with pytest.raises(Refusal, match=why):
                 await s.workbench.shelf.add_folder(wrong)
-        with pytest.raises(Refusal, match="is no GGUF file"):
+        with pytest.raises(Refusal, match="is not a GGUF file"):
             await s.workbench.shelf.plan_gguf(own)
         assert [entry.name for entry in ModelShelf().models()] == [name]
 

@@ -51,8 +51,8 @@ def test_stored_words_are_translated_where_they_are_shown() -> None:
     told = how_made(replace(node(4, 3, "assistant"), stats=stats, finish_reason="length"))
     assert told is not None
     assert all(name.startswith(MARK) for name in told.facts)
-    assert told.facts[f"{MARK}Workbench: ended by"] == f"{MARK}Workbench: length"
-    assert told.facts[f"{MARK}Workbench: repeats"] == f"{MARK}Workbench: differs from the original from its token 3 on"
+    assert told.facts[f"{MARK}Workbench: ended by"] == f"{MARK}Workbench: the length limit"
+    assert told.facts[f"{MARK}Workbench: repeats"] == f"{MARK}Workbench: differs from the original from token 3 on"
     assert [setting.source for setting in told.settings] == [
         f"{MARK}Workbench: {MARK}Workbench: session and {MARK}Workbench: format",
         f"{MARK}Workbench: default",

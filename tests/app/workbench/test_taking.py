@@ -103,8 +103,8 @@ def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
     file, _ = exported(tmp_path)
     [note] = notes(tmp_path, file, None)
     assert "which is not on this machine (fingerprint " in note
-    assert "choose that model in the model menu; with another one" in note
-    assert "open it as text" in note
+    assert "choose that model in the model menu; to continue with another one" in note
+    assert "choose 'open as text'" in note
 
 
 def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,11 +83,11 @@ def test_what_the_model_cannot_do_at_a_token_is_said_beside_it(inspector: Inspec
     inspector.show_status(replace_struct(ready, lacks=frozenset({"beam_generate"})))
     assert (token.beam_rows.isEnabled(), token.draws.isEnabled()) == (False, True)
     assert (token.lacking.text(), token.lacking.isHidden()) == (
-        "big at host has no beam search that could be followed from here.",
+        "big at host has no beam search.",
         False,
     )
     inspector.show_status(replace_struct(ready, lacks=frozenset({"beam_generate", "token_ids"})))
-    assert token.lacking.text() == "big at host returns no token ids: no branch can leave at a token."
+    assert token.lacking.text() == "big at host returns no token ids, so a branch cannot start at a token."
     inspector.show_spot(None, vocabulary.bytes_of, can_choose=False)
     assert token.lacking.isHidden()
 
@@ -116,9 +116,9 @@ def test_what_a_form_or_a_ban_forbids_is_grey_and_says_why(inspector: Inspector,
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     buttons = inspector.token.alternatives.buttons
     assert [button.alternative.forbidden for button in buttons[:4] if button.alternative is not None] == [
-        "not in the form", "banned", "", "",
+        "not allowed by the format", "banned", "", "",
     ]  # fmt: skip
-    assert buttons[0].accessibleName() == "␣Paris, probability .412, rank 1, not in the form"
+    assert buttons[0].accessibleName() == "␣Paris, probability .412, rank 1, not allowed by the format"
     assert "banned" in buttons[1].toolTip()
     # and drawn: its bar has not the colour of one that could have come
     colours = {QColor(image.pixel(x, y)).name() for image in [buttons[0].grab().toImage()]

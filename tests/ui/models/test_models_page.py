@@ -162,7 +162,7 @@ def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_win
         choose(page, page.import_button, "/files/some.gguf")
         await until(form.isVisible)
         said = form.question.text()
-        assert said.startswith("some.gguf: quantised, its weights take 130 MB and run on mlx, and slower on hf")
+        assert said.startswith("some.gguf: kept quantised, the weights take 130 MB and run on mlx, and more slowly on hf")
         assert said.endswith(f"{bench.gguf[-1]}.")
         assert form.choice.place == 1  # float32, as here hf runs models
         window.settings.activateWindow()

@@ -60,7 +60,7 @@ def test_each_kind_of_file_goes_where_it_belongs(in_window: Play, bench: FakeWor
             await until(lambda: not parts.status.transfer.isVisible())
         assert [call[0] for call in bench.asked("import_file")] == [session, exported]
         assert drop(parts.inspector, [picture])
-        assert parts.composer.notice.words == "cat.png: the models here read text and no pictures"
+        assert parts.composer.notice.words == "cat.png: models here read text, not pictures"
         assert drop(parts.transcript.tokens.viewport(), [model])
         await until(lambda: window.settings.isVisible() and bool(bench.asked("plan_gguf")))
         window.settings.close()
@@ -97,7 +97,7 @@ def test_pasted_files_are_files_and_pasted_pictures_are_declined(in_window: Play
         picture.setImageData(QImage(4, 4, QImage.Format.Format_RGB32))
         clipboard.setMimeData(picture)
         QTest.keyClick(field, Qt.Key.Key_V, Qt.KeyboardModifier.ControlModifier)
-        assert window.parts.composer.notice.words == "a picture: the models here read text and no pictures"
+        assert window.parts.composer.notice.words == "a picture: models here read text, not pictures"
         # the address of a page is text
         page = QMimeData()
         page.setUrls([QUrl("https://example.org/page")])

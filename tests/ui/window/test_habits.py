@@ -94,11 +94,11 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
         bench.emit(StatusChanged(bench.status))
         await until(lambda: not acts.similar.isEnabled())
         # in the menus
-        no_vectors, no_ids = f"{name} makes no embeddings, by which turns are compared.", f"{name} returns no token ids"
+        no_vectors, no_ids = f"{name} makes no embeddings, which are needed to compare turns.", f"{name} returns no token ids"
         for act, reason in (
             (acts.similar, no_vectors),
             (acts.beams, "no beam search"),
-            (acts.score, "does not score given texts"),
+            (acts.score, "does not score texts"),
             (acts.clear_cache, "is on its server"),
         ):
             assert not act.isEnabled()
@@ -128,7 +128,7 @@ def test_an_entry_says_before_it_is_clicked_what_the_model_lacks(in_window: Play
         window.presenter.pin(visit, LISBON)
         card = window.parts.pinned
         card.open()
-        for button, reason in ((card.branch, no_ids), (card.ban, f"{name} bans no tokens.")):
+        for button, reason in ((card.branch, no_ids), (card.ban, f"{name} cannot ban tokens.")):
             assert not button.isEnabled()
             assert button.statusTip().startswith(reason)
         # and then in the menus: what continues in front of it

@@ -138,6 +138,6 @@ def test_without_a_model_what_needs_one_says_so(in_window: Play, bench: FakeWork
         assert not card.own_text.isEnabled()
         assert "nothing is sent before Send" in card.own_text.toolTip()
         assert not card.endings.isEnabled()
-        assert "no branch can leave at a token" in card.endings.toolTip()
+        assert "a branch cannot start at a token" in card.endings.toolTip()
 
     in_window(scene)
