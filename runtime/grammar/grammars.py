@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from runtime.errors import ForkedError, GrammarError, RuntimeFault, SessionClosedError
 from runtime.grammar.compile import LIMITS, OUR_STACK, llguidance_text, readable
-from runtime.grammar.matcher import MatcherConstraint
+from runtime.grammar.constraint import Constraint
 from runtime.grammar.source import Grammar
 from runtime.grammar.trial import check_grammars
 
@@ -142,7 +142,7 @@ class Grammars:
         for grammar in free[: max(len(self._compiled) - KEPT, 0)]:
             del self._compiled[grammar]
 
-    def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> MatcherConstraint:
+    def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> Constraint:
         """The state of a new answer, after the tokens it begins with; compiles what is not compiled yet.
 
         Args:
@@ -164,7 +164,7 @@ class Grammars:
         if made is None:  # many others were compiled meanwhile
             return self.constraint(grammar, prefix)
         is_json = grammar.kind == "json_schema"
-        new = MatcherConstraint(made.result().deep_copy(), self._tokenizer, self._width, worker, is_json=is_json)
+        new = Constraint(made.result().deep_copy(), self._tokenizer, self._width, worker, is_json=is_json)
         if prefix:
             new.advance(prefix)
         if new.finished:

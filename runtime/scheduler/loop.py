@@ -20,7 +20,7 @@ from runtime.options.priority import Priority
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
-from runtime.scheduler.decode.stream import TextDecoder, Vocabulary
+from runtime.scheduler.decode.stream import Vocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
@@ -30,6 +30,7 @@ from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.prefill.publish_results import ResultPublisher
 from runtime.scheduler.prefill.start_decode import DecodeStarter
 from runtime.scheduler.workers import Background, BackgroundJob, Means
+from runtime.text.utf8 import Utf8Stream
 from runtime.trie.node import common_prefix
 
 __all__ = ["Scheduler", "typed"]
@@ -57,7 +58,7 @@ class Scheduler:
         budget: int,
         token_bytes: Sequence[bytes],
         eos: frozenset[int],
-        new_decoder: Callable[[], TextDecoder],
+        new_decoder: Callable[[], Utf8Stream],
         draft: Backend | None = None,
     ) -> None:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)

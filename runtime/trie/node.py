@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.records import Int32, Scores
+
+if TYPE_CHECKING:
+    from runtime.trie.tree import Trie
 
 Namespace = Hashable
 Span = tuple[Namespace, Int32]
@@ -79,19 +82,6 @@ class Node:
         return nodes
 
 
-class Pins(Protocol):
-    """Counts the leases of a path; the trie."""
-
-    def pin(self, node: Node) -> None:
-        """One more."""
-
-    def unpin(self, node: Node) -> None:
-        """One less."""
-
-    def repin(self, old: Node, new: Node) -> None:
-        """One less there, one more here."""
-
-
 class Lease:
     """Pins a path: nothing on it is evicted until `release`. Use as a context manager, or release in `finally`.
 
@@ -104,7 +94,7 @@ class Lease:
 
     __slots__ = ("_trie", "length", "matched", "node")
 
-    def __init__(self, trie: Pins, node: Node, length: int, matched: int = 0) -> None:
+    def __init__(self, trie: Trie, node: Node, length: int, matched: int = 0) -> None:
         self._trie, self.node, self.length, self.matched = trie, node, length, max(matched, length)
         trie.pin(node)
 

@@ -11,7 +11,7 @@ from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint, Mask
 from runtime.records import Finish
 from runtime.scheduler.decode.stops import StopFinder, own_end
-from runtime.scheduler.decode.stream import TextDecoder
+from runtime.text.utf8 import Utf8Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Standing:
     text: str
     finish: Finish
     cut: int
-    decoder: TextDecoder
+    decoder: Utf8Stream
     stops: StopFinder | None
     constraint: Constraint | None
 
@@ -61,7 +61,7 @@ class BeamRules:
         *,
         eos: frozenset[int],
         token_bytes: Sequence[bytes],
-        decoder: TextDecoder,
+        decoder: Utf8Stream,
     ) -> None:
         self._eos = eos
         self._token_bytes = token_bytes
@@ -77,7 +77,7 @@ class BeamRules:
         *,
         eos: frozenset[int],
         token_bytes: Sequence[bytes],
-        new_decoder: Callable[[], TextDecoder],
+        new_decoder: Callable[[], Utf8Stream],
     ) -> BeamRules | None:
         """Those of a search; None where it has none."""
         if not stops and constraint is None:

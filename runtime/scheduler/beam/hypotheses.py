@@ -10,7 +10,7 @@ from runtime.beams import Hypothesis
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.beam.beam_rules import shown
 from runtime.scheduler.beam.beam_search import Complete, Link
-from runtime.scheduler.decode.stream import TextDecoder
+from runtime.text.utf8 import Utf8Stream
 
 
 def ids_of(links: Sequence[Link]) -> Int32:
@@ -38,7 +38,7 @@ def scores_of(links: Sequence[Link], k: int) -> Scores:
     )
 
 
-def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: TextDecoder) -> Hypothesis:
+def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: Utf8Stream) -> Hypothesis:
     """A complete beam as it is answered."""
     links = one.last.chain()
     scores, n = scores_of(links, k), len(links)

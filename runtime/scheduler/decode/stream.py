@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
 from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.scheduler.jobs import GenerateJob
+from runtime.text.utf8 import Utf8Stream
 
 FIRST_CAPACITY = 16  # rows
 
@@ -68,19 +68,6 @@ DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
 
 
-class TextDecoder(Protocol):
-    """Incremental UTF-8: bytes in, completed code points out."""
-
-    def feed(self, data: bytes) -> str:
-        """The text these bytes complete."""
-
-    def flush(self) -> str:
-        """What is left, malformed bytes as U+FFFD."""
-
-    def fork(self) -> Self:
-        """A second one at the same place."""
-
-
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """What ids stand for.
@@ -95,7 +82,7 @@ class Vocabulary:
     token_bytes: Sequence[bytes]
     eos: frozenset[int]
     context: int
-    new_decoder: Callable[[], TextDecoder]
+    new_decoder: Callable[[], Utf8Stream]
 
 
 class Stream:
@@ -112,7 +99,7 @@ class Stream:
     """
 
     def __init__(
-        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: Set[int], context: int, decoder: TextDecoder
+        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: Set[int], context: int, decoder: Utf8Stream
     ) -> None:
         self.job = job
         self._token_bytes = token_bytes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from runtime.errors import GrammarError, SessionClosedError
+from runtime.grammar.constraint import Constraint
 from runtime.grammar.grammars import Grammars, Vocabulary
-from runtime.grammar.matcher import MatcherConstraint
 from runtime.grammar.source import Grammar
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.grammar.judge import accepts, begins
@@ -33,7 +33,7 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def walk(constraint: MatcherConstraint, seed: int, most: int = 60) -> list[int]:
+def walk(constraint: Constraint, seed: int, most: int = 60) -> list[int]:
     """Random tokens that are allowed, to the end."""
     rng, tokens = np.random.default_rng(seed), list[int]()
     while not constraint.finished and len(tokens) < most:

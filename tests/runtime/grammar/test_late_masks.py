@@ -11,7 +11,7 @@ import pytest
 
 from runtime import BeamOptions, GenerationOptions, Grammar, LanguageModel, SpeculativeOptions
 from runtime.backends.fake import Behaviour
-from runtime.grammar.matcher import MatcherConstraint
+from runtime.grammar.constraint import Constraint
 from tests.fakes import KINDS, assert_right, fake_model, some_ids
 
 SLOW = Grammar.regex("[a-c]{8}(-[a-c]{4})?")
@@ -28,8 +28,8 @@ class Masks:
         self.gate.set()
         self.reached = threading.Event()
         self._pass = 0
-        self._compute = MatcherConstraint._compute
-        monkeypatch.setattr(MatcherConstraint, "_compute", lambda constraint: self._held(constraint))
+        self._compute = Constraint._compute
+        monkeypatch.setattr(Constraint, "_compute", lambda constraint: self._held(constraint))
 
     def shut(self, *, after: int = 0) -> None:
         """`after`: so many of them pass."""
@@ -37,7 +37,7 @@ class Masks:
         self.reached.clear()
         self.gate.clear()
 
-    def _held(self, constraint: MatcherConstraint) -> Any:
+    def _held(self, constraint: Constraint) -> Any:
         mask = self._compute(constraint)
         if mask[ord("a")] and not self.gate.is_set():
             if self._pass > 0:

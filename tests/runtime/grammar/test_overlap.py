@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, TokenRecord, load
-from runtime.grammar.matcher import MatcherConstraint
+from runtime.grammar.constraint import Constraint
 from tests.fakes import Turnstile, settled
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, LARK, REGEX
@@ -41,15 +41,15 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By order, not by time: the forward is held until the mask is there, and would be held for ever if it came after."""
-    compute = MatcherConstraint._compute
+    compute = Constraint._compute
     done: dict[int, threading.Event] = {}
 
-    def noted(self: MatcherConstraint) -> Any:
+    def noted(self: Constraint) -> Any:
         mask = compute(self)
         done.setdefault(len(self._said), threading.Event()).set()
         return mask
 
-    monkeypatch.setattr(MatcherConstraint, "_compute", noted)
+    monkeypatch.setattr(Constraint, "_compute", noted)
     gate = Turnstile()
     gate.stand_before(model)
     model.cache_kv(PROMPT)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from runtime.grammar.constraint import as_read
 from runtime.grammar.grammars import Grammars
-from runtime.grammar.matcher import as_read
 from runtime.grammar.source import Grammar
 from tests.runtime.grammar.judge import accepts
 from tests.runtime.grammar.samples import JSON

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.grammar.constraint import Constraint
 from runtime.grammar.grammars import Grammars
-from runtime.grammar.matcher import MatcherConstraint
 from runtime.grammar.source import Grammar
 from tests.runtime.grammar.test_constraint import vocabulary
 from tests.runtime.grammar.validator import holds
@@ -62,7 +62,7 @@ def closing() -> set[int]:
     return {i for i, piece in enumerate(vocabulary().tokens) if piece in (b'"', b"}", b"]", b",", b":")} | {*EOS}
 
 
-def walk(constraint: MatcherConstraint, seed: int, closing: set[int]) -> tuple[str, bool] | None:
+def walk(constraint: Constraint, seed: int, closing: set[int]) -> tuple[str, bool] | None:
     """What random tokens say that are allowed, to the end, and whether an eos ended it; None where it is far."""
     rng, said = np.random.default_rng(seed), b""
     for _ in range(MOST):
