@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QFont, QKeySequence, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleAnnouncementEvent,
+    QFont,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QStyle, QToolButton, QWidget
 
 from ui.theme.fonts import caption_font, interface_font, scaled
@@ -128,6 +136,11 @@ class StepButton(QToolButton):
 TOLD_MS = 5000
 
 
+def announce(part: QWidget, words: str) -> None:
+    """Has a screen reader read what has come up without the keyboard."""
+    QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(part, words))
+
+
 class Notice(QFrame):
     """An inline message with at most one action; hidden while there is nothing to say."""
 
@@ -185,6 +198,7 @@ class Notice(QFrame):
         self._action.setText(action)
         self._action.setVisible(bool(action))
         self.show()
+        announce(self, words)
 
     def clear(self) -> None:
         self._time.stop()

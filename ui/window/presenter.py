@@ -287,7 +287,7 @@ class Presenter(QObject):
 
     def _show_left_out(self, count: int) -> None:
         words = self.tr("1 turn is left out") if count == 1 else self.tr("{0:,} turns are left out").format(count)
-        self._parts.composer.notice.say(
+        self._parts.composer.notice.tell(
             self.tr("{0}; the whole conversation stays as another branch. Send when you are ready").format(words)
         )
 

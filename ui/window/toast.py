@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QWidget
 
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
-from ui.widgets.labels import ElidedLabel
+from ui.widgets.labels import ElidedLabel, announce
 
 SHOWN_MS = 5000
 _GAP_PX = 10  # to the lower edge of what it floats over
@@ -66,6 +66,7 @@ class Toast(QFrame):
         self.raise_()
         self._place()
         self._time.start(SHOWN_MS)
+        announce(self, words)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)

@@ -321,6 +321,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         QTest.keyClick(composer.overflow.leave_out, Qt.Key.Key_Space)
         await until(lambda: bench.asked("leave_out") == [(TRIP, "Too long")])
         await until(lambda: composer.notice.words.startswith("2 turns are left out"))
+        assert composer.notice.property("kind") == "done"
         assert not composer.overflow.isVisible()
         # a larger context, where there is one
         counting(bench, replace(full, can_grow=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
@@ -101,6 +102,8 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
     in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ui.window.toast.SHOWN_MS", 60)
+    heard: list[str] = []
+    monkeypatch.setattr(QAccessible, "updateAccessibility", lambda event: heard.append(event.message()))
 
     async def scene(window: MainWindow) -> None:
         notice, toast = window.parts.composer.notice, window.parts.toast
@@ -108,6 +111,7 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
         await until(lambda: toast.words.startswith("exported to"))
         assert not toast.action.isVisible()
         assert notice.words == ""
+        assert heard == [toast.words]  # a screen reader reads it before it goes
         await until(lambda: toast.words == "")
         # in the settings likewise, but what was refused stays
         window.settings.open()
@@ -116,6 +120,7 @@ def test_what_was_done_is_said_for_a_while_and_is_no_warning(
         assert page.notice.property("kind") == "done"
         page.notice.say("refused")
         assert page.notice.property("kind") == "notice"
+        assert heard[-2:] == ["done", "refused"]
 
     in_window(scene)
 
