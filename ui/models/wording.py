@@ -60,7 +60,5 @@ def fit_words(fit: FitView) -> str:
     if fit.longest:
         way = translate("Models", "{0} tokens fit").format(count(fit.longest))
     else:
-        way = translate(
-            "Models", "even a short context does not fit; it runs slowly with weights on disk (Settings > Engine and device)"
-        )
+        way = translate("Models", "even a short context does not fit; it runs slowly with weights on disk (Settings > Engine)")
     return translate("Models", "does not fit with {0} tokens: {1}; {2}").format(count(fit.context), share, way)

@@ -22,6 +22,7 @@ from ui.widgets.visible import one_line
 
 CHIP_HEIGHT = 27
 MOST = 240  # pixels of a name, at 100 % text
+MOST_LISTED = 300  # of one in the list
 FEWEST = 4  # letters that still say anything
 
 
@@ -79,10 +80,12 @@ class ModelChip(QPushButton):
         menu.setLayoutDirection(QApplication.layoutDirection())  # not the chip's own
         menu.setAccessibleName(self.tr("Models"))
         menu.installEventFilter(self)
+        menu.setToolTipsVisible(True)
         group = QActionGroup(menu)
         self._offered = {}
         for choice in choices:
-            action = QAction(_entry(choice, ""), group, checkable=True, checked=choice.loaded)
+            action = QAction(self._entry(choice, ""), group, checkable=True, checked=choice.loaded)
+            action.setToolTip(plain_tooltip(choice.label))
             action.triggered.connect(lambda _checked, source=choice.source: self.chosen.emit(source))
             menu.addAction(action)
             self._offered[choice.source] = choice, action
@@ -100,7 +103,7 @@ class ModelChip(QPushButton):
         """Whether a model of the open menu fits into memory."""
         if source in self._offered:
             choice, action = self._offered[source]
-            action.setText(_entry(choice, self.tr("fits") if fits else self.tr("does not fit")))
+            action.setText(self._entry(choice, self.tr("fits") if fits else self.tr("does not fit")))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """A key of the window's own closes the menu, and does what it does."""
@@ -112,6 +115,12 @@ class ModelChip(QPushButton):
                 act.trigger()
                 return True
         return super().eventFilter(watched, event)
+
+    def _entry(self, choice: ModelChoice, fit: str) -> str:
+        """What the menu says of a model: its name, and what is known of it."""
+        name = self.fontMetrics().elidedText(one_line(choice.label), Qt.TextElideMode.ElideMiddle, scaled(MOST_LISTED))
+        detail = " · ".join(part for part in (choice.detail, fit, used_words(choice.last_used, time.time())) if part)
+        return f"{name}\t{one_line(detail)}".replace("&", "&&")
 
     def _add_backends(self, menu: QMenu, backends: Sequence[BackendChoice]) -> None:
         if not backends:
@@ -130,16 +139,6 @@ class ModelChip(QPushButton):
         px = scaled(SIZE_PX)
         self.setIconSize(QSize(px, px))
         self.setIcon(icon("chevron-down", self._theme.palette.soft, px))
-
-
-def _entry(choice: ModelChoice, fit: str) -> str:
-    """What the menu says of a model: its name, and what is known of it."""
-    used = used_words(choice.last_used, time.time())
-    label, detail = (
-        " ".join(words.split()).replace("&", "&&")
-        for words in (choice.label, " · ".join(part for part in (choice.detail, fit, used) if part))
-    )
-    return f"{label}\t{detail}"
 
 
 HEIGHT = 44

@@ -55,6 +55,22 @@ def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench:
     in_window(scene)
 
 
+def test_a_long_name_leaves_the_list_in_a_small_window(in_window: Play, bench: FakeWorkbench) -> None:
+    name = "org/通义千问 🐈‍⬛ with a very long name that goes on and on until nothing is left of the window-Q4"
+    bench.choices[1] = replace(bench.choices[1], label=name)
+
+    async def scene(window: MainWindow) -> None:
+        window.resize(700, 500)
+        menu = await listed(window)
+        assert menu.width() <= window.width()
+        long = next(action for action in menu.actions() if action.text().startswith("org/"))
+        assert long.text().partition("\t")[0].endswith("window-Q4")  # what tells it from others of its kind stays
+        assert name in long.toolTip()
+        menu.close()
+
+    in_window(scene)
+
+
 def test_a_key_of_the_window_closes_the_list_and_does_what_it_does(in_window: Play) -> None:
     async def scene(window: MainWindow) -> None:
         menu = await listed(window)

@@ -241,7 +241,8 @@ def test_html_is_shown_and_not_interpreted(qapp: QApplication) -> None:
 
 def test_lists_and_tables_have_room(qapp: QApplication) -> None:
     document, faces = QTextDocument(), Faces()
-    source = "Before:\n\n- one\n- two\n  - inner\n\nAfter.\n\n| left | right |\n|--|--|\n| 1 | 2 |\n\nEnd."
+    source = "Before:\n\n- one\n- two\n  - inner\n\n1. first\n2. second\n\nAfter.\n\n"
+    source += "| left | right |\n|--|--|\n| 1 | 2 |\n\nEnd."
     fill_page(document, source, faces, LIGHT, 600)
     layout, places, block = document.documentLayout(), dict[str, QRectF](), document.begin()
     while block.isValid():
@@ -249,7 +250,7 @@ def test_lists_and_tables_have_room(qapp: QApplication) -> None:
         block = block.next()
     tops = {words: place.top() for words, place in places.items()}
     assert tops["two"] - tops["one"] == tops["inner"] - tops["two"] == faces.pitch
-    for above, below in (("Before:", "one"), ("inner", "After.")):  # more than between lines
+    for above, below in (("Before:", "one"), ("inner", "first"), ("second", "After.")):  # more than between lines
         assert tops[below] - tops[above] == faces.pitch + 8 * faces.scale
     assert tops["1"] - tops["left"] >= faces.pitch + 8 * faces.scale
     assert places["right"].left() - places["left"].right() >= 0

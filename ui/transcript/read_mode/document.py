@@ -20,6 +20,7 @@ from PySide6.QtGui import (
     QTextFrame,
     QTextFrameFormat,
     QTextImageFormat,
+    QTextList,
     QTextOption,
     QTextTable,
 )
@@ -279,13 +280,20 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
     spaced = QTextBlockFormat()
     level = held.headingLevel()
     spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
-    goes_on = cursor.currentList() is not None and cursor.block().next().textList() is not None
-    together = goes_on or cursor.currentTable() is not None
+    together = _goes_on(cursor.currentList(), cursor.block().next()) or cursor.currentTable() is not None
     spaced.setTopMargin(0)
     spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
     if held.property(QTextFormat.Property.BlockQuoteLevel):
         spaced.setLeftMargin(18 * faces.scale)
     cursor.mergeBlockFormat(spaced)
+
+
+def _goes_on(held: QTextList | None, following: QTextBlock) -> bool:
+    """Whether what follows an item goes on with its list, one that it is in, or begins one in it; not another one."""
+    its = following.textList()
+    if held is None or its is None:
+        return False
+    return its.itemNumber(following) > 0 or its.format().indent() > held.format().indent()
 
 
 def _colour(document: QTextDocument, faces: Faces, palette: Palette, *, with_pictures: bool) -> None:
