@@ -187,7 +187,8 @@ async def run_window(
     rows = [row for row in await store.sessions() if row.branches]
     known = [row.id for row in rows]
     latest = sample if demo else next((row.id for row in rows if not row.is_sample), sample)
-    window.start(latest if demo else windows.session(known) or latest)
+    fresh = not demo and windows.opens_empty(known)
+    window.start(None if fresh else latest if demo else windows.session(known) or latest, fresh=fresh)
     watcher = _watch_focus(data, windows, began)
     application = QApplication.instance()
     if isinstance(application, Application):

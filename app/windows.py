@@ -66,6 +66,10 @@ class AppWindows:
         held = self.first.session if self.first is not None else None
         return held if held in known else None
 
+    def opens_empty(self, known: Sequence[int]) -> bool:
+        """Whether the first window showed a session without a message, which is not kept; what was written there is."""
+        return self.first is not None and self.first.session is not None and self.first.session not in known
+
     def open_others(self, known: Sequence[int]) -> None:
         """Those that stood beside the first one when the app was left, each with its session where that is still `known`."""
         for state in self.others:

@@ -42,7 +42,7 @@ def play(qapp: QApplication, qtbot: QtBot, tmp_path: Path) -> Play:
         first = windows.open_first()
         first.show()
         listed = [row.session_id for row in await workbench.sessions.list()]
-        first.start(windows.session(listed))
+        first.start(windows.session(listed), fresh=windows.opens_empty(listed))
         windows.open_others(listed)
         await until(lambda: first.controller.shown is not None)
         try:

@@ -199,6 +199,22 @@ def test_the_session_that_was_shown_comes_back_before_a_pinned_one(play: Play) -
 
 
 @pytest.mark.slow
+def test_a_session_without_a_message_is_open_again_with_what_was_written_in_it(play: Play) -> None:
+    async def first(d: Desktop) -> None:
+        one = await answered(d.first, "one")
+        await press(d.first, Qt.Key.Key_N, CTRL)
+        await until(lambda: session_of(d.first) != one)
+        QTest.keyClicks(d.first.parts.composer.field, "half a thought")
+
+    async def again(d: Desktop) -> None:
+        assert d.first.controller.shown is not None
+        assert d.first.controller.shown.view.turns == ()
+        assert d.first.parts.composer.draft == "half a thought"
+
+    play(again, play(first))
+
+
+@pytest.mark.slow
 def test_settings_of_another_version_open_one_window(play: Play) -> None:
     async def scene(d: Desktop) -> None:
         assert len(d.all) == 1
