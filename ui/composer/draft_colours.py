@@ -70,16 +70,21 @@ class DraftColours(QObject):
             self._paint()
 
     def _paint(self, _palette: object = None) -> None:
-        strength, ramp = self._theme.own_strength, self._theme.palette.surprise
+        strength, palette = self._theme.own_strength, self._theme.palette
         selections = []
         for first, last, step in self._spans if self.shown else ():
-            colour = QColor(ramp[step] or "transparent")
-            colour.setAlphaF(strength)
             made = QTextEdit.ExtraSelection()
             made.format = QTextCharFormat()
-            made.format.setBackground(colour)
+            made.format.setBackground(_over(palette.surprise[step] or palette.card, strength, palette.card))
             made.cursor = QTextCursor(self._field.document())
             made.cursor.setPosition(first)
             made.cursor.setPosition(last, QTextCursor.MoveMode.KeepAnchor)
             selections.append(made)
         self._field.setExtraSelections(selections)
+
+
+def _over(colour: str, strength: float, ground: str) -> QColor:
+    """A colour of that strength on a ground. As one of its own, where two spans meet no line is seen."""
+    one, other = QColor(colour), QColor(ground)
+    pairs = (one.red(), other.red()), (one.green(), other.green()), (one.blue(), other.blue())
+    return QColor(*(round(strength * above + (1 - strength) * below) for above, below in pairs))

@@ -175,6 +175,15 @@ def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWor
         QTest.keyClicks(composer.field, " it rain there")
         await until(lambda: colours.spans == [(" it", 1), (" rain", 5)])
         assert len(composer.field.extraSelections()) == 2
+        bench.surprises = dict.fromkeys(bench.surprises, 4.0)
+        composer.tell_draft()
+        await until(lambda: len(colours.spans) == 5)
+        picture = composer.field.viewport().grab().toImage()
+        line = {picture.pixelColor(x, 1).name() for x in range(2, composer.field.cursorRect().x() - 2)}  # over the letters
+        assert len(line) == 1  # no line where spans meet
+        bench.surprises = {"Now": 0.1, "🎉": 0.1, "it": 1.0, "rain": 9.0, "there": 0.1}
+        composer.tell_draft()
+        await until(lambda: colours.spans == [(" it", 1), (" rain", 5)])
         # the colours are no text: none is sent or taken back, and what is typed on leaves those before it
         assert composer.draft == "Now 🎉 it rain there"
         QTest.keyClicks(composer.field, " x")
