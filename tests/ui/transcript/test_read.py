@@ -71,6 +71,19 @@ def test_answers_are_cut_at_paragraphs_and_fences_but_not_inside_lists() -> None
     assert sources[4] == "Last words."
 
 
+def test_long_code_is_cut_at_lines() -> None:
+    """In one piece, ten megabytes of it take half a minute to typeset."""
+    code = "x^2 + y\n" * 60_000
+    text = f"Look:\n```math\n{code}```\nafter"
+    cut = list(stretches(text))
+    parts = [each.code for each in cut if each.code is not None]
+    assert len(parts) > 3
+    assert max(map(len, parts)) <= 100_000
+    assert "\n".join(parts) == code.rstrip("\n")
+    assert {each.language for each in cut[1:-1]} == {"math"}
+    assert [each.start for each in cut[1:]] == [each.stop for each in cut[:-1]]
+
+
 def test_an_open_fence_is_code_already() -> None:
     cut = list(stretches("Look:\n```py\nx = 1\n"))
     assert [s.code for s in cut] == [None, "x = 1"]

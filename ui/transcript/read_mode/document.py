@@ -39,6 +39,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)")
 _LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _LONGEST = 6000  # characters of one stretch; a longer table or list is cut at a line, a longer line anywhere
 
+_LONGEST_CODE = 100_000
 _LONGEST_WORD = 1500  # Qt takes quadratic time to break a word over many lines
 
 
@@ -70,7 +71,7 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
                 yield Stretch(begin, position)
                 begin = position
             position = _fence_end(source, stop, fence.group(1))
-            yield Stretch(begin, position, *_code(source[stop:position], fence))
+            yield from _code(source, begin, stop, position, fence)
             begin, in_list, blank, filled = position, False, False, False
             continue
         empty = not line.strip()
@@ -116,13 +117,19 @@ def _fence_end(source: str, position: int, mark: str) -> int:
     return position
 
 
-def _code(held: str, fence: re.Match[str]) -> tuple[str, str]:
-    """What the fence holds, without its closing line, and its language."""
-    lines = held.rstrip("\n").split("\n")
+def _code(source: str, begin: int, start: int, stop: int, fence: re.Match[str]) -> Iterator[Stretch]:
+    """What a fence holds from `start` on, without its closing line; long code in parts, cut at lines."""
+    lines = source[start:stop].rstrip("\n").split("\n")
     closing, mark = lines[-1].strip(), fence.group(1)
     if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
         lines.pop()
-    return "\n".join(lines).rstrip("\n"), fence.group(2).strip()
+    held, language = "\n".join(lines).rstrip("\n"), fence.group(2).strip()
+    while len(held) > _LONGEST_CODE:
+        cut = held.rfind("\n", 0, _LONGEST_CODE) + 1 or _LONGEST_CODE
+        yield Stretch(begin, start + cut, held[:cut].removesuffix("\n"), language)
+        begin = start = start + cut
+        held = held[cut:]
+    yield Stretch(begin, stop, held, language)
 
 
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML

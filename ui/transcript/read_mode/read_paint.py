@@ -37,7 +37,7 @@ def paint_stretches(
     tops = layout.tops()
     for number, top in enumerate(tops[:-1]):
         if top < clip[1] and tops[number + 1] > clip[0]:
-            _paint_stretch(painter, ink, layout, number, selection, words)
+            _paint_stretch(painter, ink, layout, number, clip, selection, words)
 
 
 def _paint_stretch(
@@ -45,6 +45,7 @@ def _paint_stretch(
     ink: Ink,
     layout: ReadLayout,
     number: int,
+    clip: tuple[float, float],
     selection: tuple[ReadPlace, ReadPlace] | None,
     words: QRegularExpression | None,
 ) -> None:
@@ -67,7 +68,9 @@ def _paint_stretch(
     if layout.is_code(number):
         _paint_head_and_foot(painter, ink, layout, number)
         painter.setClipRect(layout.box(number).adjusted(1, 0, -1, 0), Qt.ClipOperation.IntersectClip)
-    painter.translate(layout.origin(number))
+    origin = layout.origin(number)
+    painter.translate(origin)
+    context.clip = QRectF(0, clip[0] - origin.y(), document.idealWidth() + layout.box(number).width(), clip[1] - clip[0])
     document.documentLayout().draw(painter, context)
     painter.restore()
 
