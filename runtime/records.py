@@ -161,7 +161,6 @@ class TokenRun(Tabular):
 
     @property
     def text(self) -> str:
-        """The text of all tokens."""
         return "".join(self.texts)
 
     @property

@@ -105,7 +105,6 @@ class Bar:
         self._progress.stop()
 
     def show(self, step: Step) -> None:
-        """One step."""
         if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
             self._progress.remove_task(self._task)
             self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage

@@ -190,7 +190,6 @@ class AppWorkbench:
         return self._window.status
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Events go to `listener` from now on."""
         self._window.listeners.append(listener)
 
     async def close(self) -> bool:

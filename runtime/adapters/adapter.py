@@ -39,7 +39,6 @@ class LowRank:
 
     @property
     def shape(self) -> ModuleShape:
-        """Shape of its module."""
         return self.a.shape[1], self.b.shape[0]
 
 

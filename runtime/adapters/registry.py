@@ -131,7 +131,6 @@ class Registry:
         return named or [entry for entry in entries if entry.name.partition("@")[0] == name]
 
     def infos(self) -> tuple[AdapterInfo, ...]:
-        """All registered adapters."""
         with self._lock:
             return tuple(entry.info for entry in self._entries.values())
 

@@ -59,7 +59,6 @@ class TokenStacks:
 
     @classmethod
     def uniform(cls, stack: Stack, n: int) -> TokenStacks:
-        """One stack for n tokens."""
         return cls(np.zeros(n, np.int64), (stack,))
 
 

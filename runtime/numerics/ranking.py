@@ -86,7 +86,6 @@ class Ranked:
 
     @property
     def row(self) -> Row:
-        """The row."""
         if not isinstance(self._row, np.ndarray):
             self._row = self._row()
         return self._row

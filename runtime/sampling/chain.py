@@ -113,7 +113,6 @@ class Sampler:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages that are on."""
         return tuple(spec.name for spec, _ in self._stages)
 
     @property

@@ -41,7 +41,6 @@ class EmbedJob(BackgroundJob):
 
     @staticmethod
     def worker(means: Means) -> Embeddings:
-        """What works on them."""
         return Embeddings(means)
 
     def name(self, number: int) -> str:

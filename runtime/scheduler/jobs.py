@@ -318,7 +318,6 @@ class GenerateJob(StayingJob):
         self.on_end(None)
 
     def begin_masks(self) -> None:
-        """One."""
         if self.constraint is not None:
             self.constraint.begin()
 
@@ -397,7 +396,6 @@ class BeamJob(StayingJob):
         """Nobody waits."""
 
     def begin_masks(self) -> None:
-        """One."""
         if self.constraint is not None:
             self.constraint.begin()
 

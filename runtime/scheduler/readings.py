@@ -56,7 +56,6 @@ class ReadJob(BackgroundJob):
 
     @staticmethod
     def worker(means: Means) -> Readings:
-        """What works on them."""
         return Readings(means)
 
     @classmethod

@@ -245,7 +245,6 @@ class SessionState:
 
     @classmethod
     def empty(cls, model: LanguageModel, manifest: Manifest) -> SessionState:
-        """The state of a new session."""
         return cls(manifest, Path(), SessionPin(model, manifest.stack), TokenBoundary(model))
 
     def fork(self) -> SessionState:

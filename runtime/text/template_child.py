@@ -62,7 +62,6 @@ class _PlainDict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As dict.fromkeys."""
         return dict.fromkeys(*args)
 
 

@@ -54,7 +54,6 @@ class Shown:
 
     @property
     def session_id(self) -> int:
-        """Which session it is."""
         return self._view.session_id
 
     def turn(self, node_id: int) -> TurnView | None:

@@ -198,7 +198,6 @@ class FetchBar:
         self._progress.stop()
 
     def show(self, step: DownloadProgress) -> None:
-        """One step."""
         note = one_line(step.note) if step.note else ""
         if step.state == "fetch" and step.file_done < step.file_total:
             self._under_way[step.file] = None

@@ -95,7 +95,6 @@ class Continuations:
         await self._run(session_id, node_id, index, ColumnKind.DRAWS, n)
 
     async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
-        """The likeliest continuations that a beam search finds."""
         await self._run(session_id, node_id, index, ColumnKind.BEAMS, width, rules)
 
     async def _run(

@@ -62,7 +62,6 @@ class Drawings:
         self._running = running
 
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
-        """How token `index` of the turn was drawn; asks no model."""
         session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
         if place is None:

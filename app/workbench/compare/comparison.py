@@ -35,7 +35,7 @@ UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a
 
 
 class Comparison:
-    """Compares paths under the model in use and a second one, whose engine it owns.
+    """Compares paths under the model in use and a second one, whose engine it owns (`ui.port.ComparisonCommands`).
 
     Args:
         supervisor: Has the model in use.
@@ -53,7 +53,6 @@ class Comparison:
         self._comparing = asyncio.Lock()
 
     async def choices(self, session_id: int) -> Sequence[SecondChoice]:
-        """The same model otherwise, and what else is on the shelf."""
         entries = await asyncio.to_thread(models_here)
         session = self._sessions.opened(session_id)
         info = None if self._supervisor.running is None else self._supervisor.running.info
@@ -92,7 +91,6 @@ class Comparison:
 
     @property
     def keeps_second(self) -> bool:
-        """Whether it stays loaded."""
         return self._second.keeps
 
     async def keep_second(self, keep: bool) -> None:  # a state, not an option

@@ -61,7 +61,6 @@ class Cache:
         self._kept: dict[int, _Kept] = {}  # by session
 
     def view(self, session_id: int) -> CacheView | None:
-        """As the engine last told; None where no model runs here."""
         model = self._supervisor.running
         if model is None or not model.has("kv"):
             return None

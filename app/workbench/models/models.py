@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Models:
-    """Chooses models and loads them. A change holds from the next request on.
+    """Chooses models and loads them (`ui.port.ModelCommands`). A change holds from the next request on.
 
     Args:
         supervisor: Loads the model.
@@ -80,7 +80,6 @@ class Models:
             log.warning("the engine did not start: %s", fault)
 
     async def list(self) -> Sequence[ModelChoice]:
-        """What is on the shelf."""
         source = self._supervisor.source
         entries, servers = await asyncio.to_thread(lambda: (models_here(), servers_here(source)))
         return [
@@ -102,7 +101,6 @@ class Models:
         return running.info.name if answered and running is not None else title_of(connection)
 
     async def choose(self, source: str) -> None:
-        """Another model."""
         await self._settings.load()
         await self._change(source=source, options=self._settings.options_for(source))
 
@@ -114,19 +112,15 @@ class Models:
         return [replace(choice, chosen=False) for choice in choices] if remote else choices
 
     async def choose_backend(self, name: str) -> None:
-        """Another engine."""
         await self._change(backend=name)
 
     async def stop_loading(self) -> None:
-        """Answers that wait for it are stopped."""
         await self._supervisor.stop_loading()
 
     async def reload(self) -> None:
-        """Loads the model anew with what is set."""
         await self._change()
 
     async def grow_context(self) -> None:
-        """All the context that the model has."""
         source = self._supervisor.source
         await self._settings.own.keep(source, replace(self._settings.own.of(source), context=None))
         await self._settings.set("context_length", None)

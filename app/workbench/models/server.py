@@ -15,7 +15,7 @@ from ui import Refusal, lacking, translate
 
 
 class Server:
-    """Listens on this computer's own address alone. All members belong to the windows' loop.
+    """Listens on this computer's own address alone (`ui.port.ServerCommands`). All members belong to the windows' loop.
 
     Args:
         supervisor: Has the model; it is started at a request where none runs.
@@ -29,7 +29,6 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where it answers; "" while it is off."""
         return "" if self._thread is None else self._thread.address
 
     async def start(self, port: int) -> str:
@@ -54,7 +53,6 @@ class Server:
         return self.address
 
     async def stop(self) -> None:
-        """Ends it; requests in flight have a moment."""
         async with self._changing:
             if self._thread is not None:
                 thread, self._thread = self._thread, None

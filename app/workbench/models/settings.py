@@ -140,7 +140,7 @@ async def disk_budget(store: SessionStore) -> int:
 
 
 class Settings:
-    """What holds for the whole app. All members belong to the window's loop.
+    """What holds for the whole app (`ui.port.SettingsCommands`). All members belong to the window's loop.
 
     Args:
         store: Where settings are saved.
@@ -177,7 +177,6 @@ class Settings:
         return self.values
 
     async def view(self) -> SettingsView:
-        """What is set, and what could be."""
         from runtime import CHAT_FORMATS  # read when the window shows them: its start needs none of it
 
         await self.load()
@@ -201,7 +200,6 @@ class Settings:
         )
 
     async def change(self, name: str, value: object) -> SettingsView:
-        """Changes one row."""
         await self.set(name, value)
         return await self.view()
 
@@ -246,12 +244,10 @@ class Settings:
             raise Refusal(str(fault)) from fault
 
     async def hints(self) -> frozenset[str]:
-        """Those that were not dismissed."""
         held = await stored(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
     async def dismiss_hint(self, name: str) -> bool:
-        """It is not shown again; whether this call was the first to say so."""
         async with self._dismissing:  # several windows may open at once
             left = await self.hints()
             if name in left:
@@ -259,7 +255,6 @@ class Settings:
             return name in left
 
     async def back_up(self) -> Backup:
-        """Copies all sessions and checks the copy."""
         made = await stored(self._store.back_up_now())
         return Backup(str(made), await asyncio.to_thread(lambda: made.stat().st_size))
 

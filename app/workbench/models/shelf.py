@@ -63,7 +63,6 @@ class Shelf:
         self._plans: dict[str, DownloadPlan] = {}  # by name, the latest ones
 
     async def list(self) -> Sequence[ShelfModel]:
-        """Models, then adapters."""
         await self._downloads.find()
         source = self._supervisor.source
         entries, adapters, servers = await refused(asyncio.to_thread(_on_the_shelf, source))
@@ -76,11 +75,9 @@ class Shelf:
         ]
 
     async def verify(self, name: str, progress: OnTransfer) -> None:
-        """Reads every file once."""
         await refused(stoppable(partial(_verify, name), lambda step: progress(step.done, step.total)))
 
     async def remove(self, name: str) -> int:
-        """Deletes one that is not loaded."""
         if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
             # it may be loading: its lock is not held yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
@@ -90,7 +87,6 @@ class Shelf:
         return freed
 
     async def add_folder(self, path: Path) -> str:
-        """A link on the shelf."""
         name = await refused(asyncio.to_thread(_add, path))
         self._windows.tell(ModelsChanged())
         return name
@@ -114,7 +110,6 @@ class Shelf:
         return ". ".join([*said, *map(in_window, info.warnings)])
 
     async def plan(self, wanted: str) -> ModelPlan:
-        """Asks the hub."""
         plan = await refused(stoppable(partial(_plan, wanted), lambda _step: None))
         fit = await asyncio.to_thread(_first_fit, plan, None, self._reckoned(plan.name), self._supervisor.backend)
         self._plans[plan.name] = plan
@@ -123,7 +118,6 @@ class Shelf:
         return plan_of(plan, fit, self._settings.own.of(plan.name).context)
 
     async def fit(self, plan: ModelPlan, context: int) -> FitView | None:
-        """With so many tokens."""
         held = self._plans.get(plan.name)
         if held is None:
             return None
@@ -131,23 +125,18 @@ class Shelf:
         return None if found is None else fit_of(found)
 
     async def offers(self) -> Sequence[Offer]:
-        """From the catalogue that comes with Elsewise."""
         return await refused(asyncio.to_thread(_offers))
 
     async def search_hub(self, words: str) -> Sequence[HubFind]:
-        """One question to the hub."""
         return await refused(asyncio.to_thread(_search, words))
 
     def download(self, wanted: str) -> None:
-        """Begins or goes on."""
         self._downloads.begin(wanted)
 
     async def pause_download(self, repository: str) -> None:
-        """What has arrived is kept."""
         await self._downloads.pause(repository)
 
     async def cancel_download(self, repository: str) -> int:
-        """What has arrived is deleted."""
         return await self._downloads.cancel(repository)
 
     def _reckoned(self, name: str) -> dict[str, Any]:
@@ -157,7 +146,6 @@ class Shelf:
     # ---- made of other files ----
 
     async def plan_gguf(self, path: Path) -> GgufPlan:
-        """By its header."""
         return await refused(asyncio.to_thread(_plan_gguf, path))
 
     async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
@@ -178,11 +166,9 @@ class Shelf:
         return await refused(asyncio.to_thread(_token))
 
     async def keep_hub_token(self, token: str) -> TokenView:
-        """In the system keychain."""
         return await refused(asyncio.to_thread(_keep, token))
 
     async def forget_hub_token(self) -> TokenView:
-        """Out of it."""
         return await refused(asyncio.to_thread(_forget))
 
 

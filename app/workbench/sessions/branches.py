@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Branches:
-    """Shows, hides and compares branches.
+    """Shows, hides and compares branches (`ui.port.BranchCommands`).
 
     Args:
         store: Where paths are read from.
@@ -64,7 +64,6 @@ class Branches:
         return self._show(session)
 
     async def tree(self, session_id: int) -> Sequence[TreeRow]:
-        """All turns of all branches."""
         return self._rows(self._sessions.opened(session_id))
 
     async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
@@ -142,7 +141,6 @@ class Branches:
         self._show(session)
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
-        """The branches through two nodes."""
         from app.workbench.compare.branch_diff import compare  # difflib and more: the window opens without it
 
         return await compare(self._store, self._sessions.opened(session_id), left, right)

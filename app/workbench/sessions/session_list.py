@@ -43,7 +43,7 @@ async def breath() -> None:
 
 
 class SessionList:
-    """The list of sessions as one window sees it.
+    """The list of sessions as one window sees it (`ui.port.SessionCommands`).
 
     Args:
         store: The list.
@@ -117,57 +117,46 @@ class SessionList:
         return other is not None
 
     async def new(self) -> SessionView:
-        """An empty one."""
         session = await self._sessions.create(self._window)
         await self._vocabulary.load()
         self._windows.refresh_status()
         return session.view()
 
     async def show_earlier(self, session_id: int) -> SessionView:
-        """Some more of the beginning of a long path."""
         session = self._sessions.opened(session_id)
         await self._sessions.show_earlier(session)
         return session.view()
 
     async def rename(self, session_id: int, title: str) -> None:
-        """Another title."""
         await self._sessions.rename(session_id, title)
 
     async def pin(self, session_id: int, pinned: bool) -> None:  # a state, not an option
-        """To the top of the list, or back to its day."""
         await self._change(self._store.pin_session(session_id, pinned))
         self._pins.changed()
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
-        """Into a folder, or back to the list."""
         await self._change(self._store.places.move(session_id, folder_id))
 
     async def tag(self, session_id: int, tags: Sequence[str]) -> None:
-        """These tags and no others."""
         await self._change(self._store.places.set_tags(session_id, [clean_text(tag) for tag in tags]))
 
     async def arrange(self, session_ids: Sequence[int]) -> None:
-        """In this order."""
         await self._change(self._store.places.arrange(session_ids))
 
     # ---- folders --------------------------------------------------------------------------------------------------------
 
     async def folders(self) -> Sequence[FolderView]:
-        """In their order."""
         return [FolderView(row.id, row.name) for row in await stored(self._store.places.folders())]
 
     async def create_folder(self, name: str) -> int:
-        """An empty one."""
         made = await stored(self._store.places.create_folder(clean_text(name)))
         self._windows.tell(SessionsChanged())
         return made
 
     async def rename_folder(self, folder_id: int, name: str) -> None:
-        """Another name."""
         await self._change(self._store.places.rename_folder(folder_id, clean_text(name)))
 
     async def remove_folder(self, folder_id: int) -> None:
-        """Its sessions go back to the list."""
         await self._change(self._store.places.remove_folder(folder_id))
 
     # ---- the trash ------------------------------------------------------------------------------------------------------
@@ -184,7 +173,6 @@ class SessionList:
         return stopped
 
     async def restore(self, session_id: int) -> None:
-        """Back out of the trash."""
         await self._sessions.restore(session_id)
         self._windows.tell(SessionRestored(session_id), but=self._window)
         self._pins.changed()
@@ -196,7 +184,6 @@ class SessionList:
         return [TrashedSession(row.id, shown_title(row.title), _days_left(row.trashed_at or now, now)) for row in rows]
 
     async def empty_trash(self, session_ids: Sequence[int]) -> int:
-        """For good."""
         deleted = await stored(self._store.empty_trash(session_ids))
         self._windows.tell(SessionsDeleted(session_ids), but=self._window)
         self._windows.tell(SessionsChanged())

@@ -27,7 +27,7 @@ from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionC
 
 
 class SetupChanges:
-    """Each change is saved before it holds, and returns what holds then.
+    """Each change is saved before it holds, and returns what holds then (`ui.port.SetupCommands`).
 
     Args:
         supervisor: Gives the model that an adapter is loaded into.
@@ -67,7 +67,6 @@ class SetupChanges:
         self._windows = windows
 
     async def view(self, session_id: int) -> SessionSetup:
-        """What the session is set to."""
         return self._setups.view(self._sessions.opened(session_id))
 
     # ---- options and presets ------------------------------------------------------------------------------------------
@@ -85,13 +84,11 @@ class SetupChanges:
         return await self._save(session, replace(values, options=options))
 
     async def choose_preset(self, session_id: int, name: str) -> SessionSetup:
-        """Takes a preset; the session's own options are put aside."""
         session = self._sessions.opened(session_id)
         self._presets.check(name)
         return await self._save(session, replace(values_of(session), preset=name, options={}))
 
     async def save_preset(self, session_id: int, name: str) -> SessionSetup:
-        """Saves what preset and session say, and chooses it."""
         session = self._sessions.opened(session_id)
         values = values_of(session)
         preset = self._presets.options(values.preset)
@@ -102,7 +99,6 @@ class SetupChanges:
         return await self._save(session, replace(values, preset=kept, options={}))
 
     async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
-        """Deletes one; the session takes the default if it had that one."""
         session = self._sessions.opened(session_id)
         await self._presets.delete(name)
         if values_of(session).preset == name:
@@ -112,12 +108,10 @@ class SetupChanges:
     # ---- the beginning ------------------------------------------------------------------------------------------------
 
     async def set_system(self, session_id: int, text: str) -> SessionSetup:
-        """Another system prompt, as another beginning."""
         held = self._sessions.opened(session_id).beginning()
         return await self._begin(session_id, replace(held, system=_clean(text)))
 
     async def set_tools(self, session_id: int, source: str) -> SessionSetup:
-        """Other tools, as another beginning."""
         try:
             read_tools(source)
         except RuntimeFault as fault:
@@ -126,12 +120,10 @@ class SetupChanges:
         return await self._begin(session_id, replace(held, tools=_clean(source)))
 
     async def pin_files(self, session_id: int, files: Sequence[TextFile]) -> SessionSetup:
-        """Other pinned files, as another beginning."""
         held = self._sessions.opened(session_id).beginning()
         return await self._begin(session_id, replace(held, files=tuple(files)))
 
     async def check_tools(self, source: str) -> tuple[Sequence[str], str]:
-        """The names of the tools, and what is wrong with their definitions."""
         try:
             return names_of(read_tools(source)), ""
         except RuntimeFault as fault:
@@ -183,7 +175,6 @@ class SetupChanges:
         return ""
 
     async def set_guess(self, session_id: int, guess: Guess) -> SessionSetup:
-        """Where guesses come from."""
         session, model = self._sessions.opened(session_id), self._supervisor.running
         problem = "" if model is None else guess_problem(guess, model)
         if problem:
@@ -193,11 +184,9 @@ class SetupChanges:
     # ---- adapters -----------------------------------------------------------------------------------------------------
 
     async def add_adapter(self, session_id: int, folder: str) -> SessionSetup:
-        """Another adapter on top of the stack."""
         return await self._add_adapter(self._sessions.opened(session_id), folder, "")
 
     async def get_adapter(self, session_id: int, wanted: str) -> SessionSetup:
-        """From the shelf, or from the hub."""
         session = self._sessions.opened(session_id)
         here = await asyncio.to_thread(_adapter_here, wanted.strip())
         if here is None:

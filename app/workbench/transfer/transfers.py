@@ -38,7 +38,6 @@ class Transfers:
 
     @property
     def formats(self) -> Sequence[ExportFormat]:
-        """In the order of the menu."""
         return [exporter.format for exporter in EXPORTS]
 
     async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
@@ -56,7 +55,6 @@ class Transfers:
             raise Refusal(str(fault)) from fault
 
     async def import_file(self, path: Path, progress: OnTransfer) -> ImportResult:
-        """Takes in all of a file, or nothing."""
         imported = await stored(self._store.import_file(path, progress))
         self._windows.tell(SessionsChanged())
         from app.portable_kv import carries_blocks  # the window opens without it

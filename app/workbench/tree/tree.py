@@ -31,7 +31,6 @@ class Turn(Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        """The role."""
         return self.segments[0].node.role
 
 

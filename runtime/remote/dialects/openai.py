@@ -195,7 +195,6 @@ class OpenAI:
         )
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
-        """It does not."""
         del text
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {model} is on this machine"
@@ -211,7 +210,6 @@ class OpenAI:
         raise client.wrong("says texts of tokens alone")
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
-        """It does not."""
         raise UnsupportedFeatureError(f"{client.address.host} does not detokenise ({len(ids):,} ids of {model})")
 
     async def render_chat(
@@ -222,7 +220,6 @@ class OpenAI:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> list[int]:
-        """It does not."""
         del messages, tools, add_generation_prompt
         raise UnsupportedFeatureError(
             f"{client.address.host} does not give the ids of a conversation, and no chat template of {model} is on this machine"
