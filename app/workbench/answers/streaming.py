@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -19,14 +21,15 @@ from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import stack_made_with
 from app.workbench.answers.resolve_options import seeded, settled
 from app.workbench.prompt.prompt import check_tokens
-from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
+from app.workbench.prompt.recorder import Recorder, ended_by, first_unscored, score_prompt
 from app.workbench.setup.adapters import Adapters, Speaker
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
+from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import turn_stats
 from app.workbench.windows import Windows
-from runtime import Finish, GenerationOptions, LanguageModel, PromptProgress, RuntimeFault, TokenRun
+from runtime import Finish, GenerationOptions, LanguageModel, Priority, PromptProgress, RuntimeFault, TokenRun
 from storage import SessionStore, StoreError
 from ui import (
     QT_TRANSLATE_NOOP,
@@ -39,6 +42,8 @@ from ui import (
     in_window,
     translate,
 )
+
+log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
 STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
@@ -157,8 +162,11 @@ class Streaming:
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
         recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
+        ends = bool(len(known)) and Finish(int(known.finish[-1])).by_eos
+        typed = model.has("scores") and not ends and first_unscored(session, segments) == len(prompt) - 1
         try:
-            await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+            if not typed:
+                await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         for turn in session.turn_views():
@@ -166,18 +174,46 @@ class Streaming:
                 self._windows.tell(TurnChanged(session.id, turn))
         session.states[node_id] = TurnStatus.STREAMING
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
-        if len(known) and Finish(int(known.finish[-1])).by_eos:
+        if ends:
             answer.finish = "eos"
             return
         if options.grammar is not None:
             options = replace(options, grammar_prefix=own_length(session))
         read_on = partial(self._read_on, answer, answer.computed)
-        async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
-            async for run in runs:
-                self._take(answer, run)
-                recorder.add(run)
+        scoring: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(model.generate_runs(prompt, options, on_progress=read_on)) as runs:
+                async for run in runs:
+                    self._take(answer, run)
+                    recorder.add(run)
+                    if typed and scoring is None:
+                        scoring = asyncio.create_task(self._score_typed(answer, speaker, recorder, segments, prompt))
+            if scoring is not None:
+                await scoring
+        finally:
+            if scoring is not None:
+                scoring.cancel()
+                await asyncio.gather(scoring, return_exceptions=True)
         if options.speculative is not None and (took := model.metrics().request(answer.request)) is not None:
             answer.guesses = took.drafted, took.accepted
+
+    async def _score_typed(
+        self, answer: Answer, speaker: Speaker, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
+    ) -> None:
+        """The numbers of the one token that was typed, while the model goes on from it: its first token does not wait for them.
+
+        They take the token before it once more, as they would if they came first; what the answer took does not count it.
+        """
+        session, model = answer.session, speaker.model
+        at = len(session.runs[answer.node_id]) - answer.made - 1
+        try:
+            if model.has("kv"):  # what follows the token before is kept then: the score takes nothing else
+                await model.top_logprobs(prompt[:-1], 1, adapters=speaker.adapters, priority=Priority.CHAT)
+            await score_prompt(speaker, self._store, session, segments, prompt, lambda _: None)
+            await recorder.rescore(session.runs[answer.node_id][at : at + 1], at)
+        except (RuntimeFault, StoreError) as fault:  # the next answer of this path asks again
+            log.info("a typed token of node %d has no numbers yet: %s", answer.node_id, fault)
+        self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _tell_start(self) -> None:
         """Answers that wait for the engine say how far it is."""

@@ -47,6 +47,15 @@ class Recorder:
             self._pending.append(run)
             self._last = run[-1:]
 
+    async def rescore(self, run: TokenRun, first: int) -> None:
+        """Writes the numbers of tokens that were added without any, `first` the place of theirs in the node.
+
+        Raises:
+            StoreError: They cannot be written now: the tokens stay without.
+        """
+        await self._flush_whole()
+        await self._store.rescore(self._node_id, chunk(run, self._fingerprint, first))
+
     async def close(self, finish: Finish = Finish.NONE) -> None:
         """Writes the rest; durable on return. May be repeated after it failed.
 
@@ -68,12 +77,16 @@ class Recorder:
     async def _flush_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            flushing = asyncio.ensure_future(self._flush())
-            flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `close` may not wait for this one
             try:
-                await asyncio.shield(flushing)
+                await self._flush_whole()
             except StoreError as fault:  # tried again with the next tokens; `close` says so if it does not get better
                 log.info("node %d cannot be saved yet: %s", self._node_id, fault)
+
+    async def _flush_whole(self) -> None:
+        """A write that was begun ends, also when this is cancelled."""
+        flushing = asyncio.ensure_future(self._flush())
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `close` may not wait for this one
+        await asyncio.shield(flushing)
 
     async def _flush(self) -> None:
         async with self._lock:
@@ -107,6 +120,13 @@ def chunk(run: TokenRun, fingerprint: str, first: int = 0) -> NewChunk:
 SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
+def first_unscored(session: WholeSession, segments: Sequence[Segment]) -> int | None:
+    """The place of the first token along `segments` that has no numbers; nothing precedes the very first token."""
+    runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
+    unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # some servers know no ranks
+    return int(unscored[0]) + 1 if unscored.size else None
+
+
 async def score_prompt(
     speaker: Speaker,
     store: SessionStore,
@@ -123,17 +143,15 @@ async def score_prompt(
     """
     if not speaker.model.has("scores"):  # a server that does not score prompts
         return
-    runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
-    numbers = TokenRun.concat(runs).logprob[1:]  # nothing precedes the first token; some servers know no ranks
-    unscored = np.flatnonzero(np.isnan(numbers)) + 1
-    if not unscored.size:
+    first = first_unscored(session, segments)
+    if first is None:
         return
-    first = int(unscored[0])
     scored = await speaker.model.score_run(
         prompt, start=first, adapters=speaker.adapters, priority=Priority.CHAT, on_progress=on_progress
     )
     at = 0
-    for segment, run in zip(segments, runs, strict=True):
+    for segment in segments:
+        run = session.runs.get(segment.node.id, EMPTY)[: segment.stop]
         start, at = at, at + len(run)
         if at > first and len(run):  # a turn that is text so far has none: its words are among the next one's tokens
             begin = max(first - start, 0)

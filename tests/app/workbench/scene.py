@@ -54,6 +54,7 @@ class Engine:
     dies_after: int | None = None  # tokens of an answer; once
     holds_after: int | None = None  # tokens of an answer that begins now; waits until it is cancelled
     gate: asyncio.Semaphore | None = None  # every token waits for it
+    scores: asyncio.Event | None = None  # what is scored waits for it
     on_look: Callable[[str], None] = lambda _what: None  # called before the model sees anything
     starts: int = 0
     tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
@@ -97,6 +98,8 @@ class FrailModel:
     ) -> TokenRun:
         self._engine.on_look("score")
         self._engine.priorities.append(priority)
+        if self._engine.scores is not None:
+            await self._engine.scores.wait()
         under: dict[str, Any] = {"adapters": adapters, "priority": priority, "cache_salt": cache_salt}
         return await self.model.score_run(ids, top_k, start, on_progress=on_progress, **under)
 

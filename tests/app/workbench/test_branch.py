@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, words
-from ui import BranchAdded, Refusal, TurnStatus
+from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, until, words
+from ui import BranchAdded, Refusal, TurnStatus, TurnView
 
 
 def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_token(play: Play) -> None:
@@ -111,6 +112,67 @@ def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
         for node_id, text, why in ((new.node_id, "", "write what"), (question.node_id, "x", "your own text")):
             with pytest.raises(Refusal, match=why):
                 await s.workbench.answers.write(session_id, node_id, len(question.run) - 1, text)
+
+    play(scene)
+
+
+def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Play) -> None:
+    seen: list[str] = []
+    made: list[tuple[int, TurnView]] = []
+
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        model = s.workbench.services.supervisor.running
+        assert model is not None
+        computed = model.metrics().tokens_prefilled
+        s.engine.on_look, s.engine.scores = seen.append, asyncio.Event()
+        writing = asyncio.create_task(s.workbench.answers.write(session_id, old.node_id, at, "~"))
+        before = s.arrived(session_id)
+        await until(lambda: s.arrived(session_id) == before + 12)
+        assert seen == ["generate", "score"]
+        s.engine.scores.set()
+        await writing
+        new = await s.last(session_id)
+        made.append((session_id, new))
+        # the numbers are those of a text that is scored by itself, and cost as much as if they had come first
+        ids = (await s.path_ids(session_id))[:-12]
+        s.engine.scores, prefilled = None, model.metrics().tokens_prefilled
+        alone = await model.score_run(ids, start=len(ids) - 1)
+        for name in ("ids", "logprob", "rank", "entropy", "covered_mass"):
+            np.testing.assert_array_equal(getattr(new.run[at : at + 1], name), getattr(alone, name), err_msg=name)
+        assert new.run.record(at).top_ids == alone.record(0).top_ids
+        assert new.stats is not None
+        assert new.stats.computed == 1
+        assert prefilled == computed + 2
+
+    async def later(s: Scene) -> None:
+        session_id, new = made[0]
+        assert_same_run((await s.last(session_id)).run, new.run)
+
+    play(scene)
+    play(later)
+
+
+def test_a_typed_token_gets_its_numbers_later_where_the_answer_was_stopped_before_they_came(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        s.engine.scores, s.engine.holds_after = asyncio.Event(), 3
+        writing = asyncio.create_task(s.workbench.answers.write(session_id, old.node_id, at, "~"))
+        before = s.arrived(session_id)
+        await until(lambda: s.arrived(session_id) == before + 3)
+        s.workbench.answers.stop(session_id)
+        await writing
+        new = await s.last(session_id)
+        assert new.status is TurnStatus.PARTIAL
+        assert new.run.origin[at] == Origin.TYPED
+        assert np.isnan(new.run.logprob[at])
+        s.engine.scores = s.engine.holds_after = None
+        await s.workbench.answers.send(session_id, "more")
+        turn = (await s.view(session_id)).turns[-3]
+        assert turn.node_id == new.node_id
+        assert not np.isnan(turn.run.logprob[1:]).any()
 
     play(scene)
 
