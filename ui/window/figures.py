@@ -38,7 +38,8 @@ class Figures(QFrame):
         """Above `button`."""
         self.setFixedWidth(panel_width(WIDTH))
         self.adjustSize()
-        self.move(button.mapToGlobal(QPoint(0, -self.height() - GAP)))
+        left = button.width() - self.width() if button.isRightToLeft() else 0
+        self.move(button.mapToGlobal(QPoint(left, -self.height() - GAP)))
         self.show()
 
     def show_status(self, status: StatusView) -> None:

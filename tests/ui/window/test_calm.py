@@ -11,7 +11,7 @@ from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from tests.ui.conftest import Scene, until
+from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import EngineState, MainWindow, StatusChanged, StatusView
@@ -93,6 +93,11 @@ def test_the_bar_says_ready_or_the_speed_and_the_rest_when_asked(in_window: Play
         assert all(cell is not None and len(cell.toolTip()) > 20 for cell in explained)
         QTest.keyClick(bar.figures, Qt.Key.Key_Escape)
         assert not bar.figures.isVisible()
+        bar.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+        await frames()
+        QTest.mouseClick(bar.figures_button, LEFT)
+        assert window.geometry().contains(bar.figures.geometry())
+        QTest.keyClick(bar.figures, Qt.Key.Key_Escape)
 
     in_window(scene)
 
