@@ -96,7 +96,7 @@ class GrowingRun:
         pending = unfinished(b"".join(self._token_bytes[max(at - LONGEST, 0) : at]))
         if not pending or not self._texts[at - 1].endswith(BROKEN):  # a stream that goes on has no mark there
             return
-        self._texts[at - 1] = self._texts[at - 1].removesuffix(BROKEN)
+        self._texts[at - 1] = self._texts[at - 1].removesuffix(pending.decode(errors="replace"))
         self._texts[at:] = texts_of([pending, *self._token_bytes[at:]])[1:]
 
 

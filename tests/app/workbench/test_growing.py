@@ -46,6 +46,13 @@ def test_it_is_what_joining_gives(parts: list[tuple[list[bytes], int]]) -> None:
     assert_same_run(growing.run, TokenRun.concat(runs))
 
 
+def test_the_beginning_of_a_surrogate_leaves_no_mark() -> None:
+    growing = GrowingRun(EMPTY)
+    for piece in (b"\xed", b"\xa0", b"!"):  # such a beginning at the end of a text has a mark for each byte
+        growing.append(run_of([piece]))
+    assert "".join(growing.run.texts) == b"\xed\xa0!".decode(errors="replace")
+
+
 @given(st.binary(min_size=1, max_size=24), st.data())
 def test_a_character_split_over_seams_is_read_as_a_whole(data: bytes, drawn: st.DataObject) -> None:
     # given any bytes, cut anywhere into parts that were decoded apart
