@@ -503,9 +503,9 @@ def _summary(bits: npt.NDArray[np.float64]) -> str:
     return f"{tokens}, {scored.sum():,.1f} bits, perplexity {np.exp2(min(scored.mean(), 1000.0)):,.2f}"
 
 
-def shortened(text: str, most: int = 60) -> str:
+def shortened(text: str) -> str:
     """The beginning of a text."""
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _known(number: float) -> float | None:

@@ -276,10 +276,10 @@ def _all_set(n: int) -> npt.NDArray[np.bool_]:
     return np.ones(n, np.bool_)
 
 
-def rectangle(row: Row, stripes: int = STRIPES) -> Row:
-    """A row as ``(stripes, width)``, without what is left over at its end."""
-    width = len(row) // stripes
-    return row[: width * stripes].reshape(stripes, width)
+def rectangle(row: Row) -> Row:
+    """A row as ``(STRIPES, width)``, without what is left over at its end."""
+    width = len(row) // STRIPES
+    return row[: width * STRIPES].reshape(STRIPES, width)
 
 
 def _fallen(row: Row, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:

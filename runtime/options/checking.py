@@ -82,13 +82,13 @@ def check_callback(called: object, name: str = "on_progress") -> None:
         raise OptionError("{option} is a function, or None, not {value}", name, shown(called))
 
 
-def check_path(given: object, name: str = "path") -> Path:
+def check_path(given: object) -> Path:
     """The path that a caller gives.
 
     Raises:
         OptionError: No path, or an empty one.
     """
-    check_value(name, given, path("the path of a file or folder"))
+    check_value("path", given, path("the path of a file or folder"))
     return Path(given)  # type: ignore[arg-type]  # a text or a path
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
-from runtime.remote.dialects.openai import Id, OpenAI, decoded
+from runtime.remote.dialects.openai import Id, OpenAI, Usage, decoded
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 11  # of top_logprobs
@@ -36,18 +36,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
 class _Body(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
-    usage: _Usage | None = None
+    usage: Usage | None = None
 
 
 class MlxLm(OpenAI):
@@ -83,7 +74,7 @@ class MlxLm(OpenAI):
     def read(self, body: bytes, asked: Completion) -> Chunk:
         """``choices[0]``: the alternatives of its tokens, or its text."""
         answer = decoded(body, _Body)
-        usage = answer.usage or _Usage()
+        usage = answer.usage or Usage()
         details = usage.prompt_tokens_details
         cached = None if details is None else details.cached_tokens
         if not answer.choices:

@@ -57,7 +57,9 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
+    """Tokens of a request."""
+
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
@@ -66,7 +68,7 @@ class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(max_length=8)] = []  # one is asked for
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
@@ -182,7 +184,7 @@ class OpenAI:
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
-        usage = answer.usage or _Usage()
+        usage = answer.usage or Usage()
         details = usage.prompt_tokens_details
         cached = None if details is None else details.cached_tokens
         if not answer.choices:

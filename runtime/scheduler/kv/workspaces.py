@@ -31,19 +31,18 @@ class Workspaces:
         backend: Owner of the packs.
         memory: Asked before packs grow.
         in_place: Whether edges of the trie refer to slots: then a pack stays until none does.
-        limit: Packs kept at a time, where they do not; None: few where each costs a forward of its own.
-        crowd: Slots up to which unrelated rows share a pack; None: as the model's size says.
+
+    Attributes:
+        crowd: Slots up to which unrelated rows share a pack.
     """
 
-    def __init__(
-        self, backend: Backend, memory: Memory, *, in_place: bool = False, limit: int | None = None, crowd: int | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, memory: Memory, *, in_place: bool) -> None:
         self._in_place = in_place
         self._backend = backend
         self._memory = memory
-        self._limit = limit or (128 if backend.together else 8)
+        self._limit = 128 if backend.together else 8  # packs kept at a time: few where each costs a forward of its own
         self._kin = KIN_TOKENS if backend.together and backend.apart else 0
-        self.crowd = crowd_of(backend.info) if crowd is None else crowd
+        self.crowd = crowd_of(backend.info)
         self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: dict[Workspace, None] = {}
