@@ -91,6 +91,11 @@ class Composer(QWidget):
         """Gives the keyboard to the field: with a focus proxy, Tab would skip what stands over it."""
         self.field.setFocus(reason)
 
+    def type_on(self, text: str) -> None:
+        """What is typed where no text is edited belongs to the message: from its first letter on."""
+        self.setFocus()
+        self.field.insertPlainText(text)
+
     @property
     def draft(self) -> str:
         return self.field.toPlainText()

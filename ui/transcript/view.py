@@ -38,6 +38,7 @@ class TranscriptView(QWidget):
     token_pinned = Signal(object)  # (node_id, index) or None
     card_wanted = Signal()  # of the pinned token: it was clicked, or Return was pressed
     words_begun = Signal(str)  # in the place of the pinned token: the first letter
+    words_typed = Signal(str)  # where no token is pinned that they could replace: the first letter
     why_wanted = Signal()  # how the pinned token was drawn
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none

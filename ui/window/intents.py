@@ -404,6 +404,7 @@ class Intents(QObject):
         card.find_tokens = controller.find_tokens
         parts.transcript.card_wanted.connect(card.open)
         parts.transcript.words_begun.connect(card.begin_words)
+        parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_written.connect(self.write)
         card.preview_wanted.connect(parts.transcript.preview)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, Qt
-from PySide6.QtGui import QMouseEvent
+from PySide6.QtGui import QMouseEvent, QTextCursor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -94,6 +94,35 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
         await until(lambda: window.parts.transcript.pinned == (bench.views[TRIP].turns[-1].node_id, LISBON))
         assert window.parts.inspector.token.large.text() == "␣Rome"
         await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
+def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.activateWindow()
+        view, field = window.parts.transcript, window.parts.composer.field
+        for mode, pane in ((window.acts.tokens, view.tokens), (window.acts.read, view.read)):
+            field.setPlainText("One, ")
+            field.moveCursor(QTextCursor.MoveOperation.End)
+            mode.trigger()
+            pane.setFocus()
+            QTest.keyClick(pane, Qt.Key.Key_PageUp)
+            QTest.keyClick(pane, Qt.Key.Key_Space)
+            assert pane.hasFocus()
+            QTest.keyClicks(pane, "n")
+            assert field.hasFocus()
+            QTest.keyClicks(field, "either")
+            assert field.toPlainText() == "One, neither"
+        # and at a pinned token it is the token's
+        window.acts.tokens.trigger()
+        card = await pin(window, visit_of(bench))
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        QTest.keyClicks(view.tokens, "n")
+        assert card.field.text() == "n"
+        assert field.toPlainText() == "One, neither"
 
     in_window(scene)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
@@ -38,9 +38,16 @@ def nothing_lacking(_control: str) -> str:
     return ""
 
 
-OF_TURNS = (  # signals of what is asked for in the line under a turn
+def begins_words(event: QKeyEvent) -> bool:
+    """Whether a key is a letter or a sign, and no command."""
+    key, text = Qt.KeyboardModifier, event.text()
+    held = event.modifiers() & (key.ControlModifier | key.AltModifier | key.MetaModifier)
+    return not held and bool(text.strip()) and text.isprintable()
+
+
+OF_TURNS = (  # signals of what is asked for in the line under a turn, and of what is typed
     "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
-    "model_requested", "copy_requested", "similar_requested",
+    "model_requested", "copy_requested", "similar_requested", "words_typed",
 )  # fmt: skip
 
 
@@ -56,6 +63,7 @@ class Pane(Scroller[BodyT]):
     model_requested = Signal()
     copy_requested = Signal(str)
     similar_requested = Signal(int)
+    words_typed = Signal(str)
 
     def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
@@ -224,6 +232,12 @@ class Pane(Scroller[BodyT]):
         if event.type() is QEvent.Type.Leave:
             self._hover(None, Action.NONE)
         return super().viewportEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if begins_words(event):
+            self.words_typed.emit(event.text())
+        else:
+            super().keyPressEvent(event)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
         if not self._restoring:  # else what is in sight stays where it is, or is painted anew

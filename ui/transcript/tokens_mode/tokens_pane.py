@@ -14,7 +14,7 @@ from ui.transcript.overlay.ghost import Ghost, next_alternative, paint_ghost
 from ui.transcript.pane.find import Match
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
-from ui.transcript.pane.pane import Pane
+from ui.transcript.pane.pane import Pane, begins_words
 from ui.transcript.pane.scroller import Anchor
 from ui.transcript.pane.selection import Selection, TextPosition
 from ui.transcript.path import Turn
@@ -461,11 +461,9 @@ class TokensPane(Pane[TokensBody]):
 
     def _begin_words(self, event: QKeyEvent) -> None:
         """A letter or a sign at the pinned token begins the words that are to stand there."""
-        key = Qt.KeyboardModifier
-        held = event.modifiers() & (key.ControlModifier | key.AltModifier | key.MetaModifier)
-        if self._pinned is None or held or not event.text().strip() or not event.text().isprintable() or event.text().isdigit():
+        if self._pinned is None or not begins_words(event):
             super().keyPressEvent(event)
-        else:
+        elif not event.text().isdigit():
             self.words_begun.emit(event.text())
 
     def step(self, by: int) -> None:
