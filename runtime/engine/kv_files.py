@@ -19,7 +19,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import Int32
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.blocks.copying import Copying
-from runtime.scheduler.jobs import Job, settle
+from runtime.scheduler.jobs import Job
 from runtime.transport.waiting import off_loop, settled
 
 COPIED_AT_ONCE: Final = 32  # blocks between two looks for a restore that waits
@@ -42,14 +42,7 @@ class KvFiles:
         job = self._operations.path(ids, adapters)
         blocks = self._blocks()
         answer: Future[BlocksSaved] = Future()
-
-        def failed(done: Future[None]) -> None:
-            error = None if done.cancelled() else done.exception()
-            if error is not None:
-                settle(answer, error=error)
-
-        self._engine.call(lambda: blocks.save(job, answer, replaces)).add_done_callback(failed)
-        return answer
+        return self._operations.settling(answer, lambda: blocks.save(job, answer, replaces))
 
     async def copy_blocks(self, keys: Sequence[bytes], path: str) -> int:
         """Blocks into another file; how many."""

@@ -165,7 +165,7 @@ class Operations:
             depth.add_done_callback(lambda done: settle(answer, PrefixMatch.of(warm, done.result())))
             scheduler.blocks.depth(job, warm, depth)
 
-        return self._settling(answer, look)
+        return self.settling(answer, look)
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes what is not held."""
@@ -517,7 +517,7 @@ class Operations:
 
         return CallJob(np.empty(0, np.int32), None, call=look)
 
-    def _settling(self, answer: Future[T], work: Callable[[], None]) -> Future[T]:
+    def settling(self, answer: Future[T], work: Callable[[], None]) -> Future[T]:
         """Runs on the owner thread what settles the answer in the end; what fails before does so, too."""
 
         def failed(done: Future[None]) -> None:

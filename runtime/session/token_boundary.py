@@ -134,7 +134,7 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
     same = common_prefix(np.asarray(held, np.int32), np.asarray(full, np.int32))
     mine, theirs = [bytes_of(i) for i in held[same:]], [bytes_of(i) for i in full[same:]]
     text, other = (np.frombuffer(b"".join(pieces), np.uint8) for pieces in (mine, theirs))
-    shared = _common(text, other)
+    shared = common_prefix(text, other)
     ends, others = _ends(mine), _ends(theirs)
     borders = np.intersect1d(ends[ends <= shared], others[others <= shared])
     border = int(borders[-1]) if len(borders) else 0
@@ -142,12 +142,6 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
         held=same + int(np.searchsorted(ends, border, side="right")),  # tokens without bytes stay with what was said
         full=same + (int(np.searchsorted(others, border, side="left")) + 1 if border else 0),
     )
-
-
-def _common(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> int:
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 def _ends(pieces: Sequence[bytes]) -> Int64:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from runtime.records import Int32, Scores
 
 if TYPE_CHECKING:
@@ -121,8 +124,8 @@ class Lease:
         self.release()
 
 
-def common_prefix(a: Int32, b: Int32) -> int:
-    """How many leading tokens two arrays share."""
+def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int:
+    """How many leading tokens, or bytes, two arrays share."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     first = int(differ.argmax()) if n else 0
