@@ -39,6 +39,7 @@ class Presenter(QObject):
     """Controller to parts, one way. What the parts are asked by mouse and keys goes the other way, in `ui.window`."""
 
     mode_changed = Signal(object)  # Mode
+    measure_changed = Signal(object)  # Measure
 
     def __init__(self, window: QMainWindow, controller: Controller, parts: Frame, acts: Actions) -> None:
         super().__init__(window)
@@ -124,6 +125,7 @@ class Presenter(QObject):
         self._parts.tree.colour_by(measure)
         self._parts.status.legend.show_measure(measure)
         self._acts.colours[measure].setChecked(True)
+        self.measure_changed.emit(measure)
 
     def _show_turn_depth(self, node_id: int, depth: TurnDepth) -> None:
         """Colours a turn by the layers that were asked for."""

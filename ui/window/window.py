@@ -215,6 +215,8 @@ class MainWindow(QMainWindow):
         made = SettingsWindow(self.controller, self._workbench, self)
         made.shown.connect(lambda view: self.apply(view.values))
         made.colours_wanted.connect(self.presenter.colour_by)
+        made.appearance.show_measure(self.parts.transcript.measure)
+        self.presenter.measure_changed.connect(made.appearance.show_measure)
         return made
 
     def _close_popover(self) -> None:
@@ -319,7 +321,6 @@ class MainWindow(QMainWindow):
         resize_text(application, values.text_percent / 100)
 
     def open_settings(self) -> None:
-        self.settings.appearance.show_measure(self.parts.transcript.measure)
         self.settings.open()
 
     def _open_server(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QComboBox, QFileDialog, QMenu, QScrollArea, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from tests.ui.conftest import Scene, frames, until
@@ -177,6 +177,24 @@ def test_appearance_holds_at_once(in_window: Play, bench: FakeWorkbench) -> None
         await until(lambda: window.parts.transcript.tokens.page.faces.scale == 0.8 * before)  # and no smaller
         choose(settings.appearance.combos["colours"], +1)
         assert window.parts.transcript.measure is not Measure.SURPRISAL
+
+    in_window(scene)
+
+
+def test_the_colours_that_hold_are_shown_whichever_way_the_settings_are_opened(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        QTest.mouseClick(window.parts.top.model, LEFT)
+        await until(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        more = next(action for action in menu.actions() if action.text().startswith("More models"))
+        QTest.mouseClick(menu, LEFT, pos=menu.actionGeometry(more).center())
+        await until(window.settings.isVisible)
+        QTest.mouseClick(window.settings.tabs[APPEARANCE], LEFT)
+        colours = window.settings.appearance.combos["colours"]
+        assert colours.currentText() == "surprise"
+        window.acts.colours[Measure.RANK].trigger()
+        assert colours.currentText() == "rank"
 
     in_window(scene)
 
