@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from ui.port import FitView, ShelfModel, translate
 from ui.widgets.numbers import count, size
 
 FINGERPRINT_SHOWN = 12  # hexadecimal digits
-DAY = 86_400  # seconds
 
 
 def rate_words(rate: float) -> str:
@@ -31,7 +32,7 @@ def used_words(last_used: float | None, now: float) -> str:
     """When a model was last used; "" where it is not known."""
     if last_used is None:
         return ""
-    days = int(now // DAY - last_used // DAY)
+    days = (date.fromtimestamp(now) - date.fromtimestamp(last_used)).days
     if days <= 0:
         return translate("Models", "used today")
     return translate("Models", "used yesterday") if days == 1 else translate("Models", "used {0:,} days ago").format(days)

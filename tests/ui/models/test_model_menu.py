@@ -16,6 +16,7 @@ from tests.ui.fake_state import FIT
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import EngineState, MainWindow, StatusChanged
+from ui.models.wording import used_words
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -53,6 +54,19 @@ def test_the_name_lists_the_models_with_fit_and_last_use(in_window: Play, bench:
         await until(lambda: window.popover.isVisible())
 
     in_window(scene)
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the time zone is the system's")
+def test_days_are_those_of_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        evening = time.mktime((2026, 3, 18, 21, 0, 0, 0, 0, -1))  # which is the next day elsewhere
+        assert used_words(evening - 5 * 3600, evening) == "used today"
+        assert used_words(evening - 22 * 3600, evening) == "used yesterday"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_long_name_leaves_the_list_in_a_small_window(in_window: Play, bench: FakeWorkbench) -> None:
