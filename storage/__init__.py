@@ -29,19 +29,16 @@ from storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from storage.blocks.file import BlockFile, BlockFileStats, open_blocks
+    from storage.blocks.file import BlockFile, open_blocks
     from storage.lock import DataFolderLock, read_focus, request_focus
     from storage.repair.row_repair import salvage
     from storage.rows import (
         DamageRow,
-        FolderRow,
         Imported,
         NewChunk,
         NewNode,
         NodeRow,
         Salvage,
-        SearchHit,
-        SessionCopy,
         SessionRow,
         SessionTree,
         StoredChunk,
@@ -49,26 +46,21 @@ if TYPE_CHECKING:
     from storage.store import SessionStore
     from storage.tables.key_value import vocabulary_digest
     from storage.tables.node_columns import NodeColumns, SessionShape
-    from storage.tables.places import Places
     from storage.transfer.json_format import export_json
     from storage.transfer.portable import PortableFile, export_portable
     from storage.transfer.text_export import export_text
 
 _NAMES = {
-    "storage.blocks.file": ("BlockFile", "BlockFileStats", "open_blocks"),
+    "storage.blocks.file": ("BlockFile", "open_blocks"),
     "storage.tables.key_value": ("vocabulary_digest",),
     "storage.lock": ("DataFolderLock", "read_focus", "request_focus"),
-    "storage.tables.places": ("Places",),
     "storage.rows": (
         "DamageRow",
-        "FolderRow",
         "Imported",
         "NewChunk",
         "NewNode",
         "NodeRow",
         "Salvage",
-        "SearchHit",
-        "SessionCopy",
         "SessionRow",
         "SessionTree",
         "StoredChunk",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ui.core.shown import Spot
     from ui.inspector import Inspector
     from ui.sidebar.sessions import SessionPanel
-    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, Theme, apply_theme
+    from ui.theme import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Contrast, Motion, Palette, Scheme, apply_theme
     from ui.transcript import Measure, TranscriptView
     from ui.tree.panel import TreePanel
     from ui.window.recovery import RecoveryPage
@@ -37,7 +37,6 @@ _NAMES = {
         "Motion",
         "Palette",
         "Scheme",
-        "Theme",
         "apply_theme",
     ),
     "ui.transcript": ("Measure", "TranscriptView"),
