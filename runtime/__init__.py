@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from runtime.adapters.convert import convert_adapter
     from runtime.adapters.folder import ShelvedAdapter, import_adapter, is_adapter_folder, list_shelf_adapters
     from runtime.aio import run_sync
+    from runtime.api.checks import check_fits
     from runtime.api.genlm import load_model_by_name
     from runtime.api.language_model import LanguageModel
     from runtime.api.load import check_model, load
@@ -132,7 +133,6 @@ if TYPE_CHECKING:
     from runtime.shelf.quantise import convert_model
     from runtime.speculation.options import SpeculativeOptions
     from runtime.text.formats import CHAT_FORMATS
-    from runtime.text.pieces import check_fits
     from runtime.text.utf8 import clean_text, texts_of
     from runtime.tools.calls import ToolCall, ToolCalls
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
@@ -335,7 +335,7 @@ _NAMES = {
     "runtime.shelf.quantise": ("convert_model",),
     "runtime.speculation.options": ("SpeculativeOptions",),
     "runtime.text.formats": ("CHAT_FORMATS",),
-    "runtime.text.pieces": ("check_fits",),
+    "runtime.api.checks": ("check_fits",),
     "runtime.transport.child": ("EngineLimits",),
     "runtime.transport.pipe": ("spawn",),
     "runtime.text.utf8": (

@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runtime.adapters.uses import Adapters
 from runtime.aio import LoopThread
-from runtime.api.checks import check_ids
+from runtime.api.checks import check_fits, check_ids
 from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
 from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
 from runtime.records import TokenRun, TopLogprobs
-from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 
 if TYPE_CHECKING:

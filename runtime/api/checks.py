@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array as packed_ints
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from runtime.options.checking import TEXT_FOR_IDS, shown
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
+
+if TYPE_CHECKING:
+    from runtime.api.language_model import LanguageModel
 
 MOST_NESTED: Final = 128  # levels of a message or a definition of a tool; templates and pickles recurse over them
 
@@ -177,3 +180,27 @@ def _packed(ids: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.frombuffer(packed_ints("q", ids), np.int64)
     except OverflowError:
         return np.asarray(ids)
+
+
+def check_fits(model: LanguageModel, *texts: str, stage: str = "prompt") -> None:
+    """Refuses by their size texts that together cannot fit into the context: tokenising megabytes takes minutes.
+
+    No token is longer than the longest of the vocabulary. What passes may still be too long.
+
+    Args:
+        model: Whose vocabulary and context.
+        texts: What is to be tokenised.
+        stage: What it is for, for the message.
+
+    Raises:
+        ContextOverflowError: They cannot fit.
+    """
+    limit = model.info.context_length
+    if sum(map(len, texts)) <= limit:  # a character has at least a byte; most texts need no look at the vocabulary
+        return
+    if model.info.options.get("tokenizer") == "server":  # the longest token is not known here
+        return
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    least = -(-size // max(1, *map(len, model.byte_vocab)))
+    if least > limit:
+        raise ContextOverflowError(stage, 0, least, limit, False)

@@ -31,7 +31,7 @@ from runtime import html
 from runtime.adapters.uses import Adapters
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, plain_messages, plain_tools, text_salt
+from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, text_salt
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
 from runtime.api.windows import Total, joined, sliding_windows
@@ -47,7 +47,6 @@ from runtime.options.priority import Priority, check_priority
 from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
-from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
 from runtime.transport.waiting import blocking, blocking_iterator

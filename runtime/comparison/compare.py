@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.adapters.uses import Adapters
+from runtime.api.checks import check_fits
 from runtime.api.progress import ShowProgress, reporting
 from runtime.comparison.reading import read_again, unfinished
 from runtime.comparison.result import ComparedSide, Int64, ModelComparison, OnComparison, common_borders, ends_of, kl_rows
@@ -15,7 +16,6 @@ from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.priority import Priority
 from runtime.records import NO_TOKEN, TokenRun
-from runtime.text.pieces import check_fits
 from runtime.text.utf8 import clean_text
 
 if TYPE_CHECKING:
