@@ -19,7 +19,7 @@ from ui.port import translate
 from ui.port.tokens import SAMPLER_STAGES, SamplingOptions, Stage
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
-from ui.theme.text_size import fix_height, fix_width, panel_width
+from ui.theme.text_size import fix_digits, fix_height, fix_width, panel_width
 from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
@@ -78,8 +78,8 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
     return translate("Stages", "{0}: of the tokens that reach {1}, only the least likely one is kept.").format(said, least)
 
 
-NAME_PX, KEPT_PX, SHARE_PX = 92, 44, 42
-ROW_HEIGHT = 25
+NAME_PX, KEPT_PX, CHANCE_PX = 92, 50, 36
+STAGE_HEIGHT = 25
 _BEYOND_PX = 6  # the ground of a chosen row reaches so far to both sides of it
 
 
@@ -128,15 +128,15 @@ class StageRow(QWidget):
 
     def __init__(self, stage: str, middle: QWidget | None = None, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        fix_height(self, ROW_HEIGHT)
+        fix_height(self, STAGE_HEIGHT)
         self.stage = stage
         self._theme = current_theme()
         self.name = StageName()
         self.name.toggled.connect(lambda on: self.chosen.emit(self.stage, on))
         self.kept = Label("", "faint", interface_font(11))
         self.share = Label("", "", interface_font(12))
-        for label, width in ((self.kept, KEPT_PX), (self.share, SHARE_PX)):
-            fix_width(label, width)
+        for label, width in ((self.kept, KEPT_PX), (self.share, CHANCE_PX)):
+            fix_digits(label, width)
             label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         row = QHBoxLayout(self)
         row.setContentsMargins(_BEYOND_PX, 0, _BEYOND_PX, 0)

@@ -9,7 +9,7 @@ from ui.theme.fonts import interface_font, scaled, set_text_scale, text_scale
 from ui.theme.scheme import current_theme
 
 WIDTH_SHARE = 0.6  # of what the text grows by, panels grow: longer lines are cut rather than the conversation squeezed
-_HEIGHT, _WIDTH = "height_at_100", "width_at_100"
+_HEIGHT, _WIDTH, _DIGITS = "height_at_100", "width_at_100", "digits_at_100"
 
 
 def fix_height(widget: QWidget, px: int) -> None:
@@ -22,6 +22,12 @@ def fix_width(widget: QWidget, px: int) -> None:
     """A width that goes with the text, by less; `px` is that at 100 %."""
     widget.setProperty(_WIDTH, px)
     widget.setFixedWidth(panel_width(px))
+
+
+def fix_digits(widget: QWidget, px: int) -> None:
+    """A width that goes with the text, of numbers, which are not cut; `px` is that at 100 %."""
+    widget.setProperty(_DIGITS, px)
+    widget.setFixedWidth(scaled(px))
 
 
 def panel_width(px: int) -> int:
@@ -47,9 +53,11 @@ def resize_text(application: QApplication, scale: float) -> None:
             font = widget.font()
             font.setPointSizeF(size * ratio)
             widget.setFont(font)
-        height, width = widget.property(_HEIGHT), widget.property(_WIDTH)
+        height, width, digits = (widget.property(name) for name in (_HEIGHT, _WIDTH, _DIGITS))
         if height is not None:
             widget.setFixedHeight(scaled(height))
         if width is not None:
             widget.setFixedWidth(panel_width(width))
+        if digits is not None:
+            widget.setFixedWidth(scaled(digits))
     current_theme().scaled.emit()

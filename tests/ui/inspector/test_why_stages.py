@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
 
 from runtime import SamplingOptions, Stage, TokenRun, replay_draw
 from tests.ui.inspector.draws import drawing_of, drawn_run
 from tests.ui.inspector.test_inspector import spot_of
 from tests.ui.inspector.test_why import FIRST, ROW, SHARES, move
+from tests.ui.pseudo import clipped
 from tests.ui.spoken import Vocabulary
 from ui.inspector import Inspector
 from ui.inspector.stage_rows import StageRow, cut_words
 from ui.inspector.why import WhyTab
+from ui.theme.text_size import resize_text
 from ui.widgets.dials import DIALS
 from ui.widgets.numbers import probability
 
@@ -33,6 +37,18 @@ def inspector(inspector: Inspector) -> Inspector:
     inspector.resize(332, 1200)
     QTest.mouseClick(inspector.tabs[3], Qt.MouseButton.LeftButton)
     return inspector
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5, 2.0])
+def test_the_numbers_of_a_stage_are_never_cut(app: QApplication, qtbot: QtBot, scale: float) -> None:
+    row = StageRow("raw")
+    qtbot.addWidget(row)
+    row.show()
+    resize_text(app, scale)
+    for kept, share in ((262_144, 0.9999), (151_936, 0.0001)):  # Gemma's vocabulary, and Qwen's
+        row.show_result(kept, share)
+        assert list(clipped(row)) == []
+    resize_text(app, 1.0)
 
 
 def show(inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions, **more: Any) -> tuple[WhyTab, TokenRun]:
