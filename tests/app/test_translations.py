@@ -12,7 +12,9 @@ import PySide6
 
 import app.workbench
 import ui
+from app.workbench.models.views import GOOD_FOR
 from runtime.sampling import stages
+from runtime.shelf.catalogue import catalogue
 
 WORKBENCH = Path(app.workbench.__file__).parent
 APP, UI = WORKBENCH.parent, Path(ui.__file__).parent
@@ -114,3 +116,7 @@ def test_lupdate_finds_every_text_where_the_window_asks_for_it(tmp_path: Path) -
     missed = [f"{file}:{line}: {context}: {text}" for file, (context, text, line) in asked if (context, text) not in found]
     assert missed == []
     assert len(asked) > 600
+
+
+def test_what_the_catalogue_says_of_its_models_can_be_translated() -> None:
+    assert {model.good_for for model in catalogue()} == set(GOOD_FOR)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ui import BackendChoice, FitView, HubFind, LoadChoice, ModelPlan, Offer, ShelfModel, in_window, translate
+from ui import (
+    QT_TRANSLATE_NOOP,
+    BackendChoice,
+    FitView,
+    HubFind,
+    LoadChoice,
+    ModelPlan,
+    Offer,
+    ShelfModel,
+    in_window,
+    translate,
+)
 
 if TYPE_CHECKING:
     from runtime import CatalogueModel, Connection, DownloadPlan, Fit, HubModel, ShelfEntry, ShelvedAdapter
@@ -86,6 +97,23 @@ def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> Mod
     )
 
 
+GOOD_FOR = (  # what the catalogue says of its models
+    QT_TRANSLATE_NOOP("Catalogue", "trying things out: very small, and fast on any machine"),
+    QT_TRANSLATE_NOOP("Catalogue", "short answers and rewriting on an old machine"),
+    QT_TRANSLATE_NOOP("Catalogue", "a small model that thinks before it answers; many languages"),
+    QT_TRANSLATE_NOOP("Catalogue", "plain chat and summaries in little memory"),
+    QT_TRANSLATE_NOOP("Catalogue", "chat and summaries of long texts"),
+    QT_TRANSLATE_NOOP("Catalogue", "English chat and rewriting, made from open data"),
+    QT_TRANSLATE_NOOP("Catalogue", "thinking and tool calls on a laptop; many languages"),
+    QT_TRANSLATE_NOOP("Catalogue", "well-worded English chat"),
+    QT_TRANSLATE_NOOP("Catalogue", "everyday chat, long texts and tool calls"),
+    QT_TRANSLATE_NOOP("Catalogue", "reasoning, mathematics and code in English; texts up to 4,096 tokens"),
+    QT_TRANSLATE_NOOP("Catalogue", "thinking, code and tool calls; many languages"),
+    QT_TRANSLATE_NOOP("Catalogue", "everyday chat, writing and tool calls"),
+    QT_TRANSLATE_NOOP("Catalogue", "the strongest of these: thinking, code, tool calls, many languages"),
+)
+
+
 def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
     """A model that is proposed; `here` are the repositories on the shelf, and the titles of what is made of files."""
     chosen, fit = model.variant(), fit_of(model.fit())
@@ -95,7 +123,7 @@ def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
         parameters=model.parameters,
         size=chosen.bytes,
         licence=model.licence,
-        good_for=model.good_for,
+        good_for=translate("Catalogue", model.good_for),
         fit=fit,
         gated=chosen.gated,
         here=any({variant.source, variant.source.rpartition("/")[2]} & here for variant in model.variants),
