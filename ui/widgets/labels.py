@@ -17,11 +17,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QSizePol
 from ui.theme.fonts import caption_font, interface_font, scaled
 from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
-from ui.widgets.visible import one_line
+from ui.widgets.visible import one_line, seen
 
 
 class Label(QLabel):
-    """A label that never interprets markup.
+    """A label that never interprets markup, and shows what is invisible by its name.
 
     Args:
         text: What to show.
@@ -35,6 +35,9 @@ class Label(QLabel):
         self.setProperty("kind", kind)
         self.setFont(font or interface_font())
         self.setText(text)
+
+    def setText(self, text: str) -> None:
+        super().setText(seen(text))
 
 
 class ElidedLabel(Label):

@@ -143,6 +143,9 @@ def test_another_model_than_the_one_that_wrote_a_session_is_told_once(in_window:
         menu = QApplication.activePopupWidget()
         assert menu is not None
         menu.close()
+        # a file may name any model: nothing in its name acts
+        bench.emit(StatusChanged(replace(told, written_by="\u202e<b>evil")))
+        await until(lambda: writer.words == "written with RLO<b>evil; Qwen3 would continue it")
         bench.emit(StatusChanged(replace(told, model="SmolLM2", written_by="")))
         await frames()
         assert writer.words == ""
