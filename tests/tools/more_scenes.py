@@ -305,7 +305,7 @@ async def backup(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -
     QTest.mouseClick(window.settings.data.back_up_button, Qt.MouseButton.LeftButton)
     for _attempt in range(100):
         await asyncio.sleep(0.1)
-        if "sound" in window.settings.data.backed_up.text():
+        if "verified" in window.settings.data.backed_up.text():
             break
     keep(window.settings, folder / f"{name}.png")
 

@@ -194,6 +194,7 @@ def test_a_long_formula_is_no_wider_than_the_column(qtbot: QtBot, show: Show, wi
         r"\(\frac{1}{\)",
         r"\(\href{file:///etc/passwd}{x}\)",
         r"\(\includegraphics{/etc/passwd}\)",
+        r"\(\color{url(file:///etc/passwd)}x\)",
         r"\(\input{/etc/passwd}\)",
         r"\(\hspace{100000em} x\)",
         r"\(\newcommand{\a}{\a\a}\a\)",

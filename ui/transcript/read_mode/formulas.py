@@ -35,6 +35,7 @@ _CALLS_A_MILLISECOND = 2000
 _REST_SECONDS = 0.001
 _LOOK_MS = 40
 _COLOUR = "currentColor"
+_REFUSED = ("\\", "href", "url(")  # of MathML: a command that is not known stands there as it is; addresses, of colours too
 _TABLES = ("align", "aligned", "array", "bmatrix", "Bmatrix", "cases", "matrix", "pmatrix", "smallmatrix", "split", "vmatrix")
 _ENVIRONMENTS = {name + star for name in (*_TABLES, "Vmatrix", "equation", "gather") for star in ("", "*")}
 _ENVIRONMENT = re.compile(r"\\begin\{([^{}]*)\}")
@@ -161,7 +162,7 @@ def _drawn(mathml: str) -> Formula | None:
     from ziamath.config import config
     from ziamath.zmath import Math
 
-    if "\\" in mathml or "href" in mathml:  # a command that is not known is put there as it stands
+    if any(part in mathml for part in _REFUSED):
         return None
     config.svg2 = False  # paths alone, as Qt draws them
     root = ElementTree.fromstring(mathml)
