@@ -143,7 +143,7 @@ def test_a_told_notice_goes_by_itself(in_window: Play, monkeypatch: pytest.Monke
         # what came after it stays
         notice.tell("done")
         notice.say("the disk is full")
-        QTest.qWait(150)
+        await frames(8)
         assert notice.words == "the disk is full"
         QTest.mouseMove(notice, QPoint(2, 2))
 
