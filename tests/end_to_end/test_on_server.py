@@ -75,7 +75,7 @@ def test_what_a_server_lacks_is_said_beside_each_control(open_app: OpenApp, serv
         assert refused(token.unscored, token.score_button).endswith(f"{name} does not score texts.")
         assert not window.acts.score.isEnabled()
         assert not window.acts.beams.isEnabled()
-        assert window.acts.similar.statusTip() == f"{name} makes no embeddings, by which turns are compared."
+        assert window.acts.similar.statusTip() == f"{name} makes no embeddings, which are needed to compare turns."
 
         # its layers, and its cache
         inspector.show_page(inspector.layers)

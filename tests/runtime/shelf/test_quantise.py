@@ -167,14 +167,24 @@ def test_a_cancelled_conversion_leaves_nothing(plain: Path, shelf: Path) -> None
 
 @pytest.mark.slow
 def test_a_killed_child_leaves_nothing(plain: Path, shelf: Path) -> None:
-    def kill(step: Progress) -> None:
-        for child in psutil.Process().children() if step.total else ():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                if "runtime.backends.mlx.quantise_child" in child.cmdline():
-                    child.kill()
+    killed = threading.Event()
 
-    with pytest.raises(ModelLoadError, match="ended without an answer"):
-        convert_model(plain, progress=kill)
+    def kill() -> None:  # as soon as it is seen: a little model is made before its progress is heard
+        while not killed.is_set():
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    if "runtime.backends.mlx.quantise_child" in child.cmdline():
+                        child.kill()
+                        killed.set()
+
+    watching = threading.Thread(target=kill)
+    watching.start()
+    try:
+        with pytest.raises(ModelLoadError, match="ended without an answer"):
+            convert_model(plain)
+    finally:
+        killed.set()
+        watching.join()
     assert left(shelf) == []
     assert list_models() == []
 

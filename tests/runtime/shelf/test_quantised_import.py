@@ -175,7 +175,7 @@ def test_hf_answers_from_quantised_weights_as_from_float32_ones(name: str, shelf
         theirs = np.array([model.next_token_logprobs_sync(IDS[:n]) for n in (1, 20, len(IDS))])
     # then
     assert rows[0].std() > 1
-    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=3e-5)
     np.testing.assert_allclose(rows[1], theirs, rtol=0, atol=CLOSE)
     assert infos[0].kv_fingerprint != infos[1].kv_fingerprint
     assert infos[0].parameters == infos[1].parameters
