@@ -116,6 +116,7 @@ def work(model: LanguageModel) -> None:
     model.clear_cache()
     model.cache_report()
     model.next_token_logprobs_sync(some_ids(2, 30))
+    asyncio.run(model.sample(some_ids(3, 10), 8, []))  # alone for sure: above, one may always run beside another
 
 
 @pytest.mark.slow
