@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from msgspec import ValidationError, convert
 
 from app.workbench import AppWorkbench
-from storage import SessionStore
+from storage import SessionStore, StoreDamagedError
 from ui import MainWindow, WindowState
 
+log = logging.getLogger(__name__)
 WINDOW_SETTING = "window"
 FILES_SETTING = "draft files"
 STEP = 32  # pixels between a window and the one that was opened from it
@@ -25,12 +30,13 @@ class KeptWindows:
 
     async def read(self, store: SessionStore) -> object:
         """What was written last, for `AppWindows`."""
-        kept, files = await store.setting(WINDOW_SETTING), await store.setting(FILES_SETTING)
-        if not isinstance(kept, Mapping) or not isinstance(files, list):
-            return kept
-        self._files = files
-        held = {key: rest for key, *rest in files}
-        return {**kept, "drafts": [row if row[2:] else [*row, *held.get(row[0], ())] for row in kept.get("drafts", ())]}
+        kept, files = [await _setting(store, key) for key in (WINDOW_SETTING, FILES_SETTING)]
+        if not isinstance(kept, Mapping):
+            return None
+        self._files = _rows(files)
+        held = {key: rest for key, *rest in self._files}
+        drafts = [row if row[2:] else [*row, *held.get(row[0], ())] for row in _rows(kept.get("drafts"))]
+        return {**kept, "drafts": drafts}
 
     async def write(self, store: SessionStore, state: Mapping[str, Any]) -> None:
         files = [[key, *rest] for key, _text, *rest in state["drafts"] if rest]
@@ -179,9 +185,25 @@ def _states(kept: object) -> tuple[WindowState | None, list[WindowState]]:
 
 
 def _state(kept: object) -> WindowState | None:
+    """Of a field that is damaged, or another version's, the default will do."""
     if not isinstance(kept, Mapping):
         return None
+    whole: dict[str, Any] = {}
+    for name, kind in get_type_hints(WindowState).items():
+        with suppress(ValidationError):
+            whole |= {name: convert(kept[name], kind)} if name in kept else {}
+    return WindowState(**whole)
+
+
+async def _setting(store: SessionStore, key: str) -> object:
     try:
-        return WindowState(**kept)
-    except TypeError:  # another version's: the defaults will do
+        return await store.setting(key)
+    except StoreDamagedError as fault:  # the window opens without
+        log.warning("%s", fault)
         return None
+
+
+def _rows(kept: object) -> list[list[Any]]:
+    """Those that are a session id and texts; others are damaged."""
+    rows = kept if isinstance(kept, list) else []
+    return [row for row in rows if isinstance(row, list) and row[1:] and [*map(type, row)] == [int] + [str] * (len(row) - 1)]

@@ -311,6 +311,13 @@ def test_every_page_is_reached_from_the_readme_and_every_path_in_it_exists() -> 
     assert set(PAGES) <= linked
 
 
+def test_the_pictures_are_explained_and_not_drawn_for_help(tmp_path: Path) -> None:
+    as_module = "runpy.run_module('tests.tools.screenshots', run_name='__main__')"
+    done = python("-c", f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); {as_module}", "--help", cwd=tmp_path)
+    assert "--all" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_term_of_the_glossary_is_one_of_the_code_or_of_the_window() -> None:
     terms = re.findall(r"^\| \*\*(.+?)\*\* \|", PAGES["docs/glossary.md"], re.MULTILINE)
     assert len(terms) == len(set(terms)) <= 40

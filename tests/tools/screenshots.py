@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import qasync
@@ -256,61 +257,74 @@ def take(
 
 def main() -> None:
     """Writes the pictures into the folder that is named."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
-    folder.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.screenshots", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"))
+    parser.add_argument("names", nargs="*", help="pictures to draw, by name; else those of the documentation")
+    parser.add_argument("--all", action="store_true", help="every picture")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     application = QApplication(["elsewise"])
     application.setQuitOnLastWindowClosed(False)
-    take(application, folder, "tokens", Scheme.LIGHT, tokens_with_card)
-    take(application, folder, "alternative", Scheme.LIGHT, before_an_alternative)
-    take(application, folder, "branch", Scheme.LIGHT, branch_with_tree)
-    take(application, folder, "tokens-dark", Scheme.DARK, tokens_with_card)
-    take(application, folder, "why-dark", Scheme.DARK, why_with_sliders)
-    take(application, folder, "depth", Scheme.LIGHT, more.depth)
-    take(application, folder, "comparison", Scheme.LIGHT, more.comparison)
-    take(application, folder, "similar", Scheme.LIGHT, more.similar)
-    take(application, folder, "first-run", Scheme.LIGHT, more.first_run, hints=True)
-    take(application, folder, "starter-own", Scheme.LIGHT, more.starter_own)
-    take(application, folder, "starter-endings", Scheme.LIGHT, more.starter_endings)
-    take(application, folder, "starter-unsure", Scheme.LIGHT, more.starter_unsure)
-    take(application, folder, "models", Scheme.LIGHT, more.models)
+    unknown = set(options.names)
+
+    def draw(name: str, scheme: Scheme, *scenes: Callable[..., Awaitable[None]], **setting: Any) -> None:
+        unknown.discard(name)
+        if not options.names or name in options.names:
+            take(application, options.folder, name, scheme, *scenes, **setting)
+
+    draw("tokens", Scheme.LIGHT, tokens_with_card)
+    draw("alternative", Scheme.LIGHT, before_an_alternative)
+    draw("branch", Scheme.LIGHT, branch_with_tree)
+    draw("tokens-dark", Scheme.DARK, tokens_with_card)
+    draw("why-dark", Scheme.DARK, why_with_sliders)
+    draw("depth", Scheme.LIGHT, more.depth)
+    draw("comparison", Scheme.LIGHT, more.comparison)
+    draw("similar", Scheme.LIGHT, more.similar)
+    draw("first-run", Scheme.LIGHT, more.first_run, hints=True)
+    draw("starter-own", Scheme.LIGHT, more.starter_own)
+    draw("starter-endings", Scheme.LIGHT, more.starter_endings)
+    draw("starter-unsure", Scheme.LIGHT, more.starter_unsure)
+    draw("models", Scheme.LIGHT, more.models)
     with patch.dict(os.environ, {"ELSEWISE_MODELS": "/models"}):  # pictures show no path of the machine
-        take(application, folder, "no-model", Scheme.DARK, more.no_model, model="org/qwen3-0.6b")
-    take(application, folder, "tool-call", Scheme.LIGHT, more.tool_call)
-    take(application, folder, "narrow", Scheme.DARK, more.narrow)
-    take(application, folder, "large", Scheme.LIGHT, more.large)
-    take(application, folder, "continuations", Scheme.LIGHT, eight_continuations)
-    take(application, folder, "scripts", Scheme.LIGHT, more.scripts)
-    take(application, folder, "reopened", Scheme.DARK, more.cache, more.reopened)
-    if "--all" in sys.argv:  # the scenes before are in the documentation
-        take(application, folder, "why", Scheme.LIGHT, why_with_sliders)
-        take(application, folder, "preview", Scheme.LIGHT, preview_in_place)
-        take(application, folder, "continuations-dark-900", Scheme.DARK, narrow_continuations)
-        take(application, folder, "depth-dark", Scheme.DARK, more.depth)
-        take(application, folder, "depth-dark-900", Scheme.DARK, more.depth_narrow)
-        take(application, folder, "sampling", Scheme.LIGHT, sampling)
-        take(application, folder, "form-dark-900", Scheme.DARK, form)
-        take(application, folder, "text-150-dark", Scheme.DARK, large_text)
-        take(application, folder, "settings", Scheme.LIGHT, settings)
-        take(application, folder, "cache", Scheme.LIGHT, more.cache)
-        take(application, folder, "models-dark", Scheme.DARK, more.models)
-        take(application, folder, "first-run-900", Scheme.DARK, more.first_run_narrow, hints=True)
-        take(application, folder, "similar-dark-900", Scheme.DARK, more.similar_narrow)
-        take(application, folder, "narrowest", Scheme.DARK, more.narrowest)
-        take(application, folder, "backup", Scheme.LIGHT, more.backup)
-        take(application, folder, "tree", Scheme.LIGHT, full_tree, tree=True)
-        take(application, folder, "tree-dark", Scheme.DARK, full_tree, tree=True)
-        take(application, folder, "tree-alone", Scheme.LIGHT, full_tree_alone, tree=True)
-        take(application, folder, "tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
-        take(application, folder, "contrast", Scheme.LIGHT, contrast)
-        take(application, folder, "contrast-dark", Scheme.DARK, contrast)
-        take(application, folder, "rare-options", Scheme.LIGHT, more.rare_options)
+        draw("no-model", Scheme.DARK, more.no_model, model="org/qwen3-0.6b")
+    draw("tool-call", Scheme.LIGHT, more.tool_call)
+    draw("narrow", Scheme.DARK, more.narrow)
+    draw("large", Scheme.LIGHT, more.large)
+    draw("continuations", Scheme.LIGHT, eight_continuations)
+    draw("scripts", Scheme.LIGHT, more.scripts)
+    draw("reopened", Scheme.DARK, more.cache, more.reopened)
+    if options.all or options.names:  # the scenes before are in the documentation
+        draw("why", Scheme.LIGHT, why_with_sliders)
+        draw("preview", Scheme.LIGHT, preview_in_place)
+        draw("continuations-dark-900", Scheme.DARK, narrow_continuations)
+        draw("depth-dark", Scheme.DARK, more.depth)
+        draw("depth-dark-900", Scheme.DARK, more.depth_narrow)
+        draw("sampling", Scheme.LIGHT, sampling)
+        draw("form-dark-900", Scheme.DARK, form)
+        draw("text-150-dark", Scheme.DARK, large_text)
+        draw("settings", Scheme.LIGHT, settings)
+        draw("cache", Scheme.LIGHT, more.cache)
+        draw("models-dark", Scheme.DARK, more.models)
+        draw("first-run-900", Scheme.DARK, more.first_run_narrow, hints=True)
+        draw("similar-dark-900", Scheme.DARK, more.similar_narrow)
+        draw("narrowest", Scheme.DARK, more.narrowest)
+        draw("backup", Scheme.LIGHT, more.backup)
+        draw("tree", Scheme.LIGHT, full_tree, tree=True)
+        draw("tree-dark", Scheme.DARK, full_tree, tree=True)
+        draw("tree-alone", Scheme.LIGHT, full_tree_alone, tree=True)
+        draw("tree-900", Scheme.LIGHT, full_tree_narrow, tree=True)
+        draw("contrast", Scheme.LIGHT, contrast)
+        draw("contrast-dark", Scheme.DARK, contrast)
+        draw("rare-options", Scheme.LIGHT, more.rare_options)
         application.installTranslator(translator := Pseudo())  # a longer language, read from either side
-        take(application, folder, "pseudo", Scheme.LIGHT, tokens_with_card)
-        take(application, folder, "pseudo-settings", Scheme.LIGHT, settings)
+        draw("pseudo", Scheme.LIGHT, tokens_with_card)
+        draw("pseudo-settings", Scheme.LIGHT, settings)
         application.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
-        take(application, folder, "pseudo-rtl", Scheme.LIGHT, tokens_with_card)
-        take(application, folder, "pseudo-rtl-settings", Scheme.DARK, settings)
+        draw("pseudo-rtl", Scheme.LIGHT, tokens_with_card)
+        draw("pseudo-rtl-settings", Scheme.DARK, settings)
         application.removeTranslator(translator)
+    if unknown:
+        parser.error(f"no picture is called {', '.join(sorted(unknown))}")
 
 
 if __name__ == "__main__":

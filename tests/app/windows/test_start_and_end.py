@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtTest import QTest
 
-from app.windows import KeptWindows
+from app.windows import AppWindows, KeptWindows
+from app.workbench import AppWorkbench
 from storage import SessionStore
 from tests.app.windows.conftest import Play
 from tests.app.windows.desktop import (
@@ -26,6 +30,7 @@ from tests.app.windows.desktop import (
     session_of,
 )
 from tests.app.workbench.scene import rows, until
+from ui import WindowState
 
 
 @pytest.mark.slow
@@ -144,6 +149,38 @@ def test_the_files_of_drafts_are_written_once(tmp_path: Path) -> None:
         # likewise what an earlier version wrote
         await write("window", {"drafts": [[3, "x", "a.txt", "old"]]})
         assert await KeptWindows().read(store) == {"drafts": [[3, "x", "a.txt", "old"]]}
+        await store.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "files", [7, [[]], [None], ["ab"], [[2, 3]], [{"2": "a"}], [["2", "a.txt", "text"]], [[2, "b.txt", 5]]]
+)
+def test_a_window_opens_without_what_is_damaged_of_how_the_last_one_was_left(tmp_path: Path, files: object) -> None:
+    async def scene() -> None:
+        store = SessionStore.open(tmp_path / "sessions.db")
+        good: list[list[Any]] = [[2, "a.txt", "text"]]
+        drafts = [[2, "words"], [], [3], None, ["4", "x"], [5, None]]
+        await store.set_setting("window", {"mode": "read", "geometry": 3, "unwritten": [[1]], "another": 1, "drafts": drafts})
+        for held, beside in ((files, []), ([*files, *good] if isinstance(files, list) else good, good[0][1:])):
+            await store.set_setting("draft files", held)
+            first = AppWindows(create_autospec(AppWorkbench), await KeptWindows().read(store)).first
+            assert first == WindowState(mode="read", drafts=[[2, "words", *beside]])
+        await store.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("key", ["window", "draft files"])
+def test_a_window_opens_where_what_was_kept_of_it_fails_its_checksum(tmp_path: Path, key: str) -> None:
+    async def scene() -> None:
+        store = SessionStore.open(tmp_path / "sessions.db")
+        await KeptWindows().write(store, {"mode": "read", "drafts": [[2, "words", "a.txt", "text"]]})
+        with closing(sqlite3.connect(tmp_path / "sessions.db")) as db, db:
+            db.execute("UPDATE settings SET value = '[]' WHERE key = ?", (key,))
+        found = await KeptWindows().read(store)
+        assert found == (None if key == "window" else {"mode": "read", "drafts": [[2, "words"]]})
         await store.close()
 
     asyncio.run(scene())
