@@ -24,6 +24,7 @@ FEW = 12  # names that a reader looks through at once
 MOST: Final = (1 << 63) - 1  # the largest whole number that an engine, a file and the pipe hold
 MOST_SEED: Final = (1 << 64) - 1
 TEXT_FOR_IDS: Final = "token ids must be whole numbers, not a text: model.tokenize(text) makes ids of it"
+LARGEST: Final = 1e30  # change of a score, either way: float32 ends at 3e38, and infinity less infinity is no score
 SHOWN = 80  # characters of a value in a message
 
 Fault = Callable[[Any], str | None]
@@ -135,26 +136,37 @@ def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> 
 def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> Fault:
     """A whole number; `least_is` explains the least one, `of` what is counted."""
     bounds = f" from {least} to {most:,}"
-    if most == MOST:
+    if most >= MOST:
         bounds = f", {least}{f' ({least_is})' if least_is else ''} or more"
     words = f"{{option}}{f' ({of})' if of else ''} must be a whole number{bounds}, not {{value}}"
 
     def fault(value: Any) -> str | None:
         if is_whole(value, least, most):
             return None
-        large = most == MOST and isinstance(value, int) and value > MOST
-        return "{option} must be a whole number below 2**63, not {value}" if large else words
+        large = most >= MOST and isinstance(value, int) and value > most
+        return f"{{option}} must be a whole number below 2**{most.bit_length()}, not {{value}}" if large else words
 
     return fault
 
 
 def number(low: float, high: float, *, open_low: bool = False) -> Fault:
-    """A number within the range; NaN and infinity are never within."""
-    least = f" above {low:g}" if open_low else f", {low:g} or more"
-    bounds = least if high == math.inf else f"{least} and at most {high:g}" if open_low else f" from {low:g} to {high:g}"
-    words = f"{{option}} must be a number{bounds}, not {{value}}"
+    """A number within the range; NaN and infinity are never within. An end at `LARGEST` is named to what goes beyond it."""
+    least = 0.0 if 0 < low <= 1 / LARGEST else low if low > -LARGEST else -math.inf
+    most = high if high < LARGEST else math.inf
+    limits, bounds = _range(low, high, open_low=open_low), _range(least, most, open_low=open_low or least < low)
 
-    return lambda value: None if is_number(value, low, high) and not (open_low and value == low) else words
+    def fault(value: Any) -> str | None:
+        if is_number(value, low, high) and not (open_low and value == low):
+            return None
+        beyond = is_number(value, least, most) and value != least
+        return f"{{option}} must be a number{limits if beyond else bounds}, not {{value}}"
+
+    return fault
+
+
+def _range(low: float, high: float, *, open_low: bool) -> str:
+    least = "" if low == -math.inf else f" above {low:g}" if open_low else f", {low:g} or more"
+    return least if high == math.inf else f"{least} and at most {high:g}" if open_low else f" from {low:g} to {high:g}"
 
 
 def flag(value: Any) -> str | None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from runtime.options.checking import Fault, number
+from runtime.options.checking import LARGEST, Fault, number
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.pool import Pool
 
-LARGEST: Final = 1e30  # change of a score, either way: float32 ends at 3e38, and infinity less infinity is no score
 CHANGE: Final = number(-LARGEST, LARGEST)  # the rule of an option that is added to a score or subtracted from it
 
 Chosen = Mapping[str, Any]  # every sampling option by name, defaults filled in; `dry_breakers` as token ids

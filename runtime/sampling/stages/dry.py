@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
-from runtime.options.checking import as_tuple, check_token, many, number, whole
-from runtime.sampling.spec import LARGEST, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.options.checking import LARGEST, as_tuple, check_token, many, number, whole
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History

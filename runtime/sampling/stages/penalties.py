@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.options.checking import number, whole
-from runtime.sampling.spec import CHANGE, LARGEST, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.options.checking import LARGEST, number, whole
+from runtime.sampling.spec import CHANGE, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
 
 if TYPE_CHECKING:
     from runtime.sampling.history import History

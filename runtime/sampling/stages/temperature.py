@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.options.checking import number
-from runtime.sampling.spec import LARGEST, QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
+from runtime.options.checking import LARGEST, number
+from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Parameter, Slider, StageSpec
 
 
 def _kernel(chosen: Chosen) -> Kernel:

@@ -265,15 +265,16 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
         (
             ("ask", "hi", "--backend", "fake", "--temperature", "-1"),
             2,
-            "--temperature must be a number from 0 to 1e+30, not -1.0",
+            "--temperature must be a number, 0 or more, not -1.0",
         ),
         (("ask", "hi", "--backend", "fake", "--temperature", "nan"), 2, "temperature"),
         (("ask", "hi", "--backend", "fake", "--temperature", "warm"), 2, "--temperature"),
         (
             ("ask", "hi", "--backend", "fake", "--seed", str(1 << 64)),
             2,
-            "--seed must be a whole number from 0 to 18,446,744,073,709,551,615",
+            "--seed must be a whole number below 2**64",
         ),
+        (("ask", "hi", "--backend", "fake", "--seed", "-1"), 2, "--seed must be a whole number, 0 or more"),
         (("ask", "hi", "--backend", "fake", "--alternatives", "1001"), 2, "--alternatives"),
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
         (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),

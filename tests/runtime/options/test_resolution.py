@@ -68,7 +68,7 @@ def test_an_order_switches_off_what_other_layers_set() -> None:
 
 
 def test_layers_are_checked() -> None:
-    with pytest.raises(InvalidRequestError, match="temperature must be a number from 0"):
+    with pytest.raises(InvalidRequestError, match="temperature must be a number, 0 or more"):
         resolve_options(session={"temperature": -1})
     with pytest.raises(InvalidRequestError, match="options are"):
         resolve_options(7)  # type: ignore[arg-type]  # the mistake

@@ -10,11 +10,11 @@ import pytest
 
 from runtime.numerics.ranking import SHALLOW
 from runtime.numerics.scoring import log_softmax
+from runtime.options.checking import LARGEST
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 from runtime.sampling.draw import fresh_seed, uniform
-from runtime.sampling.spec import LARGEST
 
 MASK = (1 << 64) - 1
 
