@@ -189,6 +189,9 @@ class FakeBranches(_Group):
         self._bench.note("compare", session_id, left, right)
         return self._bench.diff
 
+    def has(self, session_id: int, node_id: int) -> bool:
+        return node_id not in self._bench.gone
+
     async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
         self._bench.note("select", session_id, node_id, *["as before"] * as_before)
         view = self._bench.views[session_id]

@@ -236,6 +236,7 @@ class FakeState:
         self.turn_layers: TurnDepth | None = None  # what `turn_depth` answers, after a pause for each token
         self.row = np.log(np.full(4, 0.25, np.float32))
         self.before: dict[int, tuple[TurnView, ...]] = {}  # what `show_earlier` brings
+        self.gone: set[int] = set()  # nodes that cannot be selected any more
         self.paths: dict[int, tuple[TurnView, ...]] = {}  # that were left for another, by their last node
         self.made: dict[int, Made] = {}  # by node
         self.engines = [BackendChoice("hf", "", True), BackendChoice("vllm", "not built yet", False)]

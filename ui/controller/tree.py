@@ -170,7 +170,8 @@ class TreeController(QObject):
 
     def _remember(self, label: str, session_id: int, before: int, after: int) -> None:
         back, again = partial(self._select, session_id, before), partial(self._select, session_id, after)
-        self._undo.remember(Step(label, session_id, back, again, waits=True))
+        there = partial(self._workbench.branches.has, session_id, after)
+        self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=there))
 
     async def _open_at(self, session_id: int, hit: Hit) -> None:
         if not self._showing.is_shown(session_id):

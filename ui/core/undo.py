@@ -29,6 +29,7 @@ class Step(Struct, frozen=True):
     restores: int | None = None  # the session that undo brings back out of the trash
     sessions: tuple[int, ...] = ()  # those of the list that it changes
     waits: bool = False  # changes what is shown: not under an answer
+    can_redo: Callable[[], bool] = lambda: True  # asked before it is offered
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class UndoStack(QObject):
     @property
     def redo_label(self) -> str:
         """What the next redo does again; "" when there is nothing."""
-        return _label(self._offered(_undone))
+        return _label(self._redone())
 
     def remember(self, step: Step) -> None:
         history = self._histories[step.scope]
@@ -96,7 +97,7 @@ class UndoStack(QObject):
 
     def redo(self) -> None:
         """Does again what was taken back last."""
-        steps = self._offered(_undone)
+        steps = self._redone()
         if steps:
             self._begin(steps.pop(), back=False)
 
@@ -104,6 +105,10 @@ class UndoStack(QObject):
         """The steps that way of the first history in sight that has any; none while the last one waits for an answer."""
         steps: list[Step] = next((held for scope in self.in_sight() if (held := way(self._histories[scope]))), [])
         return [] if steps and steps[-1].waits and self._answering() else steps
+
+    def _redone(self) -> list[Step]:
+        steps = self._offered(_undone)
+        return steps if steps and steps[-1].can_redo() else []
 
     def _begin(self, step: Step, *, back: bool) -> None:
         """A step counts as taken before it is over, so that keys pressed meanwhile go on from there."""

@@ -191,6 +191,9 @@ class BranchCommands(Protocol):
         `as_before`: a turn ended with the node, and still does where it was continued since.
         """
 
+    def has(self, session_id: int, node_id: int) -> bool:
+        """Whether a node can be selected: an answer that failed before it said anything is gone once it was left."""
+
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         """Shows a path through a node, the one that is shown if it is on it, from before the node's turn on."""
 

@@ -85,7 +85,9 @@ class Presenter(QObject):
         steps.in_sight = self._histories
         steps.changed.connect(self.refresh)
         steps.was_undone.connect(
-            lambda label: self._tell_step(self.tr("Undone: {0}").format(label), self.tr("Redo"), steps.redo)
+            lambda label: self._tell_step(
+                self.tr("Undone: {0}").format(label), self.tr("Redo") if steps.redo_label else "", steps.redo
+            )
         )
         steps.was_redone.connect(
             lambda label: self._tell_step(self.tr("Done again: {0}").format(label), self.tr("Undo"), steps.undo)

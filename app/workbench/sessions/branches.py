@@ -50,6 +50,10 @@ class Branches:
         await self._sessions.move(session, node_id, as_before=as_before)
         return self._show(session)
 
+    def has(self, session_id: int, node_id: int) -> bool:
+        session = self._sessions.opened(session_id)
+        return session.in_place_of(node_id) in session.tree.nodes
+
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         """A path through a turn, from before it on; another path than the one shown only where no answer is in work."""
         session = self._sessions.opened(session_id)

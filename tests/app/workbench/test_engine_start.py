@@ -228,6 +228,7 @@ def test_a_branch_whose_answer_failed_is_undone_and_done_again(play: Play, then:
         new = (await s.view(session_id)).turns
         # when it is undone, and done again
         assert (await select(session_id, told.before)).turns[-1].node_id == path[-1].node_id
+        assert s.workbench.branches.has(session_id, told.after) is (then != "left beside another answer")
         if then == "left beside another answer":  # nothing of it is there
             with pytest.raises(Refusal):
                 await select(session_id, told.after)

@@ -178,6 +178,24 @@ def test_a_branch_by_an_alternative_and_an_edit_are_undone_once_the_answer_has_e
     in_window(scene)
 
 
+def test_a_branch_that_undo_has_removed_is_not_done_again(in_window: Play, bench: FakeWorkbench) -> None:
+    """Given another answer that failed before it said anything: it goes when it is left."""
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        acts, last = window.acts, bench.views[TRIP].turns[-1].node_id
+        window.controller.tree.select(41)
+        await until(lambda: acts.undo.isEnabled())
+        bench.gone = {41}
+        undo(window, "Branch Selection")
+        await until(lambda: window.parts.toast.words == "Undone: Branch Selection")
+        assert bench.asked("select")[-1] == (TRIP, last, "as before")
+        assert (acts.redo.text(), acts.redo.isEnabled()) == ("Redo", False)
+        assert not window.parts.toast.action.isVisible()
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_a_branch_is_undone_where_it_was_chosen_and_done_again(in_window: Play, bench: FakeWorkbench) -> None:
     """Given another session that was opened meanwhile: nothing that is out of sight is changed."""
