@@ -123,8 +123,10 @@ class _Weights:
     def owner(self, payload: int) -> None:
         """Every payload is a copy."""
 
-    def joined(self, first: int, second: int) -> None:
-        """Every join would be a copy."""
+    cut = split
+
+    def extend(self, payload: int, more: int) -> bool:  # noqa: ARG002  # every join would be a copy
+        return False
 
     def hold(self, payload: int) -> None:
         """Nothing is shared."""

@@ -31,7 +31,7 @@ from runtime.scheduler.prefill.publish_results import ResultPublisher
 from runtime.scheduler.prefill.start_decode import DecodeStarter
 from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.text.utf8 import Utf8Stream
-from runtime.trie.node import common_prefix
+from runtime.trie.tree import common_prefix
 
 __all__ = ["Scheduler", "typed"]
 AT_ONCE = 64  # jobs of one caller that are placed in one step

@@ -19,7 +19,7 @@ from runtime.session.manifest import Manifest
 from runtime.session.snapshot import Generation
 from runtime.session.status import Divergence, Mark, Segment, SegmentKind
 from runtime.session.token_boundary import Conversation, TokenBoundary
-from runtime.trie.node import common_prefix
+from runtime.trie.tree import common_prefix
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel

@@ -8,7 +8,6 @@ Pure Python and numpy, iterative throughout; used by the engine's owner thread a
 """
 
 from runtime.trie.eviction_log import EvictionLog, Lost
-from runtime.trie.node import Lease, Namespace, Node, PayloadOps, Span
-from runtime.trie.tree import Inserted, Trie
+from runtime.trie.tree import Inserted, Lease, Namespace, Node, PayloadOps, Span, Trie
 
 __all__ = ["EvictionLog", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.records import Int32
-from runtime.trie.node import Namespace, Node, Span
+
+if TYPE_CHECKING:
+    from runtime.trie.tree import Namespace, Node, Span
 
 UInt64 = npt.NDArray[np.uint64]
 LIMIT = 65_536  # tokens remembered, the latest; about 1 MiB

@@ -1,21 +1,152 @@
-"""The tree itself: looking paths up, hanging new ones in, cutting edges; what is held, what may go, and in which order."""
+"""The tree: edges and leases; looking paths up, hanging new ones in, cutting edges; what is held, what may go, and when."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from runtime.records import Int32, Scores
 from runtime.trie.eviction_log import LIMIT, EvictionLog, Lost
-from runtime.trie.node import Lease, Namespace, Node, PayloadOps, Span, common_prefix, shared
 
 EDGE_TOKENS = 256  # up to which a path that grows lengthens its last edge
 FEW = 4096  # entries that a heap may have beyond two for each edge before the stale ones are dropped
 END_TOKENS = 16  # of a leaf are evicted at least
+
+Namespace = Hashable
+Span = tuple[Namespace, Int32]
+Key = tuple[Namespace, int]
+
+
+class PayloadOps(Protocol):
+    """What the trie must know of payloads; a backend satisfies it."""
+
+    def split(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The first `n` tokens and the rest."""
+
+    def payload_bytes(self, payload: Any) -> int:
+        """Bytes it holds."""
+
+    def payload_resumable(self, payload: Any) -> bool:
+        """Whether generation can go on after its last token."""
+
+    def copy_bytes(self, payload: Any) -> int:
+        """Bytes that a copy of it takes beside what is held already; 0 of a reference."""
+
+    def owner(self, payload: Any) -> object:
+        """Whose memory it refers to; None of a copy."""
+
+    def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """`split` of a payload that an edge carries: edges carry both parts from now on, and not the whole."""
+
+    def extend(self, payload: Any, more: Any) -> bool:
+        """Lengthens a payload that an edge carries by one that follows it, where that needs no copy; else False."""
+
+    def hold(self, payload: Any) -> None:
+        """An edge carries it from now on."""
+
+    def release(self, payload: Any) -> None:
+        """No edge carries it any more."""
+
+
+class Node:
+    """One edge and the place where it ends. Leases pin the place; `pins` counts the leases at or below it."""
+
+    __slots__ = (
+        "attached",
+        "children",
+        "hits",
+        "mark",
+        "namespace",
+        "nbytes",
+        "parent",
+        "payload",
+        "pins",
+        "scores",
+        "stamp",
+        "tokens",
+    )
+
+    def __init__(self, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None, parent: Node | None) -> None:
+        self.namespace, self.tokens, self.payload, self.scores, self.parent = namespace, tokens, payload, scores, parent
+        self.children: dict[Key, Node] = {}
+        self.pins = 0
+        self.stamp = 0
+        self.hits = 0  # lookups that passed here
+        self.mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
+        self.nbytes = 0
+        self.attached = True
+
+    def path(self) -> list[Node]:
+        """From the first edge down to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+class Lease:
+    """Pins a path: nothing on it is evicted until `release`. Use as a context manager, or release in `finally`.
+
+    Args:
+        trie: Counts it.
+        node: The place.
+        length: Tokens from the root to there.
+        matched: Tokens of the path that were held when it was looked up, whether or not one can go on after them.
+    """
+
+    __slots__ = ("_trie", "length", "matched", "node")
+
+    def __init__(self, trie: Trie, node: Node, length: int, matched: int = 0) -> None:
+        self._trie, self.node, self.length, self.matched = trie, node, length, max(matched, length)
+        trie.pin(node)
+
+    def move(self, node: Node, length: int) -> None:
+        """Holds another place instead; further down, as all that grow do, only what lies between is counted."""
+        above: Node | None = node
+        while above is not None and above is not self.node:
+            above = above.parent
+        self._trie.pin(node, above)
+        if above is None:
+            self._trie.unpin(self.node)
+        self.node, self.length = node, length
+
+    def release(self) -> None:
+        """Lets the path go; a second call does nothing."""
+        if self.length >= 0:
+            self._trie.unpin(self.node)
+            self.length = -1
+
+    @property
+    def held(self) -> bool:
+        """Whether it still pins."""
+        return self.length >= 0
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int:
+    """How many leading tokens, or bytes, two arrays share."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
+
+
+def shared(edge: Int32, ids: Int32, at: int) -> int:
+    """How many tokens of an edge ``ids[at:]`` begins with; that the first is one of them is known."""
+    return 1 if len(edge) == 1 else common_prefix(edge, ids[at:])  # queries and particles hang in edges of one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +215,11 @@ class Trie:
                 node, depth, at = upper, depth + same, at + same
             if at < len(tokens):
                 break
-        self._offer(node)
         best, best_depth = node, depth
         while best.parent is not None and not (exact or self._ops.payload_resumable(best.payload)):
             best, best_depth = best.parent, best_depth - len(best.tokens)
+        if best is not node:  # the end of the lease queues the others
+            self._offer(node)
         self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
         return Lease(self, best, best_depth, depth)
 
@@ -129,17 +261,6 @@ class Trie:
                     return Lease(self, node, depth)
         return Lease(self, node, depth)
 
-    def strangers(self, spans: Sequence[Span], depth: int) -> bool:
-        """Whether the path's token after the first `depth` hangs there too, but only under another namespace."""
-        flat = [(namespace, int(token)) for namespace, ids in spans for token in ids[: depth + 1]]
-        node, at = self.root, 0
-        while at < depth:
-            child = node.children.get(flat[at])
-            if child is None or at + len(child.tokens) > depth:
-                return False
-            node, at = child, at + len(child.tokens)
-        return any(token == flat[depth][1] and namespace != flat[depth][0] for namespace, token in node.children)
-
     def insert(self, lease: Lease, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None = None) -> Inserted:
         """Hangs tokens under the leased place and moves the lease to their end.
 
@@ -149,7 +270,8 @@ class Trie:
         if not lease.node.attached:
             return Inserted(0, 0, len(tokens))
         node, at, blocked = self._walk(lease.node, namespace, tokens, scores)
-        lease.move(node, lease.length + at)
+        if at:
+            lease.move(node, lease.length + at)
         if at == len(tokens):
             self.complete(node, payload, at - len(node.tokens))
             return Inserted(at, 0, 0)
@@ -163,7 +285,8 @@ class Trie:
             lease.move(node, lease.length + rest)
             return Inserted(at, rest, 0)
         copied = self._ops.copy_bytes(payload)
-        if not self.make_room(copied + (0 if scores is None else scores.nbytes)):
+        needed = copied + (0 if scores is None else scores.nbytes)
+        if needed and not self.make_room(needed):
             if copied or scores is None:
                 return Inserted(at, 0, rest)
             scores = None  # what is held anyway is found without them, too
@@ -173,7 +296,7 @@ class Trie:
         self.edges += 1
         self.tokens += rest
         fresh.stamp = self.clock
-        self._weigh(fresh, self._size(fresh))
+        self._weigh(fresh)
         lease.move(fresh, lease.length + rest)
         return Inserted(at, rest, 0)
 
@@ -187,8 +310,7 @@ class Trie:
             return False
         if before is not None and scores is not None and before.top_ids.shape[1] != scores.top_ids.shape[1]:
             return False
-        joined = self._ops.joined(node.payload, payload)
-        if joined is None or (scores is not None and not self.make_room(scores.nbytes)):
+        if (scores is not None and not self.make_room(scores.nbytes)) or not self._ops.extend(node.payload, payload):
             return False
         if before is not None and scores is not None:
             node.scores = Scores.concat([before, scores])
@@ -196,7 +318,7 @@ class Trie:
         node.mark = None
         node.stamp = self.clock
         self.tokens += len(tokens)
-        self.replace(node, joined)
+        self._weigh(node)
         return True
 
     def _end_of(self, leaf: Node, size: int) -> Node:
@@ -238,7 +360,7 @@ class Trie:
         self._ops.release(node.payload)
         node.payload = payload
         self._ops.hold(payload)
-        self._weigh(node, self._size(node))
+        self._weigh(node)
 
     def set_scores(self, node: Node, scores: Scores) -> None:
         """Puts scores beside the node's KV, keeping what is known already; left out when there is no room."""
@@ -251,7 +373,7 @@ class Trie:
             self.pin(node)  # making room must not take the node itself
         if grown <= 0 or self.make_room(grown):
             node.scores = merged
-            self._weigh(node, node.nbytes + grown)
+            self._weigh(node)
         if free:
             self.unpin(node)
 
@@ -266,8 +388,8 @@ class Trie:
             node.attached = False
             if not node.pins:
                 self.cleared_bytes += node.nbytes
-                self._weigh(node, 0)
                 self._let_go(node)
+                self._weigh(node)
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
@@ -293,7 +415,7 @@ class Trie:
             if child is None:
                 break
             same = shared(child.tokens, tokens, at)
-            upper = self._cut(child, same)
+            upper = child if same == len(child.tokens) else self._cut(child, same)
             if upper is None:
                 return node, at, True
             upper.stamp = self.clock
@@ -304,8 +426,6 @@ class Trie:
 
     def _cut(self, node: Node, n: int) -> Node | None:
         """The node that ends after `n` tokens of this edge; None where there is no room for the copies of both parts."""
-        if n == len(node.tokens):
-            return node
         if self._room is not None and (copied := self._ops.copy_bytes(node.payload)):
             self.pin(node)  # making room must not take the node itself
             free = self._room(copied + (0 if node.scores is None else node.scores.nbytes))
@@ -316,8 +436,7 @@ class Trie:
 
     def _split(self, node: Node, n: int) -> Node:
         """Cuts an edge after `n` tokens; `node` stays the lower part, so leases on it keep their place."""
-        whole = node.payload
-        upper_payload, lower_payload = self._ops.split(whole, n)
+        upper_payload, lower_payload = self._ops.cut(node.payload, n)
         upper_scores = None if node.scores is None else node.scores[:n]
         lower_scores = None if node.scores is None else node.scores[n:]
         parent = node.parent
@@ -327,16 +446,10 @@ class Trie:
         parent.children[node.namespace, int(node.tokens[0])] = upper
         node.tokens, node.payload, node.scores, node.parent = node.tokens[n:].copy(), lower_payload, lower_scores, upper
         upper.children[node.namespace, int(node.tokens[0])] = node
-        self._ops.release(whole)
-        self._ops.hold(upper_payload)
-        self._ops.hold(lower_payload)
         self.edges += 1
-        self._weigh(upper, self._size(upper))
-        self._weigh(node, self._size(node))
+        self._weigh(upper)
+        self._weigh(node)
         return upper
-
-    def _size(self, node: Node) -> int:
-        return self._ops.payload_bytes(node.payload) + (0 if node.scores is None else node.scores.nbytes)
 
     # ---- bytes, leases and age ------------------------------------------------------------------------------------------
 
@@ -404,10 +517,15 @@ class Trie:
         self.budget = budget
         self.evict(self.bytes - budget)
 
-    def pin(self, node: Node) -> None:
-        """One more lease at `node`: counted on the whole path."""
-        self.leases += node.parent is not None
-        self._pin_up(node, None)
+    def pin(self, node: Node, above: Node | None = None) -> None:
+        """One more lease at `node`, counted on the whole path; or one that held the path as far as `above` goes down to it."""
+        self.leases += (node.parent is not None) - (above is not None and above.parent is not None)
+        parent = node.parent
+        while parent is not None and node is not above:
+            if node.pins == 0:
+                self.leased_bytes += node.nbytes
+            node.pins += 1
+            node, parent = parent, parent.parent
 
     def unpin(self, node: Node) -> None:
         """One lease less."""
@@ -425,28 +543,10 @@ class Trie:
             each, above = above, above.parent
         self._offer(node)
 
-    def repin(self, old: Node, new: Node) -> None:
-        """A lease goes from `old` to `new`: further down, as all that grow do, only what lies between is counted."""
-        node: Node | None = new
-        while node is not None and node is not old:
-            node = node.parent
-        if node is old:
-            self.leases += (new.parent is not None) - (old.parent is not None)
-            self._pin_up(new, old)
-        else:
-            self.pin(new)
-            self.unpin(old)
-
-    def _pin_up(self, node: Node, end: Node | None) -> None:
-        """Counts one lease more on every edge from `node` up to `end`, which is left out; None: up to the root."""
-        above = node.parent
-        while above is not None and node is not end:
-            if node.pins == 0:
-                self.leased_bytes += node.nbytes
-            node.pins += 1
-            node, above = above, above.parent
-
-    def _weigh(self, node: Node, size: int) -> None:
+    def _weigh(self, node: Node) -> None:
+        """What an edge carries has changed."""
+        size = 0 if node.payload is None else self._ops.payload_bytes(node.payload)
+        size += 0 if node.scores is None else node.scores.nbytes
         self.bytes += size - node.nbytes
         if node.pins:
             self.leased_bytes += size - node.nbytes
@@ -466,8 +566,8 @@ class Trie:
         self.edges -= 1
         self.tokens -= len(node.tokens)
         node.attached = False
-        self._weigh(node, 0)
         self._let_go(node)
+        self._weigh(node)
         self._offer(parent)
 
     def _let_go(self, node: Node) -> None:

@@ -26,7 +26,7 @@ from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.trie import Namespace, Span
-from runtime.trie.node import common_prefix
+from runtime.trie.tree import common_prefix
 
 log = logging.getLogger(__name__)
 LEAST = 16  # tokens; fewer are computed as fast

@@ -80,12 +80,12 @@ class Cache:
         self.workspaces.tags.shrink(self._numbers)
         tagged = self.tagged(job, job.ids)
         lease = self.trie.lookup(job.spans(ids))
-        clock = self.trie.eviction_log.clock
+        clock, node = self.trie.eviction_log.clock, lease.node
         workspace: Workspace | None = None
         try:
             coming = ((other.workspace, other.tagged) for other in self.room.live if not other.done)
             alone, reach = not self.enabled, lease.length
-            workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, coming=coming, node=lease.node)
+            workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, coming=coming, node=node)
             slot, depth = self._stand(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory for it: nothing stays pinned
             lease.release()
@@ -93,7 +93,7 @@ class Cache:
                 self.workspaces.leave(workspace, drop=not self.enabled)
             raise
         matched = max(lease.matched, depth)
-        self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled)
+        self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled, node)
         prefill = Prefill(
             job,
             workspace,
@@ -145,7 +145,7 @@ class Cache:
 
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""
-        self._last = LastRequest(job, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled)
+        self._last = LastRequest(job, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled, self.trie.root)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
@@ -309,6 +309,7 @@ class LastRequest:
         matched: Tokens whose KV was held, whether or not one could go on after them.
         clock: Of `EvictionLog`, at that time.
         enabled: Whether there is a cache.
+        node: The edge at which the trie's part of the path ended.
     """
 
     job: Job
@@ -317,6 +318,7 @@ class LastRequest:
     matched: int
     clock: int
     enabled: bool
+    node: Node
 
     def cause(self, trie: Trie) -> tuple[str, str]:
         """One word for programs (see `CacheReport.last_cause`) and a sentence for people."""
@@ -335,10 +337,12 @@ class LastRequest:
         lost = trie.eviction_log.why(self.job.spans(self.job.ids[: at + 1]), self.clock)
         if lost is not Lost.NO:
             return _LOST[lost][0], f"token {at + 1:,} of {total:,} {_LOST[lost][1]}"
-        if trie.strangers(self.job.spans(self.job.ids), at):
-            return "other", (
-                f"token {at + 1:,} of {total:,} is held for another model, adapter or salt: KV is never shared between them"
-            )
+        namespace, token = self.job.namespace_at(at), int(self.job.ids[at])
+        for other, first in self.node.children:
+            if first == token and other != namespace:
+                return "other", (
+                    f"token {at + 1:,} of {total:,} is held for another model, adapter or salt: KV is never shared between them"
+                )
         return "new", f"token {at + 1:,} of {total:,} is new: nothing after token {at:,} was computed before"
 
 

@@ -64,13 +64,25 @@ class Payloads:
         """The workspace of a run."""
         return payload.workspace if isinstance(payload, SlotRun) else None
 
-    def joined(self, first: Any, second: Any) -> Any | None:
-        """Both as one; None where the second does not follow the first in the same workspace."""
-        if not isinstance(first, SlotRun) or not isinstance(second, SlotRun) or first.workspace is not second.workspace:
-            return None
-        if first.workspace.paths.above(second.last, second.n) != first.last:
-            return None
-        return SlotRun(first.workspace, second.last, first.n + second.n)
+    def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The same of one that an edge carries; both are carried from now on. Of a run, the rest is the run itself."""
+        if not isinstance(payload, SlotRun):
+            return self._backend.split(payload, n)
+        payload.n -= n
+        upper = SlotRun(payload.workspace, payload.workspace.paths.above(payload.last, payload.n), n)
+        payload.workspace.runs.add(upper)
+        return upper, payload
+
+    def extend(self, payload: Any, more: Any) -> bool:
+        """Lengthens one that an edge carries; False where `more` does not follow it in the same workspace."""
+        if not isinstance(payload, SlotRun) or not isinstance(more, SlotRun) or payload.workspace is not more.workspace:
+            return False
+        if payload.workspace.paths.above(more.last, more.n) != payload.last:
+            return False
+        payload.last, payload.n = more.last, payload.n + more.n
+        payload.workspace.referenced += more.n
+        self.tokens += more.n
+        return True
 
     def hold(self, payload: Any) -> None:
         """An edge carries it from now on."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from runtime.scheduler.kv.logits_cache import LogitsCache
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Lease, Span, Trie
-from runtime.trie.node import Node
+from runtime.trie.tree import Node
 
 SHARE = 2  # pins hold no more than this fraction of the budget
 

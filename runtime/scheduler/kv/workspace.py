@@ -18,7 +18,7 @@ from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.kv.payloads import SlotRun
 from runtime.trie import Lease, Node
-from runtime.trie.node import common_prefix
+from runtime.trie.tree import common_prefix
 
 COPY_TOKENS = 256  # that are copied at a time from one workspace into another
 

@@ -9,7 +9,7 @@ from runtime.backends.base import Backend
 from runtime.info import ModelInfo
 from runtime.scheduler.kv.payloads import SlotRun
 from runtime.scheduler.kv.workspace import Memory, Tagged, Workspace
-from runtime.trie.node import Node, common_prefix
+from runtime.trie.tree import Node, common_prefix
 
 LEAST_CROWD = 1024  # slots
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart

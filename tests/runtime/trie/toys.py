@@ -47,8 +47,10 @@ class ToyOps:
     def owner(self, payload: Toy) -> None:
         """Every payload is a copy."""
 
-    def joined(self, first: Toy, second: Toy) -> None:
-        """Every join would be a copy."""
+    cut = split
+
+    def extend(self, payload: Toy, more: Toy) -> bool:  # the Protocol's signature
+        return False  # every join would be a copy
 
     def hold(self, payload: Toy) -> None:
         """Nothing is shared."""
