@@ -41,6 +41,7 @@ class SessionsController(QObject):
         self._folders: dict[int, str] = {}  # their names, likewise
         self._answering: set[int] = set()  # sessions, as last listed
         self._unseen: set[int] = set()  # in which an answer has ended since they were shown
+        self._thrown: set[int] = set()  # sessions in the trash; one may be on its way to being shown
         self._was_running = False  # in the session shown
         showing.other_shown.connect(self._take_shown)  # before the next one, which speaks of the session shown then
         showing.activity_changed.connect(self._note_activity)
@@ -98,6 +99,8 @@ class SessionsController(QObject):
         if session_id in self._unseen or self._was_running:
             self._unseen.discard(session_id)
             self.ask()
+        if session_id in self._thrown:  # meanwhile
+            self._tasks.run(self._leave(session_id))
 
     # ---- titles, tags and folders -------------------------------------------------------------------------------
 
@@ -300,6 +303,7 @@ class SessionsController(QObject):
     def forget_trashed(self, session_id: int) -> None:
         """Another window took it out of the trash: that is not offered any more."""
         self._undo.forget_restoring(session_id)
+        self._thrown.discard(session_id)
         self.restored.emit(session_id)
 
     def empty(self, session_ids: Sequence[int]) -> None:
@@ -320,12 +324,14 @@ class SessionsController(QObject):
 
     async def _throw(self, session_id: int, title: str) -> None:
         stopped = await self._workbench.sessions.trash(session_id)
+        self._thrown.add(session_id)
         self.trashed.emit(session_id, title, stopped)
         await self._list()
         await self._leave(session_id)
 
     def leave(self, session_id: int) -> None:
         """Another window threw that session away."""
+        self._thrown.add(session_id)
         shown = self._showing.shown
         if shown is not None and shown.session_id == session_id:
             self.taken.emit(session_id, shown.view.title)
@@ -342,6 +348,7 @@ class SessionsController(QObject):
 
     async def _restore(self, session_id: int) -> None:
         await self._workbench.sessions.restore(session_id)
+        self._thrown.discard(session_id)
         self.restored.emit(session_id)
         await self._list()
         self._showing.open(session_id)

@@ -344,6 +344,28 @@ def test_escape_closes_card_popover_edit_and_search_in_this_order(in_window: Pla
     in_window(scene)
 
 
+def test_a_session_thrown_away_while_it_is_being_opened_is_not_left_on_the_screen(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        sessions, undo_stack = window.controller.sessions, window.controller.undo_stack
+        await until(lambda: sessions.rows)
+        following = next(row for row in await bench.sessions.list() if row.session_id != TRIP).session_id
+        sessions.trash(TRIP)
+        sessions.trash(following)
+        await until(lambda: {TRIP, following} <= bench.trash)
+        await until(lambda: not (window.controller.is_shown(TRIP) or window.controller.is_shown(following)))
+        # and it is shown where it comes back
+        undo_stack.undo()
+        await until(lambda: window.controller.is_shown(following))
+        await frames()
+        assert window.controller.is_shown(following)
+
+    in_window(scene)
+
+
 def test_restoring_does_not_take_away_a_session_that_was_opened_meanwhile(in_window: Play, bench: FakeWorkbench) -> None:
     slow = asyncio.Event()
     listed = bench.sessions.list
