@@ -65,7 +65,7 @@ class Sizes:
     window_turns: int = 5000  # of the session that the whole window opens and exports
     window_prompt: int = 2800  # tokens
     window_seconds: float = 5.0  # of an idle window, and of streaming
-    window_laps: int = 4  # of opening and of a prompt
+    window_laps: int = 4  # of opening, of a prompt and of branches
     starts: int = 5  # of the app, that count
 
     def workloads(self, vocabulary: int) -> tuple[Workload, ...]:

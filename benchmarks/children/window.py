@@ -114,7 +114,7 @@ class Scenes:
         self.waits: dict[str, list[float]] = {"alternative": [], "typed": [], "card": []}  # milliseconds to what was asked for
 
     async def play(self, prompt: int, seconds: float, laps: int) -> None:
-        """All of them, `seconds` for those that have no end of their own, `laps` of opening and of a prompt."""
+        """All of them, `seconds` for those that have no end of their own, `laps` of opening, of a prompt and of branches."""
         controller = self._window.controller
         rows = {row.is_sample: row.session_id for row in await self._workbench.sessions.list()}
         sample, long = rows[True], rows[False]
@@ -133,7 +133,8 @@ class Scenes:
             await self._export(long)
         for lap in range(laps):
             await self._prefill(lap, prompt)
-        await self._branches()
+        for _ in range(laps):
+            await self._branches()
         await self._cards()
         with self.ticks.during("stream"):
             end = time.perf_counter() + seconds
