@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import takewhile
 
-from PySide6.QtCore import QObject
-from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QPlainTextEdit, QTextEdit
+from PySide6.QtCore import QObject, QRect
+from PySide6.QtGui import QPainter, QTextLayout, QTextLine
+from PySide6.QtWidgets import QPlainTextEdit
 
 from ui.port.tokens import TokenRun
 from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure, steps
+from ui.transcript.text.ink import Ink
+from ui.transcript.text.shape import stretches
 from ui.widgets.visible import utf16_length
 
 
@@ -28,8 +31,9 @@ class DraftColours(QObject):
         self._spans: list[tuple[int, int, int]] = []  # first and last QChar, step
         self._shown = True
         self._theme = current_theme()
-        self._theme.changed.connect(self._paint)
+        self._theme.changed.connect(self._dress)
         field.textChanged.connect(self._keep)
+        self._dress()
 
     @property
     def spans(self) -> list[tuple[str, int]]:
@@ -44,7 +48,7 @@ class DraftColours(QObject):
 
     def show(self, shown: bool) -> None:  # a state, not an option
         self._shown = shown
-        self._paint()
+        self._field.viewport().update()
 
     def take(self, run: TokenRun, message: str) -> None:
         """The tokens of a message that ends in the field's text, and their numbers."""
@@ -59,7 +63,7 @@ class DraftColours(QObject):
             at = last
             if step and first < last:
                 self._spans.append((utf16_length(draft[:first]), utf16_length(draft[:last]), step))
-        self._paint()
+        self._field.viewport().update()
 
     def _keep(self) -> None:
         now = self._field.toPlainText()
@@ -67,24 +71,38 @@ class DraftColours(QObject):
         kept = utf16_length(now[: sum(1 for _ in same)])
         if any(last > kept for _, last, _ in self._spans):
             self._spans = [span for span in self._spans if span[1] <= kept]
-            self._paint()
+            self._field.viewport().update()
 
-    def _paint(self, _palette: object = None) -> None:
-        strength, palette = self._theme.own_strength, self._theme.palette
-        selections = []
-        for first, last, step in self._spans if self.shown else ():
-            made = QTextEdit.ExtraSelection()
-            made.format = QTextCharFormat()
-            made.format.setBackground(_over(palette.surprise[step] or palette.card, strength, palette.card))
-            made.cursor = QTextCursor(self._field.document())
-            made.cursor.setPosition(first)
-            made.cursor.setPosition(last, QTextCursor.MoveMode.KeepAnchor)
-            selections.append(made)
-        self._field.setExtraSelections(selections)
+    def paint(self, clip: QRect) -> None:
+        """Draws what of it meets `clip`, before the text is drawn."""
+        if not self._spans or not self.shown:
+            return
+        field, painter = self._field, QPainter(self._field.viewport())
+        block, ratio = field.firstVisibleBlock(), field.viewport().devicePixelRatio()
+        while block.isValid():
+            place = field.blockBoundingGeometry(block).translated(field.contentOffset())
+            if place.top() > clip.bottom():
+                break
+            layout = block.layout()
+            for line in map(layout.lineAt, range(layout.lineCount())):
+                spans = list(self._on_line(layout, line, block.position()))
+                top, height = round(place.top() + line.y()), round(line.height())
+                self._stamps.draw(
+                    painter, ((place.left() + x0, place.left() + x1, step) for x0, x1, step in spans), top, height, ratio
+                )
+            block = block.next()
+        painter.end()
 
+    def _on_line(self, layout: QTextLayout, line: QTextLine, start: int) -> Iterator[tuple[float, float, int]]:
+        begin, end, seen = line.textStart(), line.textStart() + line.textLength(), line.naturalTextRect()
+        for first, last, step in self._spans:
+            low, high = max(first - start, begin), min(last - start, end)
+            if low < high:
+                for x0, x1, _, _ in stretches(layout, line, low, high):
+                    left, right = max(x0, seen.left()), min(x1, seen.right())  # without the spaces that hang at its end
+                    if left < right:
+                        yield left, right, step
 
-def _over(colour: str, strength: float, ground: str) -> QColor:
-    """A colour of that strength on a ground. As one of its own, where two spans meet no line is seen."""
-    one, other = QColor(colour), QColor(ground)
-    pairs = (one.red(), other.red()), (one.green(), other.green()), (one.blue(), other.blue())
-    return QColor(*(round(strength * above + (1 - strength) * below) for above, below in pairs))
+    def _dress(self) -> None:
+        self._stamps = Ink(self._theme.palette, own=self._theme.own_strength).own_stamps
+        self._field.viewport().update()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from ui.composer.draft_colours import DraftColours
@@ -63,6 +63,10 @@ class DraftField(TextField):
             self.picture_pasted.emit()
         else:
             super().insertFromMimeData(source)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self.colours.paint(event.rect())
+        super().paintEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

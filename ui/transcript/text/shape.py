@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from PySide6.QtCore import QTextBoundaryFinder
-from PySide6.QtGui import QTextLine
+from PySide6.QtGui import QTextLayout, QTextLine
 
 from ui.transcript.text.compose import Composed, Place, is_hidden, shown
 from ui.transcript.text.faces import Faces, x_of
@@ -165,37 +165,40 @@ class ShapedLine:
         ends = [*starts[1:], length]
         if self._reversed:
             for piece, (begin, stop) in enumerate(zip(starts, ends, strict=False)):
-                for part in self._parts(begin, stop):
+                for part in stretches(self.layout, self.line, begin, stop):
                     yield piece, part
             return
         xs = [x_of(self.line, position) for position in (*starts, length)]
         for piece, begin in enumerate(starts):
             yield piece, (xs[piece], xs[piece + 1], begin, ends[piece])
 
-    def _parts(self, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
-        """The stretches of a piece that stand together on the line."""
-        if begin == stop:
-            return [(x_of(self.line, begin), x_of(self.line, begin), begin, stop)]
-        parts: list[tuple[float, float, int, int]] = []
-        for position in range(begin, stop):
-            if position > begin and not self.layout.isValidCursorPosition(position):
-                continue  # inside a character, where Qt knows no edges
-            x0, x1 = sorted((x_of(self.line, position), x_of(self.line, position, QTextLine.Edge.Trailing)))
-            if parts:
-                left, right, first, _ = parts[-1]
-                if x0 <= right + _TOUCHING_PX and x1 >= left - _TOUCHING_PX:
-                    parts[-1] = (min(left, x0), max(right, x1), first, position + 1)
-                    continue
-            parts.append((x0, x1, position, position + 1))
-        return parts
-
     def _parts_between(self, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
-        return self._parts(begin, stop) if self._reversed else [(x_of(self.line, begin), x_of(self.line, stop), begin, stop)]
+        if self._reversed:
+            return stretches(self.layout, self.line, begin, stop)
+        return [(x_of(self.line, begin), x_of(self.line, stop), begin, stop)]
 
     def _text_end(self, length: int) -> float:
         """Where the text ends without the spaces and tabs that hang at a wrapped line's end: nothing is drawn for them."""
         text = self.composed.text
         return x_of(self.line, length - len(text) + len(text.rstrip(" \t")))
+
+
+def stretches(layout: QTextLayout, line: QTextLine, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
+    """The parts of a text that stand together on its line: left, right, first and last QChar of each."""
+    if begin == stop:
+        return [(x_of(line, begin), x_of(line, begin), begin, stop)]
+    parts: list[tuple[float, float, int, int]] = []
+    for position in range(begin, stop):
+        if position > begin and not layout.isValidCursorPosition(position):
+            continue  # inside a character, where Qt knows no edges
+        x0, x1 = sorted((x_of(line, position), x_of(line, position, QTextLine.Edge.Trailing)))
+        if parts:
+            left, right, first, _ = parts[-1]
+            if x0 <= right + _TOUCHING_PX and x1 >= left - _TOUCHING_PX:
+                parts[-1] = (min(left, x0), max(right, x1), first, position + 1)
+                continue
+        parts.append((x0, x1, position, position + 1))
+    return parts
 
 
 def len_qchars(composed: Composed, line: QTextLine) -> int:
