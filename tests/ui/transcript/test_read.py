@@ -79,7 +79,7 @@ def test_long_code_is_cut_at_lines() -> None:
     parts = [each.code for each in cut if each.code is not None]
     assert len(parts) > 3
     assert max(map(len, parts)) <= 100_000
-    assert "\n".join(parts) == code.rstrip("\n")
+    assert "".join(parts) == code.rstrip("\n")
     assert {each.language for each in cut[1:-1]} == {"math"}
     assert [each.start for each in cut[1:]] == [each.stop for each in cut[:-1]]
 
@@ -219,6 +219,34 @@ def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) ->
     with qtbot.waitSignal(reading.copy_requested) as said:
         QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=pane._copy_rect().center().toPoint())
     assert said.args == ["def f(x):\n\n    return x"]
+
+
+@pytest.mark.parametrize("line", ["x = 1\n", "x = 1 + "])
+def test_code_that_is_shown_in_parts_is_copied_whole(qtbot: QtBot, show: Show, line: str) -> None:
+    # given code longer than one part, cut at lines or, where there is none, anywhere; between two other pieces
+    whole = (line * (220_000 // len(line))).rstrip("\n")
+    transcript = show(session(turn(1, "assistant", pieces("```\nbefore\n```\n```py\n" + whole[:150_000], 60))))
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    pane = transcript.read
+    # that goes on while it is shown
+    transcript.append_tokens(1, pieces(whole[150_000:] + "\n```\n```\nbehind\n```", 60))
+    box, bar = pane.page.boxes[0], pane.verticalScrollBar()
+    qtbot.waitUntil(lambda: len(box.body.layout) == 5, timeout=PATIENCE_MS)
+    settle(qtbot, transcript)
+    qtbot.waitUntil(lambda: bar.maximum() > box.height - pane.viewport().height(), timeout=PATIENCE_MS)
+    # when each of the pieces is copied
+    copied: list[str] = []
+    transcript.copy_requested.connect(copied.append)
+    for top in box.body.layout.tops()[:-1]:
+        bar.setValue(box.top + top)
+        at = box.top + top - bar.value() + 12
+        for x in (30, 40):  # a mouse that has not moved is not heard
+            QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + x, at))
+        right = pane.column()[0] + pane.column()[1]
+        QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(right - 20, at))
+    # then it comes whole, wherever it was pointed at
+    assert copied == ["before", whole, whole, whole, "behind"]
 
 
 # ---- safety -----------------------------------------------------------------------------------------------------------

@@ -205,8 +205,10 @@ class TranscriptPage(Generic[BodyT]):
                 touched.add(index)
                 if perf_counter() > deadline:
                     break
-        if touched:
-            self.place(min(touched))
+        ends = zip(self.boxes, [*self._tops[1:], self.height], strict=True)  # as placed; what was looked at may be laid out too
+        changed = (i for i, (box, end) in enumerate(ends) if i in touched or box.top + box.height + TURN_GAP_PX != end)
+        if (first := next(changed, None)) is not None:
+            self.place(first)
         return Laid(all(box.done for box in self.boxes), touched)
 
     def _nearest(self, around: float, room: float | None) -> Iterator[int]:

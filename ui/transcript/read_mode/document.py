@@ -50,6 +50,7 @@ class Stretch(Struct, frozen=True):
     stop: int
     code: str | None = None
     language: str = ""
+    goes_on: bool = False  # with the code of the stretch before
 
 
 def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
@@ -123,13 +124,13 @@ def _code(source: str, begin: int, start: int, stop: int, fence: re.Match[str]) 
     closing, mark = lines[-1].strip(), fence.group(1)
     if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
         lines.pop()
-    held, language = "\n".join(lines).rstrip("\n"), fence.group(2).strip()
+    held, language, goes_on = "\n".join(lines).rstrip("\n"), fence.group(2).strip(), False
     while len(held) > _LONGEST_CODE:
         cut = held.rfind("\n", 0, _LONGEST_CODE) + 1 or _LONGEST_CODE
-        yield Stretch(begin, start + cut, held[:cut].removesuffix("\n"), language)
-        begin = start = start + cut
-        held = held[cut:]
-    yield Stretch(begin, stop, held, language)
+        yield Stretch(begin, start + cut, held[:cut], language, goes_on)
+        begin, goes_on = start + cut, True
+        start, held = begin, held[cut:]
+    yield Stretch(begin, stop, held, language, goes_on)
 
 
 _FEATURES = QTextDocument.MarkdownFeature.MarkdownDialectGitHub | QTextDocument.MarkdownFeature.MarkdownNoHTML

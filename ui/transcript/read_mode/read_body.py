@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from PySide6.QtCore import QRectF, QRegularExpression, Qt
 from PySide6.QtGui import QPainter, QTextDocument
 
@@ -146,7 +148,11 @@ class ReadBody:
         return self.layout.tops()[number]
 
     def code(self, number: int) -> str:
-        return self.layout.source.stretches[number].code or ""
+        """What a fence holds, of which this stretch may be a part."""
+        stretches = self.layout.source.stretches
+        first = next(i for i in range(number, -1, -1) if not stretches[i].goes_on)
+        rest = takewhile(lambda each: each.goes_on, stretches[first + 1 :])
+        return "".join(each.code or "" for each in (stretches[first], *rest))
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
         """The text as it is read, between two places; of what was typed, whole stretches as they were typed."""

@@ -231,7 +231,7 @@ class ReadLayout:
         stretch, markdown = self.source.stretches[number], self.source.markdown(number)
         if stretch.code is not None:
             width = self._width - 2 * _CODE_PAD_PX
-            return code_document(stretch.code, stretch.language, self.faces, self._palette, width)
+            return code_document(stretch.code.removesuffix("\n"), stretch.language, self.faces, self._palette, width)
         if markdown is not None:
             return self._typeset_markdown(number, markdown)
         return plain_document(self.source.plain(number).removesuffix("\n"), self.faces, self._width)

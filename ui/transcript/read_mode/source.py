@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -57,9 +58,12 @@ class Source:
         if text == before and not first_time:
             return None
         kept = max(len(self.stretches) - 1, 0) if text.startswith(before) and not self.is_plain else 0
+        while kept and self.stretches[kept].goes_on:
+            kept -= 1
         begin = self.stretches[kept].start if self.stretches and kept else 0
-        self.stretches[kept:] = self._cut(begin)
-        return kept
+        old, self.stretches = self.stretches, [*self.stretches[:kept], *self._cut(begin)]
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(old[kept:], self.stretches[kept:], strict=False))
+        return kept + sum(1 for _ in same)
 
     def character_of(self, token: int) -> int:
         """Where in the text a token begins."""
