@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, TokenRecord, load
-from runtime.grammar.constraint import Constraint
 from tests.fakes import Turnstile, settled
 from tests.runtime.grammar.judge import accepts, begins
+from tests.runtime.grammar.matchers import watch_masks
 from tests.runtime.grammar.samples import ALL, LARK, REGEX
 from tests.tiny_models import tiny_path
 
@@ -41,15 +40,8 @@ def test_the_next_mask_is_ready_before_the_forward_has_begun_to_compute(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By order, not by time: the forward is held until the mask is there, and would be held for ever if it came after."""
-    compute = Constraint._compute
     done: dict[int, threading.Event] = {}
-
-    def noted(self: Constraint) -> Any:
-        mask = compute(self)
-        done.setdefault(len(self._said), threading.Event()).set()
-        return mask
-
-    monkeypatch.setattr(Constraint, "_compute", noted)
+    watch_masks(monkeypatch, lambda _, accepted: done.setdefault(accepted, threading.Event()).set())
     gate = Turnstile()
     gate.stand_before(model)
     model.cache_kv(PROMPT)
