@@ -156,7 +156,8 @@ class Ranked:
         """The value of one of the `sample` that about so many entries reach; of entries that lie anywhere, and not of many."""
         sample = self.sample
         at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
-        return _picked(sample, at)
+        found: np.float32 = np.partition(sample, at)[at]
+        return found
 
     def value_reached_by(self, share: float) -> np.float32 | None:
         """A value that entries which have a share of the mass together probably reach, in a row where it lies everywhere.
@@ -238,16 +239,18 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
     vocab = len(row)
     width = vocab // STRIPES
     if k > width:
-        border = _kth_largest(row, min(k, vocab))
+        border = np.partition(row, vocab - min(k, vocab))[-min(k, vocab)]
         ids = np.flatnonzero(row >= border if border > -np.inf or k >= vocab else row > border)
-        return _fallen(row, ids, k)
+        return _sorted_down(ids, row[ids], k)
     stripes = rectangle(row)
     peaks = stripes.max(axis=0) if peaks is None else peaks
-    border = _kth_largest(peaks, k)
+    border = np.partition(peaks, width - k)[-k]
     if border == -np.inf:
-        return _fallen(row, np.flatnonzero(row > border), k)
+        ids = np.flatnonzero(row > border)
+        return _sorted_down(ids, row[ids], k)
     if k * _FEW_COLUMNS > width:  # a pass over the row costs less than picking so many columns out of it
-        return _fallen(row, (row >= border).nonzero()[0], k)
+        ids = (row >= border).nonzero()[0]
+        return _sorted_down(ids, row[ids], k)
     columns = (peaks >= border).nonzero()[0]
     hits = (stripes[:, columns] >= border).ravel().nonzero()[0]  # row by row
     lines = hits // len(columns)
@@ -255,7 +258,7 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
     rest = row[width * STRIPES :]
     if len(rest) and rest.max() >= border:
         ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
-    return _fallen(row, ids, k)
+    return _sorted_down(ids, row[ids], k)
 
 
 def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
@@ -282,23 +285,6 @@ def rectangle(row: Row) -> Row:
     return row[: width * STRIPES].reshape(STRIPES, width)
 
 
-def _fallen(row: Row, ids: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
-    """The first `k` of ascending ids by falling value, ties by id."""
-    return _sorted_down(ids, row[ids], k)
-
-
 def _sorted_down(ids: npt.NDArray[np.int64], values: Row, k: int) -> npt.NDArray[np.int64]:
-    """The same, where their values are known."""
+    """The first `k` of ascending ids by falling value, ties by id."""
     return ids[(-values).argsort(kind="stable")[:k]]
-
-
-def _kth_largest(values: Row, k: int) -> np.float32:
-    return _picked(values, len(values) - k)
-
-
-def _picked(values: Row, at: int) -> np.float32:
-    """What stands at a place of the rising order."""
-    values = values.copy()
-    values.partition(at)
-    found: np.float32 = values[at]
-    return found

@@ -83,7 +83,7 @@ def log_softmax(
 
 def asked_temperatures(temperatures: Sequence[float]) -> Float64 | None:
     """As `normalised` takes them; None where all are 1."""
-    return np.array(temperatures) if any(temperature != 1.0 for temperature in temperatures) else None
+    return None if {1.0}.issuperset(temperatures) else np.array(temperatures)
 
 
 def heated_masses(logprobs: Float32, tops: Float32, temperatures: Float64) -> Float64:
@@ -282,7 +282,8 @@ def _entropy(logprobs: Float32) -> Float32:
 def _blocks(n: int, vocab: int) -> Iterator[slice]:
     """Slices of rows that fit the cache."""
     rows = max(BLOCK_ENTRIES // max(vocab, 1), 1)
-    return (slice(start, start + rows) for start in range(0, n, rows))
+    for start in range(0, n, rows):
+        yield slice(start, start + rows)
 
 
 def empty_scores(n: int, k: int) -> Scores:

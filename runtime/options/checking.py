@@ -32,7 +32,7 @@ Fault = Callable[[Any], str | None]
 
 
 def option(default: Any, fault: Fault) -> Any:  # of the field's own type
-    """A field of an options class, with its rule. One whose default is None may be None: the choice is left to others."""
+    """A field of an options class, with the rule of every value but the default; None there leaves the choice to others."""
     return field(default=default, metadata={"fault": fault})
 
 
@@ -46,9 +46,9 @@ def check_fields(options: DataclassInstance, place: str = "") -> None:
     Raises:
         OptionError: Of the first field that does not.
     """
-    for name, fault, optional in _rules(type(options)):
+    for name, fault, default in _rules(type(options)):
         value = getattr(options, name)
-        if value is not None or not optional:
+        if value is not default:
             check_value(place + name, value, fault)
 
 
@@ -64,8 +64,8 @@ def check_value(name: str, value: object, fault: Fault) -> None:
 
 
 @cache
-def _rules(kind: type[DataclassInstance]) -> tuple[tuple[str, Fault, bool], ...]:
-    return tuple((f.name, f.metadata["fault"], f.default is None) for f in fields(kind) if "fault" in f.metadata)
+def _rules(kind: type[DataclassInstance]) -> tuple[tuple[str, Fault, Any], ...]:
+    return tuple((f.name, f.metadata["fault"], f.default) for f in fields(kind) if "fault" in f.metadata)
 
 
 def plain_number(value: Any) -> Any:

@@ -75,7 +75,8 @@ class GenerationOptions:
             self.speculative.check()
         if self.adapters is not None:
             check_adapters(self.adapters)
-        self._check_grammar()
+        if self.grammar is not None or self.grammar_prefix:
+            self._check_grammar()
         return self
 
     def check_within(self, vocab: int) -> None:
@@ -85,15 +86,13 @@ class GenerationOptions:
             InvalidRequestError: One is outside, or nothing is left to draw.
         """
         self.sampling.check(vocab)
-        outside = next((token for token in self.eos_token_ids or () if token >= vocab), None)
-        if outside is not None:
-            raise InvalidRequestError(f"eos_token_ids: token id {outside} is outside the vocabulary of {vocab:,}")
+        for token in self.eos_token_ids or ():
+            if token >= vocab:
+                raise InvalidRequestError(f"eos_token_ids: token id {token} is outside the vocabulary of {vocab:,}")
 
     def _check_grammar(self) -> None:
         if self.grammar is None:
-            if self.grammar_prefix:
-                raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
-            return
+            raise InvalidRequestError(f"grammar_prefix={self.grammar_prefix} without a grammar: give both or neither")
         if not isinstance(self.grammar, Grammar):
             raise GrammarError(
                 f"grammar is made by Grammar.json_schema, Grammar.regex or Grammar.lark, not {shown(self.grammar)}"

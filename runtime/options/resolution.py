@@ -74,18 +74,21 @@ def resolve_options(
     layers = {"call": _given(call), "session": _given(session), "preset": _given(preset), "model": _given(model)}
     if layers["call"].get("resolve") is False:
         layers = {"call": layers["call"]}
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for name, default in _DEFAULTS.items():
-        values[name], sources[name] = next(
-            ((layer[name], who) for who, layer in layers.items() if name in layer), (default, "default")
-        )
-    order = _PREFIX + "order"
-    values[order], sources[order] = _order(layers, values, sources)
-    _drop_what_a_grammar_excludes(values, sources, list(layers))
-    _drop_what_a_ban_excludes(values, sources, list(layers))
+    values: dict[str, Any] = {**_DEFAULTS}
+    sources = dict.fromkeys(values, "default")
+    for who, layer in reversed(layers.items()):
+        values |= layer
+        sources |= dict.fromkeys(layer, who)
+    if sources[_ORDER] != "default":
+        values[_ORDER], sources[_ORDER] = _order(layers, values, sources)
+    if values["grammar"] is not None or values["grammar_prefix"]:
+        _drop_what_a_grammar_excludes(values, sources, list(layers))
+    if sources[_BANS] != sources[_BIASES]:
+        _drop_what_a_ban_excludes(values, sources, list(layers))
     sampling = {name.removeprefix(_PREFIX): values.pop(name) for name in list(values) if name.startswith(_PREFIX)}
-    made = replace(_PLAIN, **values, sampling=_without_what_is_off(SamplingOptions(**sampling), sources)).check()
+    if sampling["order"] != DEFAULTS["order"]:
+        sampling |= _what_is_off(sampling["order"], sources)
+    made = replace(_PLAIN, **values, sampling=SamplingOptions(**sampling)).check()
     return ResolvedOptions(made if ends is None else _with_ends(made, ends, sources), sources)
 
 
@@ -93,7 +96,7 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
     """The first layer's order that leaves out no stage which a layer above it has set, and whose it is."""
     set_above: set[str] = set()  # stages
     for who, layer in layers.items():
-        order = layer.get(_PREFIX + "order")
+        order = layer.get(_ORDER)
         if order is not None and set_above.issubset(order):
             return tuple(order), who
         set_above |= {
@@ -106,8 +109,6 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
 
 def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
     """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
-    if values["grammar"] is None and not values["grammar_prefix"]:
-        return
     rank = {who: place for place, who in enumerate([*layers, "default"])}
     for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
         if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
@@ -120,17 +121,14 @@ def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str
 
 def _drop_what_a_ban_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
     """Of a ban and a bias in favour of one token, in different layers, the lower layer's is dropped; the rest of it stays."""
-    bans, biases = _PREFIX + "banned_tokens", _PREFIX + "logit_bias"
-    if sources[bans] == sources[biases]:
-        return
-    both = {token for token in values[bans] if values[biases].get(token, 0) > 0}
+    both = {token for token in values[_BANS] if values[_BIASES].get(token, 0) > 0}
     if not both:
         return
-    lower, upper = sorted((bans, biases), key=lambda name: -layers.index(sources[name]))
-    if lower == bans:
-        values[bans] = tuple(token for token in values[bans] if token not in both)
+    lower, upper = sorted((_BANS, _BIASES), key=lambda name: -layers.index(sources[name]))
+    if lower == _BANS:
+        values[_BANS] = tuple(token for token in values[_BANS] if token not in both)
     else:
-        values[biases] = {token: bias for token, bias in values[biases].items() if token not in both}
+        values[_BIASES] = {token: bias for token, bias in values[_BIASES].items() if token not in both}
     sources[lower] = _joined(sources[upper], sources[lower] if values[lower] else None)
 
 
@@ -150,6 +148,7 @@ def _joined(*who: str | None) -> str:
 
 
 _PREFIX = "sampling."
+_ORDER, _BANS, _BIASES = _PREFIX + "order", _PREFIX + "banned_tokens", _PREFIX + "logit_bias"
 _DEFAULTS = {
     **{f.name: getattr(_PLAIN, f.name) for f in fields(GenerationOptions) if f.name != "sampling"},
     "max_tokens": DEFAULT_MAX_TOKENS,
@@ -157,20 +156,15 @@ _DEFAULTS = {
 }
 
 
-def _without_what_is_off(sampling: SamplingOptions, sources: dict[str, str]) -> SamplingOptions:
+def _what_is_off(order: tuple[str, ...], sources: dict[str, str]) -> dict[str, Any]:
     """Settings of stages that another layer's `order` leaves out are off, which is no contradiction."""
-    assert sampling.order is not None  # the defaults have one
-    if sampling.order == DEFAULTS["order"]:
-        return sampling
-    decided = sources[_PREFIX + "order"]
+    decided = sources[_ORDER]
     off = {
-        name: DEFAULTS[name]
-        for name, stage in STAGE_OF.items()
-        if stage not in sampling.order and sources[_PREFIX + name] != decided
+        name: DEFAULTS[name] for name, stage in STAGE_OF.items() if stage not in order and sources[_PREFIX + name] != decided
     }
     for name in off:
         sources[_PREFIX + name] = decided
-    return replace(sampling, **off)
+    return off
 
 
 def _given(layer: Layer) -> dict[str, Any]:

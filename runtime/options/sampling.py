@@ -5,12 +5,13 @@ A new stage is a file in `runtime.sampling.stages`, a line in `SAMPLER_STAGES` a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from runtime.errors import InvalidRequestError
-from runtime.options.checking import check_fields, check_value, many, nearest, option
-from runtime.sampling.spec import Parameter, StageSpec
+from runtime.options.checking import check_value, many, nearest
+from runtime.sampling.spec import Chosen, Parameter, StageSpec
 from runtime.sampling.stages import bias, dry, min_p, penalties, temperature, top_k, top_p, typical, xtc
 
 Breaker = int | str  # a token id, or a text: every token that contains it
@@ -30,6 +31,8 @@ STAGES: Final = {spec.name: spec for spec in SAMPLER_STAGES}
 ORDER: Final = tuple(STAGES)
 PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for spec in SAMPLER_STAGES for each in spec.parameters}
 DEFAULTS: Final[dict[str, Any]] = {**{each.name: each.default for each in PARAMETERS.values()}, "order": ORDER}
+_ORDER_RULE: Final = many("names of stages", lambda each: isinstance(each, str))
+_CHECKS: Final = {each.name: spec.check for spec in SAMPLER_STAGES if spec.check for each in spec.parameters}
 STAGE_OF: Final = {each.name: spec.name for spec in SAMPLER_STAGES for each in spec.parameters if each.switch}
 NUMBERS: Final = {"": 0, "raw": 1, "grammar": 2, "draw": 12} | {spec.name: spec.number for spec in SAMPLER_STAGES}
 STAGE_NAMES: Final = tuple(sorted(NUMBERS, key=NUMBERS.__getitem__))  # by number; 0 fills stored columns
@@ -84,7 +87,7 @@ class SamplingOptions:
     dry_breakers: tuple[Breaker, ...] | None = None
     logit_bias: dict[int, float] | None = None
     banned_tokens: tuple[int, ...] | None = None
-    order: tuple[str, ...] | None = option(None, many("names of stages", lambda each: isinstance(each, str)))
+    order: tuple[str, ...] | None = None
 
     def check(self, vocab: int | None = None) -> Self:
         """Itself.
@@ -96,28 +99,31 @@ class SamplingOptions:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
                 stage or without one that is set, or nothing left to draw; the message names it.
         """
-        given = self.given()
-        for name, value in given.items():
-            if name in PARAMETERS:
-                check_value(name, value, PARAMETERS[name].rule)
-        check_fields(self)
-        self._check_order()
-        for stage in SAMPLER_STAGES:
-            if stage.check is not None:
-                stage.check(given, vocab)
+        given: dict[str, Any] = {}
+        checks: dict[Callable[[Chosen, int | None], None], None] = {}
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if value is not None and value is not parameter.default:
+                check_value(name, value, parameter.rule)
+                given[name] = value
+                if name in _CHECKS:
+                    checks[_CHECKS[name]] = None
+        if self.order is not None and self.order is not ORDER:
+            check_value("order", self.order, _ORDER_RULE)
+            self._check_order(self.order)
+        for check in checks:
+            check(given, vocab)
         return self
 
-    def _check_order(self) -> None:
-        if self.order is None:
-            return
-        for place, name in enumerate(self.order):
+    def _check_order(self, order: tuple[str, ...]) -> None:
+        for place, name in enumerate(order):
             if name not in ORDER:
                 raise InvalidRequestError(f"order: unknown stage {name!r}: {nearest(name, ORDER)}")
-            if name in self.order[:place]:
+            if name in order[:place]:
                 raise InvalidRequestError(f"order: stage {name!r} stands there twice")
         for name, stage in STAGE_OF.items():
             value = getattr(self, name)
-            if stage not in self.order and value is not None and value != DEFAULTS[name]:
+            if stage not in order and value is not None and value != DEFAULTS[name]:
                 raise InvalidRequestError(
                     f"{name}={value!r} contradicts an order without {stage!r}: add it, or leave {name} out"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -70,6 +70,8 @@ class Sampler:
         heats: The temperature at which the weight of whole raw rows is asked for, without a trace and with one; see `heats`.
         remembers: Whether a draw depends on what was said before.
         edits: Whether a draw changes scores, of tokens that may stand anywhere.
+        greedy: Whether a draw is the likeliest entry of the row, and nothing else.
+        stages: Names of those that are on.
     """
 
     settings: SamplingOptions
@@ -80,28 +82,37 @@ class Sampler:
     heats: tuple[float, float] = field(init=False, repr=False, compare=False)
     remembers: bool = field(init=False, repr=False, compare=False)
     edits: bool = field(init=False, repr=False, compare=False)
-    _stages: tuple[tuple[StageSpec, Kernel], ...] = field(init=False, repr=False, compare=False)
+    greedy: bool = field(init=False, repr=False, compare=False)
+    stages: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _kernels: tuple[tuple[StageSpec, Kernel], ...] = field(init=False, repr=False, compare=False)
     _looks: list[Look] = field(init=False, repr=False, compare=False)  # see `first_look`; traced or not
 
     def __post_init__(self) -> None:
         chosen = {**DEFAULTS, **self.settings.given(), "dry_breakers": self.breakers}
         temperature = float(chosen["temperature"]) if "temperature" in chosen["order"] else 1.0
-        specs: list[StageSpec] = []
-        stages: list[tuple[StageSpec, Kernel]] = []
+        stages: dict[str, tuple[StageSpec, Kernel]] = {}
+        cuts: dict[str, Search] = {}
+        remembers = edits = False
         for name in chosen["order"]:
             spec = STAGES[name]
             kernel = spec.made(chosen)
             # greedy: what changes scores counts, what cuts has no say
             if kernel is not None and (temperature != 0.0 or spec.kind is Kind.EDIT):
-                specs.append(spec)
-                stages.append((spec, kernel))
+                stages[name] = spec, kernel
+                remembers |= spec.remembers
+                edits |= spec.kind is Kind.EDIT
+                if spec.search is not None:
+                    cuts[name] = spec.search
+        on = tuple(stages)
         made = {
             "temperature": temperature,
-            "heats": (heats(specs, temperature, traced=False), heats(specs, temperature, traced=True)),
-            "remembers": any(spec.remembers for spec in specs),
-            "edits": any(spec.kind is Kind.EDIT for spec in specs),
-            "_stages": tuple(stages),
-            "_looks": [first_look(specs, chosen, traced=False), first_look(specs, chosen, traced=True)],
+            "heats": (heats(on, cuts, temperature, traced=False), heats(on, cuts, temperature, traced=True)),
+            "remembers": remembers,
+            "edits": edits,
+            "greedy": temperature == 0.0 and not on,
+            "stages": on,
+            "_kernels": tuple(stages.values()),
+            "_looks": [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)],
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -110,15 +121,6 @@ class Sampler:
     def window(self) -> int:
         """How many last tokens the penalties look at; 0 for all."""
         return self.settings.penalty_window or 0
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec, _ in self._stages)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether a draw is the likeliest entry of the row, and nothing else."""
-        return self.temperature == 0.0 and not self._stages
 
     def draw(
         self,
@@ -148,7 +150,7 @@ class Sampler:
             logprobs.reach(1)  # the records look for it too
             return int(logprobs.ids[0]), float("nan")
         pool = Pool(logprobs, shift, look=self._looks[False])
-        number = partial(self._number, position)
+        number = partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
         return place.token, u
@@ -166,7 +168,7 @@ class Sampler:
         """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
         pool = Pool(logprobs, shift, traced=True, look=self._looks[True])
         steps = [Step("raw", pool.view, float("nan"))]
-        number = number or partial(self._number, position)
+        number = number or partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, steps)
         place, u = self._pick(pool, number)
         view = steps[-1].view
@@ -183,19 +185,20 @@ class Sampler:
         allowed: Bool | None,
         steps: list[Step] | None,
     ) -> None:
-        said = history if isinstance(history, History) else self._said(history)
+        if not isinstance(history, History):
+            history = NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
         if allowed is not None:
             pool.allow(_fitting(allowed, len(pool.row)))
             if steps is not None:
                 _alive(pool, allowed)
                 steps.append(Step("grammar", pool.view, float("nan")))
         changed = allowed is not None
-        for spec, kernel in self._stages:
+        for spec, kernel in self._kernels:
             if spec.kind is not Kind.EDIT and changed:
                 _alive(pool, allowed)
             changed = spec.kind is Kind.EDIT
             u = float("nan") if spec.draws is None else number(spec.draws)
-            kernel(pool, said, u)
+            kernel(pool, history, u)
             if steps is not None:
                 if changed:
                     _alive(pool, allowed)
@@ -203,12 +206,6 @@ class Sampler:
                 steps.append(Step(spec.name, pool.view, u))
         if changed:
             _alive(pool, allowed)
-
-    def _number(self, position: int, stage: int) -> float:
-        return uniform(self.seed, position, self.branch, stage)
-
-    def _said(self, history: Int32 | None) -> History:
-        return NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
 
     def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[Place, float]:
         if self.temperature == 0.0:
@@ -222,38 +219,42 @@ class Sampler:
         return place, u
 
 
-def first_look(specs: Sequence[StageSpec], chosen: Chosen, *, traced: bool) -> Look:
+def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *, traced: bool) -> Look:
     """How much of the row is sorted at first.
 
     As much as top-k asks for where it cuts first and no report is made; more where the place of a mass is looked for. That of
     top-p is not, where min-p keeps less and no report is made. A low temperature moves it up.
 
     Args:
-        specs: Stages that are on, in their order.
+        on: Stages, in their order.
+        cuts: Those that look for something in the sorted row, and for what.
         chosen: Every setting.
         traced: Whether a report is made of each stage.
     """
-    cutting = [spec for spec in specs if spec.search is not None]
-    searches = [spec.search for spec in cutting]
-    if searches[:1] == [Search.RANK]:
-        return SHALLOW if traced else Look(min(int(chosen[cutting[0].parameters[0].name]), LONGEST_HEAD))
+    if not cuts:
+        return SHALLOW
+    searches = list(cuts.values())
+    name = next(iter(cuts))
+    value = float(chosen[STAGES[name].parameters[0].name])
+    if searches[0] is Search.RANK:
+        return SHALLOW if traced else Look(min(int(value), LONGEST_HEAD))
     spared = Search.LAZY_MASS not in searches or (Search.WEIGHT in searches and not traced)
     if Search.MASS not in searches and spared:
         return SHALLOW
-    first, temperature = cutting[0], float(chosen["temperature"])
-    if any(spec.name == "temperature" for spec in specs[: specs.index(first)]):  # not the row's own distribution
-        return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if temperature <= _COLD else Look(times=_MORE_TIMES, fewest=_FEWEST)
-    share = 0.0 if first.search is Search.WEIGHT else float(chosen[first.parameters[0].name])
+    if "temperature" in on[: on.index(name)]:  # not the row's own distribution
+        cold = chosen["temperature"] <= _COLD
+        return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if cold else Look(times=_MORE_TIMES, fewest=_FEWEST)
+    share = 0.0 if searches[0] is Search.WEIGHT else value
     return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
 
 
-def heats(specs: Sequence[StageSpec], temperature: float, *, traced: bool) -> float:
+def heats(on: tuple[str, ...], cuts: Mapping[str, Search], temperature: float, *, traced: bool) -> float:
     """The temperature at which the weight of a whole raw row is asked for; 1 where it is not.
 
     It is asked for where a report is made, and where nothing cuts by rank or by weight before the draw.
     """
-    settled = any(spec.search in (Search.RANK, Search.WEIGHT) for spec in specs)
-    asked = bool(specs) and specs[0].name == "temperature" and (traced or not settled)
+    settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
+    asked = on[:1] == ("temperature",) and (traced or not settled)
     return temperature if asked and temperature >= COLDEST else 1.0
 
 

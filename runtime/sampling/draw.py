@@ -24,17 +24,15 @@ def fresh_seed() -> int:
 
 
 def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) -> float:
-    """The number in [0, 1) that belongs to this place of this stream."""
-    return (_philox(seed, (1, position, branch, stage)) >> 11) * 2.0**-53
+    """The number in [0, 1) that belongs to this place of this stream.
 
-
-def _philox(key: int, counter: tuple[int, int, int, int]) -> int:
-    """The first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one."""
-    c0, c1, c2, c3 = counter
-    for k0, k1 in _keys(key):
+    From the first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one.
+    """
+    c0, c1, c2, c3 = 1, position, branch, stage
+    for k0, k1 in _keys(seed):
         a, b = _FACTOR_0 * c0, _FACTOR_1 * c2
         c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _WORD, (a >> 64) ^ c3 ^ k1, a & _WORD
-    return c0
+    return (c0 >> 11) * 2.0**-53
 
 
 @lru_cache(maxsize=1024)  # streams

@@ -79,10 +79,6 @@ class Parameter:
     aliases: tuple[str, ...] = ()
     read: Callable[[str, Any], Any] | None = None
 
-    def is_set(self, value: object) -> bool:
-        """Whether a value differs from the default; an empty list is an empty tuple."""
-        return value not in (None, self.default) and not (value == [] and self.default == ())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
@@ -113,8 +109,10 @@ class StageSpec:
 
     def made(self, chosen: Chosen) -> Kernel | None:
         """The stage; None where the settings leave it off."""
-        on = any(each.switch and each.is_set(chosen[each.name]) for each in self.parameters)
-        return self.kernel(chosen) if on else None
+        for each in self.parameters:
+            if each.switch and chosen[each.name] not in (None, each.default, []):
+                return self.kernel(chosen)
+        return None
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802  # as lupdate knows it
