@@ -17,7 +17,7 @@ from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
 from runtime.options.load import LoadOptions
 from runtime.records import Float32
-from runtime.scheduler.jobs import QueryJob, Waiter
+from runtime.scheduler.jobs import QueryJob, Rows, Waiter
 from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
@@ -47,10 +47,10 @@ def engine_of(model: LanguageModel) -> Engine:
 
 
 def query_job(model: LanguageModel, ids: Sequence[int], waiter: Waiter) -> QueryJob:
-    """A query as the model would make it, for a test that hands it over itself."""
+    """A query as the model would make it, for a test that hands it over itself; answered as ``(1, vocab)``."""
     path = np.array(ids, np.int32)
     namespace, before = local(model).operations.route(path, None)
-    return QueryJob(path, namespace, before=before, waiters=[waiter])
+    return QueryJob(path, namespace, before=before, waiters=[(Rows(waiter, 1), 0)])
 
 
 def settled(model: LanguageModel) -> tuple[Metrics, CacheReport]:

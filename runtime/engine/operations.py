@@ -67,7 +67,7 @@ from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
-from runtime.transport.waiting import Call, Inbox, Stream, Turns, off_loop, running_loop
+from runtime.transport.waiting import Call, Reader, Stream, Turns, off_loop, running_loop
 
 T = TypeVar("T")
 Held = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # requests that begin when others of their batch have ended
@@ -106,7 +106,7 @@ class Operations:
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """``(n, vocab)``."""
-        call: Call[Float32] = Call(self.turns.inbox())
+        call: Call[Float32] = Call(self.turns.mailbox())
         self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
         return await self._answer(call)
 
@@ -114,16 +114,16 @@ class Operations:
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.inbox())
+        call: Call[list[TopLogprobs]] = Call(self.turns.mailbox())
         self._query(batch, adapters, priority, cache_salt, TopRows(call, len(batch), n, chosen))
         return await self._answer(call)
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
         routing, jobs = self._adapters.routing(adapters, cache_salt), []
-        for ids, waiter in zip(batch, rows.waiters, strict=True):
+        for i, ids in enumerate(batch):
             namespace, before = routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, Priority(priority), before=before, waiters=[waiter]))
+            jobs.append(QueryJob(ids, namespace, Priority(priority), before=before, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
@@ -169,11 +169,10 @@ class Operations:
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes what is not held."""
-        inbox = self.turns.inbox()
-        call: Call[Float32] = Call(inbox)
+        call: Call[Float32] = Call(self.turns.mailbox())
         namespace, before = self.route(ids, adapters)
-        job = QueryJob(ids, namespace, before=before, waiters=[call])
-        _listen(job, inbox, on_progress)
+        job = QueryJob(ids, namespace, before=before, waiters=[(Rows(call, 1), 0)])
+        _listen(job, call, on_progress)
         self.turns.submit(self._forgetting(job), job)
         await self._answer(call)
 
@@ -219,7 +218,7 @@ class Operations:
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, when it has ended."""
         job = await self._begin(ids, options)
-        call: Call[TokenRun] = Call(self.turns.inbox())
+        call: Call[TokenRun] = Call(self.turns.mailbox())
         runs: list[TokenRun] = []
         job.on_run = runs.append
         job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
@@ -354,15 +353,15 @@ class Operations:
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
         namespace, before = self.route(path, adapters)
-        call: Call[Float32] = Call(self.turns.inbox())
+        call: Call[Float32] = Call(self.turns.mailbox())
         recurrent = "recurrent" in self._engine.backend.info.attention_kinds
         ends = [path, ids[:first]] if first and recurrent else [path]
         rows = Rows(call, len(ends))
         queries = []
-        for end, waiter in zip(ends, rows.waiters, strict=True):
+        for i, end in enumerate(ends):
             inside = tuple(edge for edge in before if edge[0] < len(end))
             name = next((name for edge, name in before if edge >= len(end)), namespace)
-            queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[waiter]))
+            queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[(rows, i)]))
         self.turns.submit(self._forgetting(queries[-1]), *queries)
         ordinary = (await self._answer(call))[0].copy()
         job = READINGS[reading](
@@ -442,13 +441,11 @@ class Operations:
         self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # of the job's kind
         """Hands a job over and waits for its answer."""
-        inbox = self.turns.inbox()
-        call: Call[Any] = Call(inbox)
-        job.future = call
-        _listen(job, inbox, on_progress)
+        job.future = call = Call[Any](self.turns.mailbox())
+        _listen(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
-            job.on_step = lambda step: inbox.post(partial(on_step, step))
+            job.on_step = lambda step: call.post(partial(on_step, step))
         self.turns.submit(job)
         with self._cancelling(job):
             return await call.answer()
@@ -470,7 +467,7 @@ class Operations:
             on_progress: Hears how far the prompt is.
             on_end: Called at the reader for each job that has ended.
         """
-        stream = Stream(self.turns.inbox(), on_progress, group.dropped, self._engine.check_process)
+        stream = Stream(self.turns.mailbox(), on_progress, group.dropped, self._engine.check_process)
         group.begin(stream, jobs, on_end)
         if callable(start):
             start()
@@ -629,7 +626,7 @@ class _Group:
 
     def _run(self, stream: Stream, number: int, run: TokenRun) -> None:
         stream.chunk(run, number)
-        if stream.inbox.closed:
+        if stream.cancelled():
             self.jobs[number].cancelled = True
 
     def _end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
@@ -639,7 +636,7 @@ class _Group:
         if error is not None:
             self._failures[number] = error
         if on_end is not None:
-            stream.inbox.post(on_end)
+            stream.post(on_end)
         if not self.open:
             failures = {failed: fault for failed, fault in self._failures.items() if failed not in self.dropped}
             if failures and self._what is not None:
@@ -658,10 +655,10 @@ def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
         )
 
 
-def _listen(job: Job, inbox: Inbox, on_progress: OnProgress | None) -> None:
+def _listen(job: Job, reader: Reader, on_progress: OnProgress | None) -> None:
     check_callback(on_progress)
     if on_progress is not None:
-        job.on_progress = lambda progress: inbox.post(partial(on_progress, progress))
+        job.on_progress = lambda progress: reader.post(partial(on_progress, progress))
 
 
 def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:

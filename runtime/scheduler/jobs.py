@@ -6,7 +6,8 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -20,7 +21,7 @@ from runtime.numerics.scoring import top_k
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.options.sampling import SamplingOptions
-from runtime.records import Float32, Int32, Scores, TokenRun, TopLogprobs
+from runtime.records import Int32, Scores, TokenRun, TopLogprobs
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Namespace, Span
@@ -112,9 +113,6 @@ class Waiter(Protocol):
     def done(self) -> bool:
         """Whether it was settled."""
 
-    def set_running_or_notify_cancel(self) -> bool:
-        """Whether somebody still waits."""
-
     def set_result(self, value: Any, /) -> None:
         """The answer."""
 
@@ -134,8 +132,7 @@ class Rows:
         self._waiter = waiter
         self._n = self._left = n
         self._failed = False
-        self._array: Float32 | None = None
-        self.waiters = [RowOf(self, i) for i in range(n)]
+        self._rows: Any = None  # what is answered
 
     @property
     def done(self) -> bool:
@@ -149,7 +146,7 @@ class Rows:
         self._write(i, last)
         self._left -= 1
         if not self._left:
-            settle(self._waiter, self._answer())
+            settle(self._waiter, self._rows)
 
     def fail(self, error: BaseException) -> None:
         """One of the rows could not be computed."""
@@ -158,12 +155,9 @@ class Rows:
             settle(self._waiter, error=error)
 
     def _write(self, i: int, last: Distribution) -> None:
-        if self._array is None:
-            self._array = np.empty((self._n, len(last.raw)), np.float32)
-        last.write(self._array[i])
-
-    def _answer(self) -> object:
-        return self._array
+        if self._rows is None:
+            self._rows = np.empty((self._n, len(last.raw)), np.float32)
+        last.write(self._rows[i])
 
 
 class TopRows(Rows):
@@ -179,34 +173,19 @@ class TopRows(Rows):
     def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[int] = ()) -> None:
         super().__init__(waiter, n)
         self._k, self._chosen = k, chosen
-        self._tops: list[TopLogprobs | None] = [None] * n
+        self._rows = [None] * n
 
     def _write(self, i: int, last: Distribution) -> None:
         row = last.logprobs()
         ids, logprobs = top_k(row[None], min(self._k, len(row)))
-        self._tops[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self._chosen})
-
-    def _answer(self) -> object:
-        return self._tops
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowOf:
-    """A query's waiter: one row of `Rows`."""
-
-    rows: Rows
-    i: int
-
-    def cancelled(self) -> bool:
-        """Whether the row is not waited for any more."""
-        return self.rows.done
+        self._rows[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self._chosen})
 
 
 @dataclass(slots=True, eq=False)
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[Waiter | RowOf] = field(default_factory=list)
+    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with the row that is this query's
     _key: tuple[Namespace, bytes] | None = None
 
     @property
@@ -218,24 +197,21 @@ class QueryJob(Job):
 
     def fail(self, error: BaseException) -> None:
         """Every waiter gets the error."""
-        for waiter in self.waiters:
-            if isinstance(waiter, RowOf):
-                waiter.rows.fail(error)
-            else:
-                settle(waiter, error=error)
+        for rows, _ in self.waiters:
+            rows.fail(error)
 
     def answer(self, last: Distribution) -> None:
         """Every waiter gets an array of its own."""
-        for waiter in self.waiters:
-            if isinstance(waiter, RowOf):
-                waiter.rows.put(waiter.i, last)
-            else:
-                settle(waiter, last.logprobs())
+        for rows, i in self.waiters:
+            rows.put(i, last)
 
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits any more."""
-        return self.cancelled or all(waiter.cancelled() for waiter in self.waiters)
+        for rows, _ in self.waiters:
+            if not rows.done:
+                return self.cancelled
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -336,11 +312,12 @@ class CallJob(Job):
 
 def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
     """Resolves a future that may have been cancelled meanwhile."""
-    if not future.done() and future.set_running_or_notify_cancel():
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    if not future.done():
+        with suppress(InvalidStateError):  # cancelled just now
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)

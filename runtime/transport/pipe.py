@@ -31,14 +31,13 @@ from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
 from runtime.transport.messages import Call as CallMessage
 from runtime.transport.messages import Load, Loaded, encode
 from runtime.transport.methods import CAPABILITIES, METHODS
-from runtime.transport.waiting import Call, Inbox, Stream, Turns
+from runtime.transport.waiting import Call, Stream, Turns
 
 
 @dataclass(slots=True, eq=False)
 class CallWaiter:
     """Hears of one call from the link's thread, for a reader anywhere."""
 
-    inbox: Inbox
     call: Call[Any]
     on_progress: OnProgress | None = None
     on_step: OnStep | None = None
@@ -49,12 +48,12 @@ class CallWaiter:
     def progress(self, progress: PromptProgress) -> None:
         """How far its prompt is."""
         if self.on_progress is not None:
-            self.inbox.post(partial(self.on_progress, progress))
+            self.call.post(partial(self.on_progress, progress))
 
     def step(self, step: BeamStep) -> None:
         """The beams of a search after one step."""
         if self.on_step is not None:
-            self.inbox.post(partial(self.on_step, step))
+            self.call.post(partial(self.on_step, step))
 
     def result(self, value: Any) -> None:
         """The answer."""
@@ -99,7 +98,7 @@ class StreamWaiter:
     @property
     def abandoned(self) -> bool:
         """Whether its reader has gone."""
-        return self.stream.closed
+        return self.stream.cancelled()
 
 
 class PipeTransport:
@@ -150,8 +149,7 @@ class PipeTransport:
         self._check_answer(method, arguments)
         if METHODS[method].steps:
             arguments["watched"] = on_step is not None
-        inbox = self._turns.inbox()
-        waiter = CallWaiter(inbox, Call(inbox), on_progress, on_step)
+        waiter = CallWaiter(Call(self._turns.mailbox()), on_progress, on_step)
         ticket = self._ticket(method, arguments, waiter)
         self._turns.submit(ticket)
         try:
@@ -166,7 +164,7 @@ class PipeTransport:
         begun: list[Callable[[int], None]] = []  # tells the engine of one more that was dropped
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            stream = Stream(self._turns.inbox(), on_progress, dropped, self._link.check_process)
+            stream = Stream(self._turns.mailbox(), on_progress, dropped, self._link.check_process)
             ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
             self._turns.submit(ticket)
 
@@ -182,7 +180,7 @@ class PipeTransport:
                     yield item
             finally:
                 begun.clear()
-                stream.closed = True
+                stream.left = True
                 self._link.cancel(ticket.id)
 
         def drop(branch: int) -> None:
@@ -194,9 +192,8 @@ class PipeTransport:
 
     def post(self, method: str, **arguments: Any) -> None:
         """Sends it and waits for nothing."""
-        inbox = Inbox(None)
         self._turns.flush()
-        self._link.submit([self._ticket(method, arguments, CallWaiter(inbox, Call(inbox)))])
+        self._link.submit([self._ticket(method, arguments, CallWaiter(Call(None)))])
 
     def heartbeat(self) -> tuple[int, str, int]:
         """The link watches its process itself."""
@@ -286,18 +283,17 @@ async def spawn(
     def make_load() -> Load:
         return Load(str(source), name, options, loader, _backends_to_tell(name), limits.beat_seconds)
 
-    inbox = Inbox(Mailbox(asyncio.get_running_loop()))
-    loaded: Call[Loaded] = Call(inbox)
+    loaded: Call[Loaded] = Call(Mailbox(asyncio.get_running_loop()))
 
     with reporting_load(progress, on_progress) as hear:
 
         def tell(heard: LoadProgress) -> None:
             if hear is not None:
-                inbox.post(partial(_tell, hear, heard, loaded))
+                loaded.post(partial(_tell, hear, heard, loaded))
 
         link = EngineLink(
             make_load,
-            CallWaiter(inbox, loaded),
+            CallWaiter(loaded),
             threads=options.get("threads"),
             log_path=log_path,
             limits=limits,

@@ -118,131 +118,115 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-class Inbox:
-    """Callbacks from other threads for one reader; they run on its loop, or in its blocked thread while it waits.
+class Reader:
+    """What waits for other threads' callbacks; they run on its loop, or in its blocked thread while it waits.
 
     Args:
-        mailbox: Of the reader's loop; None for a thread that blocks.
+        mailbox: Of the loop; None for a thread that blocks.
     """
 
     def __init__(self, mailbox: Mailbox | None) -> None:
         self._mailbox = mailbox
         self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._news = False
         self._waiter: asyncio.Future[None] | None = None
+        self.left = False  # it reads no more
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is read any more: the reader's loop has been closed, or its wait cancelled."""
-        if self._mailbox is None:
-            return False
+    def cancelled(self) -> bool:
+        """Whether nothing is read any more: the reader has left, its loop was closed, or its wait cancelled."""
+        if self.left or self._mailbox is None:
+            return self.left
         return self._mailbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
 
     def post(self, callback: Callable[[], object]) -> None:
         """Runs `callback` at the reader soon; from any thread, in order."""
         (self._queue.put if self._mailbox is None else self._mailbox.post)(callback)
 
-    def wake(self) -> None:
-        """Ends the reader's wait; called by callbacks."""
-        self._news = True
+    def _wake(self) -> None:
+        """Ends the wait on a loop; called by callbacks."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Returns after a callback has called `wake` (since the last wait)."""
-        while not self._news:
-            if self._mailbox is None:
-                self._queue.get()()
-            else:
-                self._waiter = self._mailbox.loop.create_future()
-                await self._waiter
-        self._news = False
+    async def _wait(self) -> None:
+        """Returns after a callback, which may have brought what was waited for."""
+        if self._mailbox is None:
+            self._queue.get()()
+        else:
+            self._waiter = self._mailbox.loop.create_future()
+            await self._waiter
 
 
-class Call(Generic[T]):
+class Call(Reader, Generic[T]):
     """One answer on its way. The producing side sees the parts of a `concurrent.futures.Future` that it needs."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-        self._settled = self._gone = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
-
-    # ---- the reader ------------------------------------------------------------------------------------------
+    _settled = False
+    _value: T | None = None
+    _error: BaseException | None = None
 
     async def answer(self) -> T:
         """Waits for it."""
         try:
             while not self._settled:
-                await self._inbox.wait()
+                await self._wait()
         finally:
-            self._gone = True
+            self.left = True
         if self._error is not None:
             raise _raisable(self._error)
         return self._value  # type: ignore[return-value]  # settled without an error
 
     # ---- the producer ----------------------------------------------------------------------------------------
 
-    def cancelled(self) -> bool:
-        """Whether nothing waits for it any more."""
-        return self._gone or self._inbox.closed
-
     def done(self) -> bool:
         """Whether it was settled, or is not waited for."""
         return self._settled or self.cancelled()
 
-    def set_running_or_notify_cancel(self) -> bool:
-        """Whether it is still waited for."""
-        return not self.cancelled()
-
     def set_result(self, value: T) -> None:
         """The answer."""
-        self._inbox.post(partial(self._settle, value, None))
+        self.post(partial(self._settle, value, None))
 
     def set_exception(self, error: BaseException) -> None:
         """The failure."""
-        self._inbox.post(partial(self._settle, None, error))
+        self.post(partial(self._settle, None, error))
 
     def _settle(self, value: T | None, error: BaseException | None) -> None:
         if not self._settled:
             self._settled, self._value, self._error = True, value, error
-            self._inbox.wake()
+            self._wake()
 
 
-class Stream:
+class Stream(Reader):
     """Runs of tokens on their way, by branch; a plain stream is branch 0 alone.
 
     Args:
-        inbox: Of the reader.
+        mailbox: Of the reader's loop; None for a thread that blocks.
         on_progress: Hears how far the prompt is, at the reader.
         dropped: Branches of which nothing is wanted; may grow.
         resumed: Called in a blocked thread before it goes on after a run: it may have been forked meanwhile.
     """
 
-    def __init__(self, inbox: Inbox, on_progress: OnProgress | None, dropped: Set[int], resumed: Callable[[], None]) -> None:
+    def __init__(
+        self, mailbox: Mailbox | None, on_progress: OnProgress | None, dropped: Set[int], resumed: Callable[[], None]
+    ) -> None:
         check_callback(on_progress)
-        self.inbox, self._on_progress, self._dropped, self._resumed = inbox, on_progress, dropped, resumed
-        self.closed = False  # the reader has gone
+        super().__init__(mailbox)
+        self._on_progress, self._dropped, self._resumed = on_progress, dropped, resumed
         self._arrived: list[tuple[int, TokenRun]] = []
         self._over = False
         self._error: BaseException | None = None
-
-    # ---- the reader ------------------------------------------------------------------------------------------
 
     async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
         """What arrived since it was last asked, one run for each branch; an error follows all that came before it."""
         try:
             while self._arrived or not self._over:
                 if not self._arrived:
-                    await self.inbox.wait()
+                    await self._wait()
                 arrived, self._arrived = self._arrived, []
                 for branch, run in merged(arrived):
                     if branch not in self._dropped:
                         yield branch, run
-                        if is_blocking():
+                        if self._mailbox is None:
                             self._resumed()
         finally:
-            self.closed = True
+            self.left = True
         if self._error is not None:
             raise _raisable(self._error)
 
@@ -250,24 +234,24 @@ class Stream:
 
     def chunk(self, run: TokenRun, branch: int = 0) -> None:
         """Some more tokens."""
-        self.inbox.post(partial(self._arrive, branch, run))
+        self.post(partial(self._arrive, branch, run))
 
     def progress(self, progress: PromptProgress) -> None:
         """How far the prompt is."""
         if self._on_progress is not None:
-            self.inbox.post(partial(self._on_progress, progress))
+            self.post(partial(self._on_progress, progress))
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing follows."""
-        self.inbox.post(partial(self._end, error))
+        self.post(partial(self._end, error))
 
     def _arrive(self, branch: int, run: TokenRun) -> None:
         self._arrived.append((branch, run))
-        self.inbox.wake()
+        self._wake()
 
     def _end(self, error: BaseException | None) -> None:
         self._over, self._error = True, error
-        self.inbox.wake()
+        self._wake()
 
 
 class Turns(Generic[T]):
@@ -282,17 +266,17 @@ class Turns(Generic[T]):
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._pending: dict[asyncio.AbstractEventLoop, list[T]] = {}
 
-    def inbox(self) -> Inbox:
-        """A new one for whatever runs now; all of one loop share a wake-up."""
+    def mailbox(self) -> Mailbox | None:
+        """Of whatever runs now; all of one loop share a wake-up. None for a thread that blocks."""
         if is_blocking():
-            return Inbox(None)
+            return None
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
             for known in [known for known in list(self._mailboxes) if known.is_closed()]:
                 self._mailboxes.pop(known, None)
             mailbox = self._mailboxes[loop] = Mailbox(loop)
-        return Inbox(mailbox)
+        return mailbox
 
     def submit(self, *items: T) -> None:
         """Sends them with what else this turn asks for."""

@@ -19,7 +19,7 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
-from runtime.scheduler.jobs import GenerateJob, Job, QueryJob, ScoreJob
+from runtime.scheduler.jobs import GenerateJob, Job, ScoreJob
 from tests.fakes import KINDS, Gate, engine_of, fake_model, local, query_job, some_ids
 
 LONG = 8_000  # tokens
@@ -98,13 +98,12 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
     with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
         path = [token % 100 for token in some_ids(5, 1_000)]
         urgent = [100 + token % 100 for token in some_ids(6, 640)]
-        namespace = model.info.kv_fingerprint
 
         def arrive(_: object) -> None:
             if len(log) == 1:
-                engine_of(model).submit([QueryJob(np.array(urgent, np.int32), namespace, Priority.CHAT, waiters=[chat])])
+                engine_of(model).submit([replace(query_job(model, urgent, chat), priority=Priority.CHAT)])
 
-        job = QueryJob(np.array(path, np.int32), namespace, Priority.BACKGROUND, waiters=[asked], on_progress=arrive)
+        job = replace(query_job(model, path, asked), priority=Priority.BACKGROUND, on_progress=arrive)
         engine_of(model).submit([job])
         asked.result(60)
         assert chat.done()

@@ -48,7 +48,7 @@ class Scene:
                 for event in list(self._running):
                     assert event.wait(280)
         for ids, answer in self._answers.values():
-            assert_right(answer.result(280), ids, self._kind)
+            assert_right(answer.result(280)[0], ids, self._kind)
 
     def steps(self, name: str) -> list[int]:
         """How many steps after the one in which it arrived each was answered, of those whose name begins so."""
