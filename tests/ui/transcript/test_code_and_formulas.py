@@ -242,6 +242,31 @@ def test_a_paragraph_of_pictures_is_laid_out_once(qapp: QApplication) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize(
+    ("picture", "columns"),
+    [((3.0, 1.1, 0.1), 2), ((0.5, 0.4, 0.1), 2), ((4.0, 1.2, 0.5), 2), ((30.0, 0.8, 0.2), 2), ((30.0, 1, 1), 3)],
+)
+def test_formulas_in_a_table_stand_in_line_with_its_text_and_in_their_columns(
+    qapp: QApplication, picture: tuple[float, float, float], columns: int
+) -> None:
+    formula = Formula('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>', *picture)
+    row = "|".join(["one", *["$x$"] * (columns - 1), "an end"])
+    source = f"{row}\n{'|'.join(['--'] * (columns + 1))}\n{row}\n"
+    document = markdown_document(source, Faces(), LIGHT, 632, {"$x$": formula})
+    layout, cells, block = document.documentLayout(), list[tuple[str, float, float, float]](), document.begin()
+    assert layout.documentSize().width() <= 632
+    while block.isValid():
+        place, line = layout.blockBoundingRect(block).topLeft(), block.layout().lineAt(0)
+        left = place.x() + line.x()
+        cells.append((block.text(), left, left + line.naturalTextWidth(), place.y() + line.y() + line.ascent()))
+        block = block.next()
+    for first in (1, columns + 2):  # of a row; what stands before the table is empty
+        texts, lefts, rights, baselines = zip(*cells[first : first + columns + 1], strict=True)
+        assert texts == ("one", *["\ufffc"] * (columns - 1), "an end")
+        assert max(baselines) - min(baselines) <= 1.5
+        assert all(right < left for right, left in zip(rights, lefts[1:], strict=False))
+
+
 @pytest.mark.slow
 def test_the_longest_text_without_an_end_of_its_formula_is_shown(qtbot: QtBot, show: Show) -> None:
     transcript = read(qtbot, show, r"\[" + "x^{" * 60_000)

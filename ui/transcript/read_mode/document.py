@@ -29,7 +29,7 @@ from ui.port import translate
 from ui.theme.fonts import mono_font
 from ui.theme.palette import Palette
 from ui.transcript.read_mode.code_ink import LONGEST_LINE, colour_code
-from ui.transcript.read_mode.formula_ink import draw_formulas
+from ui.transcript.read_mode.formula_ink import CELL_PADDING_PX, draw_formulas
 from ui.transcript.read_mode.formulas import Formula
 from ui.transcript.read_mode.markup import formulas, with_named_pictures, with_plain_maths
 from ui.transcript.text.faces import TEXT_PX, Faces
@@ -367,7 +367,7 @@ def _colour_fragment(shape: QTextCharFormat, faces: Faces, palette: Palette) -> 
 def _rule_table(table: QTextTable, faces: Faces, palette: Palette) -> None:
     shape = table.format()
     shape.setBorder(0)
-    shape.setCellPadding(4 * faces.scale)
+    shape.setCellPadding(CELL_PADDING_PX * faces.scale)
     shape.setCellSpacing(0)
     table.setFormat(shape)
     for row in range(table.rows()):

@@ -18,6 +18,7 @@ from PySide6.QtGui import (
     QTextCursor,
     QTextDocument,
     QTextFormat,
+    QTextTable,
 )
 from PySide6.QtSvg import QSvgRenderer
 
@@ -27,6 +28,10 @@ from ui.transcript.text.faces import TEXT_PX, Faces
 
 _OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
 _SOURCE = QTextFormat.Property.UserProperty.value + 1
+_ROOM = QTextFormat.Property.UserProperty.value + 2  # pixels that it may be wide
+CELL_PADDING_PX = 4
+_BASE = 0.8  # of a line of fixed height, where Qt has the baseline
+_CELL_PX, _SHORT_COLUMN_PX = 32.0, 80.0  # beside what stands in a cell; a column whose text can be broken
 _PLACE = "\ufffc"  # where an object stands in the text of a document
 _LINE_BREAK = "\u2028"
 _SIZE = 1.06  # to the text around it: the letters of the mathematical font are lower
@@ -57,6 +62,33 @@ def draw_formulas(
         if source in pictures and not found.charFormat().fontFixedPitch():
             _place(found, source, faces)
             at = found.position()
+    for frame in document.rootFrame().childFrames():
+        if isinstance(frame, QTextTable):
+            _fit(frame, document.textWidth(), handler, faces)
+
+
+def _fit(table: QTextTable, width: float, handler: _Handler, faces: Faces) -> None:
+    """Long formulas are as wide as the other columns leave room for; all stand on the line of the text in their row."""
+    columns, long = table.columns(), list[tuple[int, QTextCursor]]()
+    cells = [table.cellAt(row, column) for row in range(table.rows()) for column in range(columns)]
+    for cell in cells:
+        place = cell.firstCursorPosition()
+        if place.block().text() == _PLACE:
+            place.setPosition(place.position() + 1, QTextCursor.MoveMode.KeepAnchor)
+            if handler.size(place.charFormat())[0] > width / columns - _CELL_PX:
+                long.append((cell.column(), place))
+    shared = len({column for column, _ in long})
+    room, base = QTextCharFormat(), _BASE * faces.pitch
+    room.setProperty(_ROOM, (width - _SHORT_COLUMN_PX * (columns - shared)) / max(shared, 1) - _CELL_PX)
+    for _, place in long:
+        place.mergeCharFormat(room)
+    for cell in cells:
+        shapes = [each.fragment().charFormat() for each in cell.firstCursorPosition().block()]  # type: ignore[attr-defined]  # iterable
+        bases = [max(faces.pitch, above + under) - under for _, above, under in map(handler.size, shapes) if above]
+        if bases:
+            lower = cell.format().toTableCellFormat()
+            lower.setTopPadding(max(CELL_PADDING_PX * faces.scale + base - min(bases), 0.0))
+            cell.setFormat(lower)
 
 
 def source_of(cursor: QTextCursor) -> str:
@@ -85,6 +117,8 @@ def _place(found: QTextCursor, source: str, faces: Faces) -> None:
         _give_line(found)
         if found.block().length() == 2:  # itself and the paragraph's end
             spaced.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    if found.currentTable() is not None and found.block().length() == 2:
+        spaced.setNonBreakableLines(True)  # else Qt makes its column as narrow as its letters were
     found.mergeBlockFormat(spaced)
 
 
@@ -118,14 +152,18 @@ class _Handler(QPyTextObject):
         self._width = document.textWidth()
 
     def intrinsicSize(self, document: QTextDocument, position: int, shape: QTextFormat) -> QSizeF:  # noqa: ARG002
-        """As wide as the picture, and as high as Qt, which sets the middle to the text's, needs for the baseline."""
+        width, above, under = self.size(shape)
+        return QSizeF(width, above + under)
+
+    def size(self, shape: QTextFormat) -> tuple[float, float, float]:
+        """Its width, and how far it reaches above and under the baseline, of which Qt has the middle stand over the text's."""
         picture, em = self._measured(shape)
         if picture is None:
-            return QSizeF(0, 0)
+            return 0.0, 0.0, 0.0
         half = QFontMetricsF(shape.toCharFormat().font()).xHeight() / 2
-        ascent, descent = picture.ascent * em, picture.descent * em
-        air = _AIR_EM * em if is_display(shape.property(_SOURCE)) else 0.0
-        return QSizeF(picture.width * em, max(2 * (ascent + air) - half, 2 * (descent + air) + half))
+        air = _AIR_EM if is_display(shape.property(_SOURCE)) else 0.0
+        under = max((picture.ascent + air) * em - half, (picture.descent + air) * em)
+        return picture.width * em, under + half, under
 
     def drawObject(
         self,
@@ -154,7 +192,8 @@ class _Handler(QPyTextObject):
             return None, 0.0
         text = self._faces.text.pointSizeF()
         em = TEXT_PX * self._faces.scale * _SIZE * (shape.toCharFormat().fontPointSize() or text) / text
-        return picture, min(em, max(self._width, 1.0) / picture.width)
+        room = cast("float | None", shape.property(_ROOM)) or self._width
+        return picture, min(em, max(room, 1.0) / picture.width)
 
 
 def _pixmap(picture: Formula, size: QSizeF, colour: QColor, ratio: float) -> QPixmap:
