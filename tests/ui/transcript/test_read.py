@@ -309,6 +309,15 @@ def test_a_rule_is_a_hairline(qapp: QApplication) -> None:
     assert [colour for colour in colours if colour != DARK.window] == [DARK.hairline]
 
 
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_rule_is_no_higher_where_a_text_begins_with_it(qapp: QApplication, below: str) -> None:
+    def height(source: str) -> float:
+        return markdown_document(source, Faces(), LIGHT, 300).size().height()
+
+    rule = height(f"above\n\n---\n\n{below}") - height("above")
+    assert rule - 10 < height(f"---\n\n{below}") <= rule + 1
+
+
 HIDDEN = "a\x1b[31mb \u202eevil\u202c \U000e0041 \u200bz\r\nend"
 SEEN = "aESC[31mb RLOevilPDF tag A ZWSPz\nend"
 

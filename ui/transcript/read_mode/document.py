@@ -289,11 +289,18 @@ def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
     level = held.headingLevel()
     spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
     together = _goes_on(cursor.currentList(), cursor.block().next()) or cursor.currentTable() is not None
+    if not cursor.block().text() and _is_rule(cursor.block().next()) and not _is_rule(cursor.block()):
+        spaced.setLineHeight(1, _FIXED)  # what Qt puts in front of a rule that a text begins with
+        together = True
     spaced.setTopMargin(0)
     spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
     if held.property(QTextFormat.Property.BlockQuoteLevel):
         spaced.setLeftMargin(18 * faces.scale)
     cursor.mergeBlockFormat(spaced)
+
+
+def _is_rule(block: QTextBlock) -> bool:
+    return block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth)
 
 
 def _goes_on(held: QTextList | None, following: QTextBlock) -> bool:
@@ -330,7 +337,7 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette, *, with_pic
                 cursor.setCharFormat(shape)
             else:
                 _name_image(cursor, shape.toImageFormat(), palette)
-        if block.blockFormat().hasProperty(QTextFormat.Property.BlockTrailingHorizontalRulerWidth):
+        if _is_rule(block):
             rule = QTextBlockFormat()
             rule.setBackground(QColor(palette.hairline))  # Qt draws the rule alone in it
             QTextCursor(block).mergeBlockFormat(rule)

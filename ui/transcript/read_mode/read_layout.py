@@ -244,7 +244,7 @@ class ReadLayout:
 
     def _shift(self, number: int, document: QTextDocument) -> float:
         layout = document.firstBlock().layout()
-        if self.is_code(number) or self.source.is_heading(number) or not layout.lineCount():
+        if self.is_code(number) or self.source.is_heading(number) or not document.firstBlock().text():  # a rule or a table
             return 0.0
         if layout.lineAt(0).height() > self.faces.pitch:  # a formula stands in it
             return 0.0
