@@ -108,6 +108,7 @@ class Backend(Protocol):
     apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
     batch_rows: int  # that go through the model together, where no option says so
     growth: int  # slots that a pack grows by at least, where there is room
+    unified: bool  # whether the device's memory is the host's
     on_device: bool  # whether logits can stay where they are computed (`forward_on_device`); needs `together`
     readings: frozenset[str]  # what `extend` can read of a forward in place of logits
 

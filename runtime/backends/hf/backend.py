@@ -114,7 +114,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.together = self.tree and attention_of(self._model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
-            self.apart, self.chunk_tokens, self.growth = False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
+            self.apart, self.unified, self.chunk_tokens, self.growth = False, False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
             row = ROW_TIMES * torch.float32.itemsize * int(self._model.get_output_embeddings().weight.shape[0])
             self.batch_rows = min(max(self.free_bytes() // (ROWS_SHARE * row), BATCH_ROWS), MOST_ROWS)
             if self.together and loaded.offload is None:

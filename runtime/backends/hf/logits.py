@@ -1,28 +1,19 @@
-"""Logits that stay on the device: of a scored or drawn token a few numbers cross to the host, not a row of the vocabulary."""
+"""`StayingLogits` of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from runtime.backends.hf.cache import to_device
-from runtime.numerics.ranking import Ranked, likeliest
-from runtime.numerics.scoring import empty_scores
-from runtime.records import Float32, Int32, Scores
-
-BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
-SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
-
-Bool = npt.NDArray[np.bool_]
+from runtime.backends.packs.logits import Int64, StayingLogits
+from runtime.records import Float32
 
 
-class TorchLogits:
-    """Raw logits of a forward on its device; see `runtime.backends.base.DeviceLogits`.
+class TorchLogits(StayingLogits):
+    """Raw logits of a forward.
 
     Args:
         logits: ``(n, vocab)``, in the dtype of the model.
@@ -30,110 +21,40 @@ class TorchLogits:
     """
 
     def __init__(self, logits: torch.Tensor, computing: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(*logits.shape)
         self._logits, self._computing = logits, computing
 
-    def __len__(self) -> int:
-        return len(self._logits)
-
-    def rows(self, chosen: npt.NDArray[np.int64]) -> Float32:
-        """``(len(chosen), vocab)``."""
+    def rows(self, chosen: Int64) -> Float32:
         with self._computing():
-            found: Float32 = self._logits[to_device(chosen, self._logits.device)].float().cpu().numpy()
-            return found
+            return _crossed(self._chosen(chosen))
 
-    def normalised(self, chosen: npt.NDArray[np.int64]) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
-        """Some rows, and what `runtime.numerics.scoring.normalisers` says of them."""
+    def _chosen(self, chosen: Int64) -> torch.Tensor:
+        return self._logits[to_device(chosen, self._logits.device)].float()
+
+    def _normalised(self, chosen: Int64) -> Float32:
         with self._computing():
-            rows = self._logits[to_device(chosen, self._logits.device)].float()
+            rows = self._chosen(chosen)
             _, *numbers = _normalised(rows)
-            crossed = torch.cat([rows, *numbers], 1).cpu().numpy()  # the one time that the host waits
-        top, total, log_total, entropy = crossed[:, -4:].T
-        return crossed[:, :-4], top, log_total, _mass(total, log_total), np.isfinite(entropy)
+            return _crossed(torch.cat([rows, *numbers], 1))
 
-    def score(self, chosen: npt.NDArray[np.int64], targets: Int32, k: int) -> tuple[Scores, Bool]:
-        """As `runtime.numerics.scoring.score_logits` of some rows."""
-        n, vocab = len(chosen), self._logits.shape[1]
-        scores, finite = empty_scores(n, k), np.empty(n, np.bool_)
-        at_once = max(BLOCK_ENTRIES // vocab, 1)
+    def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():
             device = self._logits.device
-            places, own_ids = to_device(chosen, device), to_device(targets.astype(np.int64), device)
-            parts = [
-                _numbers(self._logits[places[at : at + at_once]].float(), own_ids[at : at + at_once], min(k + SPARE, vocab))
-                for at in range(0, n, at_once)
-            ]
-            crossed = torch.cat(parts).cpu().numpy()  # the one time that the host waits
-        logprob, entropy, rank, values, ids = np.split(crossed, [1, 2, 3, 3 + min(k + SPARE, vocab)], axis=1)
-        scores.logprob[:], scores.entropy[:] = logprob[:, 0], entropy[:, 0]
-        scores.rank[:] = rank[:, 0].view(np.int32)
-        np.isfinite(scores.entropy, out=finite)
-        self._keep_top(scores, values, ids.view(np.int32), chosen, min(k, vocab))
-        covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
-        scores.covered_mass[:] = np.minimum(covered, 1.0)
-        return scores, finite
+            places, own_ids = to_device(chosen, device), to_device(targets, device)
+            blocks = self._blocks(len(chosen))
+            return _crossed(torch.cat([_numbers(self._logits[places[b]].float(), own_ids[b], width) for b in blocks]))
 
-    def ranked(self, width: int, temperatures: npt.NDArray[np.float64] | None) -> tuple[list[Ranked], Float32, Bool]:
-        """As `runtime.scheduler.prefill.distributions.normalise`, of all rows."""
-        n, vocab = self._logits.shape
-        fetched = min(width + 1, vocab)  # one more: of equals at the border it is not known which come first
-        at_once = max(BLOCK_ENTRIES // vocab, 1)
+    def _heads(self, colder: Float32 | None, width: int) -> Float32:
         with self._computing():
-            device = self._logits.device
-            colder = None if temperatures is None else to_device((1.0 / temperatures).astype(np.float32)[:, None], device)
-            parts = [
-                _heads(self._logits[part].float(), None if colder is None else colder[part], fetched)
-                for part in (slice(at, at + at_once) for at in range(0, n, at_once))
-            ]
-            crossed = torch.cat(parts).cpu().numpy()  # the one time that the host waits
-        top, total, log_total, entropy, heated = crossed[:, :5].T
-        values, ids = np.split(crossed[:, 5:], 2, axis=1)
-        finite = np.isfinite(entropy)
-        mass = _mass(total, log_total)
-        hot = [None] * n if temperatures is None else list(zip(temperatures.tolist(), heated.tolist(), strict=True))
-        ranked = [
-            Ranked(
-                partial(self._logprobs, i, top[i], log_total[i]),
-                float(mass[i]),
-                float(entropy[i]) if finite[i] else None,
-                heated=hot[i],
-                head=_head(values[i], ids[i].view(np.int32), whole=fetched == vocab),
-            )
-            for i in range(n)
-        ]
-        return ranked, top + log_total, finite
-
-    def _logprobs(self, i: int, top: np.float32, log_total: np.float32) -> Float32:
-        """One row, to the bit as it was ranked."""
-        row: Float32 = self.rows(np.array([i]))[0]
-        row -= top
-        row -= log_total
-        return row
-
-    def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: npt.NDArray[np.int64], k: int) -> None:
-        """The `k` likeliest of each row, ties by id; where more are equal than were fetched, the row itself is asked for."""
-        if not k:
-            return
-        order = np.lexsort((ids, -values), axis=-1)[:, :k]
-        scores.top_ids[:, :k] = np.take_along_axis(ids, order, axis=1)
-        scores.top_logprobs[:, :k] = np.take_along_axis(values, order, axis=1)
-        if values.shape[1] == self._logits.shape[1]:
-            return
-        for i in np.flatnonzero(values[:, k - 1] == values[:, -1]):
-            row = self.rows(chosen[i : i + 1])[0]
-            scores.top_ids[i, :k] = likeliest(row, k)
+            by = None if colder is None else to_device(colder, self._logits.device)
+            parts = [_heads(self._logits[b].float(), None if by is None else by[b], width) for b in self._blocks(len(self))]
+            return _crossed(torch.cat(parts))
 
 
-def _mass(total: Float32, log_total: Float32) -> npt.NDArray[np.float64]:
-    """The sum of exp over log-probabilities."""
-    with np.errstate(invalid="ignore"):  # rows that are no numbers
-        return np.multiply(total, np.exp(-log_total, dtype=np.float64), dtype=np.float64)
-
-
-def _head(values: Float32, ids: Int32, *, whole: bool) -> tuple[npt.NDArray[np.int64], Float32]:
-    """What is known of a row's order by its largest entries, ties by id; nothing of those that equal the last of them."""
-    held = len(values) if whole else int(np.count_nonzero(values > values[-1]))
-    order = np.lexsort((ids[:held], -values[:held]))
-    return ids[order].astype(np.int64), values[order]
+def _crossed(numbers: torch.Tensor) -> Float32:
+    """On the host: the one time that it waits."""
+    crossed: Float32 = numbers.cpu().numpy()
+    return crossed
 
 
 def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tensor:

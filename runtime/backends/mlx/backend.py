@@ -32,6 +32,7 @@ from runtime.backends.mlx.loading import (
     load_model,
     random_copy,
 )
+from runtime.backends.mlx.logits import MlxLogits
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
@@ -122,6 +123,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.shares = self.recurrent
         flat = all(isinstance(cache, SlotCache) for cache in probe.caches)
         self.together = self.tree and flat and attention_by_pack(self._model)
+        self.on_device = self.together and mx.default_device() == mx.gpu  # numpy is nine times as fast on a processor
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
         self.info = self._describe(options, warnings=())
 
@@ -296,6 +298,20 @@ class MlxBackend(PackedBackend[MlxPack]):
             return lambda: self._awaited_together(packs, logits, blank.size, started)
 
         return launch
+
+    def launch_on_device(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> MlxLogits:
+        started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
+        self._slow = self._takes_long(n)
+        with _memory():
+            self.count(n)
+            alone = len(packs) == 1 and steps[0].mask is None
+            found = self._forward(packs[0], steps[0], rows=False)[0] if alone else self._forward_together(packs, steps)
+            (logits,) = found or [mx.zeros((0, self._vocabulary))]
+            mx.eval(logits, [array for pack in packs for array in pack.arrays()])
+            self._last = n, time.monotonic() - started
+            if not self.shapes:
+                self._learn(packs[0])
+        return MlxLogits(logits, _memory)
 
     def _forward_together(
         self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None

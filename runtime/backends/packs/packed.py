@@ -46,6 +46,7 @@ class PackedBackend(ChainedBackend[P]):
         apart: Whether many small attentions cost less than one with a mask.
         batch_rows: That go through the model together, where no option says so.
         growth: Slots that a pack grows by at least, where there is room.
+        unified: Whether the device's memory is the host's.
         on_device: Whether logits can stay where they are computed.
         readings: What `extend` can read of a forward in place of logits.
     """
@@ -55,6 +56,7 @@ class PackedBackend(ChainedBackend[P]):
     apart: bool = True
     batch_rows: int = BATCH_ROWS
     growth: int = GROWTH
+    unified: bool = True
     on_device: bool = False
     readings: frozenset[str] = frozenset()
 

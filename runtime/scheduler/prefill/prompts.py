@@ -110,7 +110,7 @@ class Prompts:
         self._urgent = time.monotonic()  # when work that is not in the background was last seen
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
-        self._most_rows = options.max_batch_tokens if backend.on_device else most
+        self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most
         self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []
 

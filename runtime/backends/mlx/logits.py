@@ -1,0 +1,106 @@
+"""`StayingLogits` of MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import mlx.core as mx
+import numpy as np
+
+from runtime.backends.packs.logits import Int64, StayingLogits
+from runtime.records import Float32
+
+PART = 64  # entries of a row whose largest stands for them: sorting is what a GPU does worst
+
+
+class MlxLogits(StayingLogits):
+    """Raw logits of a forward. Owner thread only.
+
+    Args:
+        logits: ``(n, vocab) float32``, evaluated.
+        computing: The context in which MLX is called: out of memory as our error.
+    """
+
+    def __init__(self, logits: mx.array, computing: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(*logits.shape)
+        self._logits, self._computing = logits, computing
+
+    def rows(self, chosen: Int64) -> Float32:
+        with self._computing():
+            return np.array(self._chosen(chosen))
+
+    def _chosen(self, chosen: Int64) -> mx.array:
+        return self._logits[mx.array(chosen.astype(np.int32))]
+
+    def _normalised(self, chosen: Int64) -> Float32:
+        with self._computing():
+            rows = self._chosen(chosen)
+            _, *numbers = _normalised(rows)
+            return _crossed([_side_by_side([rows, *numbers])])
+
+    def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
+        with self._computing():
+            own_ids = mx.array(targets.astype(np.int32))
+            blocks = self._blocks(len(chosen))
+            return _crossed([_numbers(self._chosen(chosen[b]), own_ids[b], width) for b in blocks])
+
+    def _heads(self, colder: Float32 | None, width: int) -> Float32:
+        with self._computing():
+            by = None if colder is None else mx.array(colder)
+            return _crossed([_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))])
+
+
+def _crossed(parts: list[mx.array]) -> Float32:
+    """On the host, worked out one after the other: together they would need memory for all."""
+    for part in parts:
+        mx.eval(part)
+    return np.concatenate([np.array(part) for part in parts]).view(np.float32)
+
+
+def _numbers(raw: mx.array, own_ids: mx.array, width: int) -> mx.array:
+    """See `StayingLogits._numbers`, of raw logits ``(n, vocab)``."""
+    logprobs, _, _, _, entropy = _normalised(raw)
+    own = mx.take_along_axis(logprobs, own_ids[:, None], axis=1)
+    rank = 1 + (logprobs > own).sum(-1, keepdims=True)
+    values, ids = _largest(logprobs, width)
+    return _side_by_side([own, entropy, rank, values, ids])
+
+
+def _heads(raw: mx.array, colder: mx.array | None, width: int) -> mx.array:
+    """See `StayingLogits._heads`, of raw logits ``(n, vocab)``."""
+    logprobs, top, total, log_total, entropy = _normalised(raw)
+    values, ids = _largest(logprobs, width)
+    heated = total if colder is None else mx.exp((logprobs + log_total) * colder).sum(-1, keepdims=True)
+    return _side_by_side([top, total, log_total, entropy, heated, values, ids])
+
+
+def _normalised(raw: mx.array) -> tuple[mx.array, ...]:
+    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of what weighs 1 at the top, their logarithms, entropies."""
+    top = raw.max(-1, keepdims=True)
+    shifted = raw - top
+    weights = mx.exp(shifted)
+    total = weights.sum(-1, keepdims=True)
+    log_total = mx.log(total)
+    entropy = log_total - (weights * shifted).sum(-1, keepdims=True) / total
+    return shifted - log_total, top, total, log_total, entropy
+
+
+def _largest(rows: mx.array, width: int) -> tuple[mx.array, mx.array]:
+    """``(n, width)`` each: the largest entries, falling, and their ids. They lie in the parts whose own largest are largest."""
+    n, vocab = rows.shape
+    if vocab > 2 * PART * width:
+        padded = mx.pad(rows, [(0, 0), (0, -vocab % PART)], constant_values=-float("inf"))
+        parts = padded.reshape(n, -1, PART)
+        best = mx.argpartition(-parts.max(-1), width - 1, axis=-1)[:, :width, None]
+        ids = (best * PART + mx.arange(PART)).reshape(n, -1)
+        rows = mx.take_along_axis(parts, best, axis=1).reshape(n, -1)
+    else:
+        ids = mx.broadcast_to(mx.arange(vocab), rows.shape)
+    order = mx.argsort(-rows, axis=-1)[:, :width]
+    return mx.take_along_axis(rows, order, axis=-1), mx.take_along_axis(ids, order, axis=-1)
+
+
+def _side_by_side(columns: list[mx.array]) -> mx.array:
+    """As whole numbers, or the bits of real ones: the other way round a GPU may take small whole numbers for zeros."""
+    return mx.concatenate([c.view(mx.int32) if c.dtype == mx.float32 else c.astype(mx.int32) for c in columns], 1)

@@ -1,0 +1,137 @@
+"""Logits that stay on the device: of a scored or drawn token a few numbers cross to the host, not a row of the vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.numerics.ranking import Ranked, likeliest
+from runtime.numerics.scoring import empty_scores
+from runtime.records import Float32, Int32, Scores
+
+BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
+SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
+
+Bool = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+
+class StayingLogits(ABC):
+    """Raw logits of a forward on its device; see `runtime.backends.base.DeviceLogits`.
+
+    A library computes the numbers. Whole numbers cross as the bits of float32, so that all of a call crosses at once.
+
+    Args:
+        n: Rows.
+        vocab: Entries of each.
+    """
+
+    def __init__(self, n: int, vocab: int) -> None:
+        self._n, self._vocab = n, vocab
+
+    def __len__(self) -> int:
+        return self._n
+
+    @abstractmethod
+    def rows(self, chosen: Int64) -> Float32:
+        """``(len(chosen), vocab)``."""
+
+    @abstractmethod
+    def _normalised(self, chosen: Int64) -> Float32:
+        """``(len(chosen), vocab + 4)``: rows, tops, sums of what weighs 1 at the top, their logarithms, entropies."""
+
+    @abstractmethod
+    def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
+        """``(len(chosen), 3 + 2 * width)``: log-probability, entropy, rank of the targets; the likeliest and their ids."""
+
+    @abstractmethod
+    def _heads(self, colder: Float32 | None, width: int) -> Float32:
+        """``(n, 5 + 2 * width)``: top, sum, its logarithm, entropy, heated mass; the likeliest and their ids.
+
+        Args:
+            colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
+            width: How many of the likeliest.
+        """
+
+    def _blocks(self, rows: int) -> list[slice]:
+        """The rows that are worked on at once."""
+        at_once = max(BLOCK_ENTRIES // self._vocab, 1)
+        return [slice(at, at + at_once) for at in range(0, rows, at_once)]
+
+    def normalised(self, chosen: Int64) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
+        """Some rows, and what `runtime.numerics.scoring.normalisers` says of them."""
+        crossed = self._normalised(chosen)
+        top, total, log_total, entropy = crossed[:, -4:].T
+        return crossed[:, :-4], top, log_total, _mass(total, log_total), np.isfinite(entropy)
+
+    def score(self, chosen: Int64, targets: Int32, k: int) -> tuple[Scores, Bool]:
+        """As `runtime.numerics.scoring.score_logits` of some rows."""
+        n, width = len(chosen), min(k + SPARE, self._vocab)
+        scores = empty_scores(n, k)
+        crossed = self._numbers(chosen, targets.astype(np.int64), width)
+        logprob, entropy, rank, values, ids = np.split(crossed, [1, 2, 3, 3 + width], axis=1)
+        scores.logprob[:], scores.entropy[:] = logprob[:, 0], entropy[:, 0]
+        scores.rank[:] = rank[:, 0].view(np.int32)
+        self._keep_top(scores, values, ids.view(np.int32), chosen, min(k, self._vocab))
+        covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
+        scores.covered_mass[:] = np.minimum(covered, 1.0)
+        return scores, np.isfinite(scores.entropy)
+
+    def ranked(self, width: int, temperatures: npt.NDArray[np.float64] | None) -> tuple[list[Ranked], Float32, Bool]:
+        """As `runtime.scheduler.prefill.distributions.normalise`, of all rows."""
+        n, vocab = self._n, self._vocab
+        fetched = min(width + 1, vocab)  # one more: of equals at the border it is not known which come first
+        colder = None if temperatures is None else (1.0 / temperatures).astype(np.float32)[:, None]
+        crossed = self._heads(colder, fetched)
+        top, total, log_total, entropy, heated = crossed[:, :5].T
+        values, ids = np.split(crossed[:, 5:], 2, axis=1)
+        finite = np.isfinite(entropy)
+        mass = _mass(total, log_total)
+        hot = [None] * n if temperatures is None else list(zip(temperatures.tolist(), heated.tolist(), strict=True))
+        ranked = [
+            Ranked(
+                partial(self._logprobs, i, top[i], log_total[i]),
+                float(mass[i]),
+                float(entropy[i]) if finite[i] else None,
+                heated=hot[i],
+                head=_head(values[i], ids[i].view(np.int32), whole=fetched == vocab),
+            )
+            for i in range(n)
+        ]
+        return ranked, top + log_total, finite
+
+    def _logprobs(self, i: int, top: np.float32, log_total: np.float32) -> Float32:
+        """One row, to the bit as it was ranked."""
+        row: Float32 = self.rows(np.array([i]))[0]
+        row -= top
+        row -= log_total
+        return row
+
+    def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: npt.NDArray[np.int64], k: int) -> None:
+        """The `k` likeliest of each row, ties by id; where more are equal than were fetched, the row itself is asked for."""
+        if not k:
+            return
+        order = np.lexsort((ids, -values), axis=-1)[:, :k]
+        scores.top_ids[:, :k] = np.take_along_axis(ids, order, axis=1)
+        scores.top_logprobs[:, :k] = np.take_along_axis(values, order, axis=1)
+        if values.shape[1] == self._vocab:
+            return
+        for i in np.flatnonzero(values[:, k - 1] == values[:, -1]):
+            row = self.rows(chosen[i : i + 1])[0]
+            scores.top_ids[i, :k] = likeliest(row, k)
+
+
+def _mass(total: Float32, log_total: Float32) -> npt.NDArray[np.float64]:
+    """The sum of exp over log-probabilities."""
+    with np.errstate(invalid="ignore"):  # rows that are no numbers
+        return np.multiply(total, np.exp(-log_total, dtype=np.float64), dtype=np.float64)
+
+
+def _head(values: Float32, ids: Int32, *, whole: bool) -> tuple[npt.NDArray[np.int64], Float32]:
+    """What is known of a row's order by its largest entries, ties by id; nothing of those that equal the last of them."""
+    held = len(values) if whole else int(np.count_nonzero(values > values[-1]))
+    order = np.lexsort((ids[:held], -values[:held]))
+    return ids[order].astype(np.int64), values[order]
