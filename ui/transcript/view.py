@@ -159,9 +159,7 @@ class TranscriptView(QWidget):
             pane.set_turns(self._path.turns, changed, to_end=other or pane.is_at_end)
         self.strip.set_turns(self._path.turns)
         self._show_strip()
-        if self._finder.words:
-            self._finder.refresh()
-            self._tell_found()
+        self._find_again()
 
     def update_turn(self, turn: TurnView) -> None:
         """A turn of the path has new numbers or another state; a turn that is not shown is ignored."""
@@ -197,7 +195,7 @@ class TranscriptView(QWidget):
             return
         old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
         focused, held, anchor = old.hasFocus(), QApplication.focusWidget(), old.anchor()
-        self._mode = mode
+        self._mode, self._finder.typeset = mode, mode is Mode.READ
         self.card.leave()
         self._stack.setCurrentWidget(new)
         old.retire()
@@ -206,6 +204,7 @@ class TranscriptView(QWidget):
         new.show_under(self._under)
         if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
             held.setFocus()  # what is being typed under a turn goes on there
+        self._find_again()
         self._show_way_down()
         self.setFocusProxy(new)
         if focused:
@@ -278,6 +277,11 @@ class TranscriptView(QWidget):
     def go_to(self, node_id: int | None) -> None:
         """Shows the beginning of a turn as words that were found; None: nothing is marked any more."""
         self._show_match(beginning(self._path.turns, None if node_id is None else self._path.index(node_id)))
+
+    def _find_again(self) -> None:
+        if self._finder.words:
+            self._finder.refresh()
+            self._tell_found()
 
     def _tell_found(self) -> None:
         for pane in self._panes():

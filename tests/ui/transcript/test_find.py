@@ -114,6 +114,38 @@ def test_markdown_is_found_as_it_is_typeset(qtbot: QtBot, show: Show) -> None:
     assert transcript.read.selected_text == ""
 
 
+def test_read_finds_what_it_shows_also_across_marks(qtbot: QtBot, show: Show) -> None:
+    told: list[tuple[int | None, int]] = []
+    texts = [
+        "he",
+        "**ll**",
+        "o and see ",
+        "[the",
+        " trams](https://example.org/hello)",
+        " at 5\\",
+        "* or `x`y, ~~ab~~, snake_case",
+    ]
+    transcript = show(session(turn(1, "assistant", run_of(texts, [1.0] * len(texts), Origin.SAMPLED))))
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+
+    def last() -> tuple[int | None, int]:
+        return told[-1]
+
+    transcript.look_for("hello")
+    assert last() == (0, 1)  # in the address, as Tokens shows it
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    assert last()[1] == 2
+    for words in ("hello and", "see the trams at", "5* or xy", "ab,", "snake_case", "ELLO AND"):
+        transcript.look_for(words)
+        assert (last(), transcript.read.selected_text.lower()) == ((0, 1), words.lower())
+    transcript.look_for("snakecase")
+    assert last() == (None, 0)
+    transcript.look_for("hello and")
+    transcript.set_mode(Mode.TOKENS)
+    assert last() == (None, 0)
+
+
 def test_what_streams_in_is_found_by_the_next_step(show: Show) -> None:
     transcript = show(session(turn(1, "assistant", run_of(["one", " needle"], [1.0] * 2, Origin.SAMPLED))))
     told: list[tuple[int | None, int]] = []

@@ -14,6 +14,7 @@ from ui.transcript.path import Path, Turn
 from ui.transcript.text.compose import Place, is_hidden, shown
 
 BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
+_MARK = r"[*~`]|\\(?=[!-/:-@\[-`{-~])|!?\[(?=[^\]\n]*\]\()|\]\([^()\s]*\)"  # Markdown's, anywhere in what Read shows without it
 _BEGINNING = 60  # characters of a turn that show where it begins
 
 
@@ -51,6 +52,7 @@ class Finder:
         self._seeks = False  # nothing was found yet: the first place of the texts that come is to be shown
         self.words = ""
         self.template = False
+        self.typeset = False  # marks are not shown: words go on behind them
         self.place: int | None = None  # of the one that is shown, in the whole path
 
     @property
@@ -96,8 +98,8 @@ class Finder:
             if self.words and turns and self._path.view is not None and self._path.view.earlier:
                 self._top = turns[0].node_id
                 self._ask()
-        self._found = matches(turns, self.words, template=self.template)
-        pattern, texts = pattern_of(self.words), self._earlier if self.words else ()
+        self._found = matches(turns, self.words, template=self.template, typeset=self.typeset)
+        pattern, texts = pattern_of(self.words, typeset=self.typeset), self._earlier if self.words else ()
         self._before = [node for node, text in texts if node not in shown for _ in pattern.finditer(text)]
         if self._awaited is not None and self._awaited[0] in shown:
             (node, nth), self._awaited = self._awaited, None
@@ -132,18 +134,23 @@ def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
     return next(iter(_within(number, turns[number], re.compile(re.escape(found.group())), template=False)), None)
 
 
-def matches(turns: Sequence[Turn], words: str, *, template: bool) -> list[Match]:
+def matches(turns: Sequence[Turn], words: str, *, template: bool, typeset: bool = False) -> list[Match]:
     """All places, in reading order; none for no words. A match may begin and end inside tokens, and never spans turns."""
     if not words:
         return []
-    pattern = pattern_of(words)
+    pattern = pattern_of(words, typeset=typeset)
     return [match for number, turn in enumerate(turns) for match in _within(number, turn, pattern, template=template)]
 
 
-def pattern_of(words: str) -> re.Pattern[str]:
-    """What is looked for: in any case and form of accents, any white space between words, and Markdown's marks beside it."""
+def pattern_of(words: str, *, typeset: bool = False) -> re.Pattern[str]:
+    """What is looked for: in any case and form of accents, any white space between words, and Markdown's marks beside it.
+
+    `typeset`: it is Markdown, of which the text alone is seen.
+    """
+    inside, between = (f"(?:{_MARK})*", rf"(?:{_MARK}|_)*\s+(?:{_MARK}|_)*") if typeset else ("", BETWEEN)
     parts = re.split(r"(\s+)", unicodedata.normalize("NFC", words))
-    return re.compile("".join(BETWEEN if part.isspace() else "".join(map(_in_any_form, part)) for part in parts), re.IGNORECASE)
+    signs = (between if part.isspace() else inside.join(map(_in_any_form, part)) for part in parts)
+    return re.compile("".join(signs), re.IGNORECASE)
 
 
 def _in_any_form(sign: str) -> str:
