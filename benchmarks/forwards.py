@@ -30,24 +30,18 @@ class Forwards:
 
     def __enter__(self) -> Self:
         backend = self._backend
-        begin, begin_together = backend.begin, backend.begin_together
+        begin = backend.begin
 
-        def at_once(*args: Any) -> Any:
-            slots, wait = begin(*args)
-            logits = wait()
-            return slots, lambda: logits
-
-        def together_at_once(*args: Any) -> Any:
-            logits = begin_together(*args)()
+        def at_once(parts: Any) -> Any:
+            logits = begin(parts)()
             return lambda: logits
 
-        backend.forward, backend.begin = self._timed(backend.forward), self._timed(at_once)
-        backend.begin_together = self._timed(together_at_once)
-        backend.prepare = backend.prepare_together = lambda *_: None  # nothing of a forward is done elsewhere
+        backend.begin = self._timed(at_once)
+        backend.prepare = lambda _: None  # nothing of a forward is done elsewhere
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in ("forward", "begin", "begin_together", "prepare", "prepare_together"):
+        for name in ("begin", "prepare"):
             delattr(self._backend, name)
 
     def watch(self) -> Stopwatch:

@@ -110,6 +110,7 @@ class Tags:
     Owner thread only. The base's number is 0: its tokens are plain ids. No number is given twice.
 
     Attributes:
+        base: The namespace whose number is 0.
         several: Whether another namespace than the base's has occurred.
     """
 
@@ -117,6 +118,7 @@ class Tags:
     LEAST = 1024  # namespaces that are held, used or not
 
     def __init__(self, base: Hashable) -> None:
+        self.base = base
         self._numbers: dict[Hashable, int] = {base: 0}
         self._stacks: dict[int, Stack] = {0: ()}
         self._fresh = itertools.count(1)

@@ -103,7 +103,7 @@ class Backend(Protocol):
     layer_calls: int  # of its layers, where the library says; read by any thread
     pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
-    together: bool  # whether one forward may run over several packs (`begin_together`)
+    together: bool  # whether one forward may run over several packs (`begin`)
     overlaps: bool  # whether a forward that was begun computes while the caller does something else
     apart: bool  # whether many small attentions cost less than one with a mask: else unrelated short texts share a pack
     batch_rows: int  # that go through the model together, where no option says so
@@ -188,49 +188,31 @@ class Backend(Protocol):
             ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
         """
 
-    def begin(
-        self,
-        pack: Pack,
-        tokens: npt.NDArray[np.int64],
-        parents: npt.NDArray[np.int64],
-        want: npt.NDArray[np.int64],
-        stacks: TokenStacks | None = None,
-    ) -> tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]:
-        """`forward` in two halves: what is returned waits for the logits and is called once, before the pack is touched.
+    def begin(self, parts: Sequence[Part]) -> Callable[[], npt.NDArray[np.float32]]:
+        """`forward` in two halves, over several packs where `together` holds.
 
-        Where `overlaps` is False the first half does all the work, and there is no use in it. Either half may raise; then
-        the pack is as it was before the call.
-        """
-
-    def prepare(
-        self, pack: Pack, parents: npt.NDArray[np.int64], stacks: TokenStacks | None = None
-    ) -> Callable[[npt.NDArray[np.int64]], tuple[npt.NDArray[np.int64], Callable[[], npt.NDArray[np.float32]]]] | None:
-        """What a `begin` needs to do before it needs the tokens, all of them wanted; the pack stays as it is.
+        Over several: projections over all tokens, attention per pack over its own keys. Where `overlaps` is False the first
+        half does all the work.
 
         Returns:
-            The rest of `begin`, called with the tokens, once, while the pack is still as it was; or dropped. None: nothing of
-            it can be done before.
+            What waits for the wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`; called
+            once, before a pack is touched. Either half may raise as `forward` does; then every pack is as it was.
         """
 
-    def begin_together(self, parts: Sequence[Part]) -> Callable[[], npt.NDArray[np.float32]]:
-        """`begin` over several packs where `together` holds: projections over all tokens, attention per pack over its own keys.
+    def prepare(self, parts: Sequence[Part]) -> Callable[[npt.NDArray[np.int64]], Callable[[], npt.NDArray[np.float32]]] | None:
+        """What a `begin` needs to do before it needs the tokens; the packs stay as they are.
 
         Returns:
-            What waits for the wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`. Either
-            half may raise as `forward` does; then every pack is as it was.
+            The rest of `begin`, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
+            None: nothing of it can be done before.
         """
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
-        """`begin_together` without the wait, for a backend that says `on_device`; one part will do.
+        """`begin` without the wait, for a backend that says `on_device`; one part will do.
 
         Raises:
             MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
         """
-
-    def prepare_together(
-        self, parts: Sequence[Part]
-    ) -> Callable[[npt.NDArray[np.int64]], Callable[[], npt.NDArray[np.float32]]] | None:
-        """The half of `begin_together` that needs no tokens; called with all tokens, concatenated, it does the rest."""
 
     def copy_cost(self, pack: Pack, parents: npt.NDArray[np.int64]) -> int:
         """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side."""

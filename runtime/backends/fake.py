@@ -20,19 +20,8 @@ from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
-from runtime.backends.packs.buckets import Bucket
-from runtime.backends.packs.packed import (
-    Float32,
-    PackedBackend,
-    State,
-    Step,
-    WorkingPack,
-    as_ids,
-    chain_parents,
-    joined,
-    steps_of,
-)
-from runtime.backends.packs.sized import state_size
+from runtime.backends.packs.packed import PackedBackend, WorkingPack, as_ids, chain_parents, state_size
+from runtime.backends.packs.step import Bucket, Float32, State, Step, joined, steps_of
 from runtime.backends.packs.tree import ROOT, Bool, Int64
 from runtime.backends.stored import Stored
 from runtime.errors import AdapterError, SnapshotFormatError
@@ -142,17 +131,7 @@ class FakeBackend(PackedBackend[FakePack]):
         self._misbehave(bucket.tokens.ravel())
         return joined(self._compute(pack, step) for step in steps_of(bucket))
 
-    def launch(self, pack: FakePack, step: Step) -> Callable[[], Float32]:
-        if not self.overlaps:
-            return super().launch(pack, step)
-        return lambda: self.push(pack, step)[0]
-
-    def ready(self, pack: FakePack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
-        if not self.overlaps:
-            return None
-        return lambda tokens: self.launch(pack, replace(step, tokens=tokens))
-
-    def launch_together(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[], Float32]:
         def compute() -> Float32:
             tokens = np.concatenate([step.tokens for step in steps])
             self.count(len(tokens))
@@ -164,16 +143,14 @@ class FakeBackend(PackedBackend[FakePack]):
         logits = compute()
         return lambda: logits
 
-    def ready_together(
-        self, packs: Sequence[FakePack], steps: Sequence[Step]
-    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+    def ready(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[Int64], Callable[[], Float32]] | None:
         if not self.overlaps:
             return None
         ends = np.cumsum([len(step.tokens) for step in steps])[:-1]
 
         def launch(tokens: Int64) -> Callable[[], Float32]:
             parts = np.split(tokens, ends)
-            return self.launch_together(packs, [replace(s, tokens=t) for s, t in zip(steps, parts, strict=True)])
+            return self.launch(packs, [replace(s, tokens=t) for s, t in zip(steps, parts, strict=True)])
 
         return launch
 

@@ -15,7 +15,8 @@ from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
-from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, WorkingPack, as_ids, chain_parents
+from runtime.backends.packs.packed import PackedBackend, WorkingPack, as_ids, chain_parents
+from runtime.backends.packs.step import Float32, State, Step
 from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError

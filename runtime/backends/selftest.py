@@ -19,8 +19,8 @@ import numpy as np
 
 from runtime.backends.base import Part
 from runtime.backends.facts import KvFormat
-from runtime.backends.packs.packed import Float32, PackedBackend, chain_parents
-from runtime.backends.packs.sized import FirstForward
+from runtime.backends.packs.packed import FirstForward, PackedBackend, chain_parents
+from runtime.backends.packs.step import Float32
 from runtime.backends.packs.tree import ROOT, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
@@ -502,7 +502,7 @@ def _together_gap(
                 for pack, cut in long
             ),
         ]
-        got = backend.begin_together(parts)()
+        got = backend.begin(parts)()
         return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,33 +53,22 @@ class PayloadOps(Protocol):
         """No edge carries it any more."""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One edge and the place where it ends. Leases pin the place; `pins` counts the leases at or below it."""
 
-    __slots__ = (
-        "attached",
-        "children",
-        "hits",
-        "mark",
-        "namespace",
-        "nbytes",
-        "parent",
-        "payload",
-        "pins",
-        "scores",
-        "stamp",
-        "tokens",
-    )
-
-    def __init__(self, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None, parent: Node | None) -> None:
-        self.namespace, self.tokens, self.payload, self.scores, self.parent = namespace, tokens, payload, scores, parent
-        self.children: dict[Key, Node] = {}
-        self.pins = 0
-        self.stamp = 0
-        self.hits = 0  # lookups that passed here
-        self.mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
-        self.nbytes = 0
-        self.attached = True
+    namespace: Namespace
+    tokens: Int32
+    payload: Any
+    scores: Scores | None
+    parent: Node | None
+    children: dict[Key, Node] = field(default_factory=dict)
+    pins: int = 0
+    stamp: int = 0
+    hits: int = 0  # lookups that passed here
+    mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
+    nbytes: int = 0
+    attached: bool = True
 
     def path(self) -> list[Node]:
         """From the first edge down to this one."""
@@ -499,9 +488,9 @@ class Trie:
         """The edges of the most bytes, in falling order; what that costs does not depend on how many there are."""
         found: dict[Node, tuple[int, int, Node]] = {}
         while self._sizes and len(found) < count:
-            entry = heapq.heappop(self._sizes)
-            if _holds(entry):
-                found[entry[2]] = entry
+            entry = size, _, node = heapq.heappop(self._sizes)
+            if node.attached and node.nbytes == -size:  # says what is so
+                found[node] = entry
         for entry in found.values():
             heapq.heappush(self._sizes, entry)
         return list(found)
@@ -555,7 +544,8 @@ class Trie:
             self._pushes += 1
             heapq.heappush(self._sizes, (-size, self._pushes, node))
             if len(self._sizes) > 2 * self.edges + FEW:
-                self._sizes = list({entry[2]: entry for entry in self._sizes if _holds(entry)}.values())
+                current = {e[2]: e for e in self._sizes if e[2].attached and e[2].nbytes == -e[0]}
+                self._sizes = list(current.values())
                 heapq.heapify(self._sizes)
 
     def _remove(self, node: Node, reason: Lost) -> None:
@@ -602,8 +592,3 @@ def _merged(known: Scores, more: Scores) -> Scores | None:
         top_logprobs=np.where(wide, more.top_logprobs, known.top_logprobs),
         covered_mass=np.where(gaps, more.covered_mass, known.covered_mass),
     )
-
-
-def _holds(entry: tuple[int, int, Node]) -> bool:
-    """Whether an entry of `_sizes` says what is so."""
-    return entry[2].attached and entry[2].nbytes == -entry[0]

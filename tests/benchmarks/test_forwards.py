@@ -38,7 +38,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
         backend_of = vars(engine_of(ours._model).backend)
-        assert not {"forward", "begin", "begin_together", "prepare", "prepare_together"} & backend_of.keys()
+        assert not {"begin", "prepare"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
 
 
@@ -48,21 +48,14 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
     with closing(Ours(folder, backend)) as ours:
         model: Any = engine_of(ours._model).backend
         pushed = 0
-        really = model.forward
+        begin = model.begin
 
-        def counted(pack: object, tokens: list[int], *rest: object) -> object:
-            nonlocal pushed
-            pushed += len(tokens)
-            return really(pack, tokens, *rest)
-
-        together = model.begin_together
-
-        def counted_together(parts: Sequence[Part]) -> object:
+        def counted(parts: Sequence[Part]) -> object:
             nonlocal pushed
             pushed += sum(len(part.tokens) for part in parts)
-            return together(parts)
+            return begin(parts)
 
-        model.forward, model.begin_together = counted, counted_together
+        model.begin = counted
         before = ours.tokens_computed
         with ours.forwards() as forwards:
             ours.logprobs(PROMPTS)
@@ -91,7 +84,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
         model: Any = engine_of(ours._model).backend
-        forward, begin, together = model.forward, model.begin, model.begin_together
+        begin = model.begin
         during: list[float] = []
 
         def moved(call: Callable[..., object]) -> Callable[..., object]:
@@ -107,7 +100,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
 
             return moving
 
-        model.forward, model.begin, model.begin_together = moved(forward), moved(begin), moved(together)
+        model.begin = moved(begin)
         with Forwards(ours._model) as forwards:
             rest, alone = forwards.watch_rest(), forwards.watch()
             rest.start()

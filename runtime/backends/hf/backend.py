@@ -21,9 +21,8 @@ from runtime.backends import facts
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
-from runtime.backends.hf.forward.arguments import Arguments
-from runtime.backends.hf.forward.attention import OWN, attention_of
-from runtime.backends.hf.forward.graphs import Graphs
+from runtime.backends.hf.forward import OWN, Arguments, attention_of
+from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
@@ -31,10 +30,8 @@ from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
-from runtime.backends.packs.buckets import Bucket, reach_of
-from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.packs.sized import FirstForward, state_size
-from runtime.backends.packs.step import Ragged, joint_stacks, joint_want
+from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
+from runtime.backends.packs.step import Bucket, Float32, Ragged, State, Step, merged, reach_of
 from runtime.backends.packs.tree import Bool, Int64, runs
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
@@ -191,20 +188,14 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states([step.state])
             self.count(len(step.tokens))
-            if step.read is not None:
-                pack.begin(step, self._device)
-                logits = self._readings.read(step.read, self._arguments.of(pack, step), to_device(step.want, self._device))
-            else:
-                logits = self._logits(pack, step)
-            if self.shapes == ():
-                self.learn_sizes(pack.shapes, self._dtype.itemsize)
+            logits = self._logits(pack, step)
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
 
-    def launch_together(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
         got = self._joint(packs, steps)
 
         def wait() -> Float32:
@@ -219,28 +210,34 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def _joint(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
         """One forward over several packs: the wanted raw logits ``(rows, vocab)`` on the device."""
-        want = joint_want(steps)
-        with _computing(), self._adapters.under(joint_stacks(steps), want):
-            self.count(sum(len(step.tokens) for step in steps))
+        step = merged(steps)
+        with _computing(), self._adapters.under(step.stacks, step.want):
+            self.count(len(step.tokens))
             if len(steps) == 1:
-                return self._logits(packs[0], steps[0])
+                return self._logits(packs[0], step)
             joint = JointCache(packs, steps, self._device)
-            return self._wanted(self._model(**self._arguments.of_joint(joint, steps, want)).logits[0], want)
+            return self._wanted(self._model(**self._arguments.of_joint(joint, step)).logits[0], step.want)
 
     def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
-        """One forward over one pack: the same."""
+        """One forward over one pack: the same, or what is read in its place."""
+        if step.read is not None:
+            pack.begin(step, self._device)
+            return self._readings.read(step.read, self._arguments.of(pack, step), to_device(step.want, self._device))
         recorded = None if self._graphs is None else self._graphs.logits(pack, step)
         if recorded is not None:
             return recorded
         pack.begin(step, self._device)
-        return self._wanted(self._model(**self._arguments.of(pack, step)).logits[0], step.want)
+        logits = self._wanted(self._model(**self._arguments.of(pack, step)).logits[0], step.want)
+        if self.shapes == ():
+            self.learn_sizes(pack.shapes, self._dtype.itemsize)
+        return logits
 
     def _wanted(self, logits: torch.Tensor, want: Int64) -> torch.Tensor:
         return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
 
     def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
         """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""
-        if not (self.on_device and self._dtype in HALF and torch.cuda.get_device_capability(self._device) >= AMPERE):
+        if not (self._dtype in HALF and torch.cuda.get_device_capability(self._device) >= AMPERE):
             return None
         if not all(key == value <= WIDEST and key % 8 == 0 for _, key, value in self.shapes):
             return None

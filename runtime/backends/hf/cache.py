@@ -22,10 +22,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from runtime.backends.packs.buckets import Bucket
-from runtime.backends.packs.packed import Step, WorkingPack
-from runtime.backends.packs.sized import MOVED_SLOTS, UNBOUNDED
-from runtime.backends.packs.step import Ragged
+from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
+from runtime.backends.packs.step import UNBOUNDED, Bucket, Ragged, Step
 from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
@@ -166,7 +164,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.values[:, :, self.start : end] = value_states
         if self.ragged is not None:
             return self.ragged.of(self, key_states, value_states)
-        first = self._first_seen()
+        first = 0 if self.window is None else self._first_seen()
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -363,9 +361,11 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
-        lengths, masks = self._joint.lengths, self._joint.masks(self._layers)
-        parts = zip(self._layers, lengths, key_states.split(lengths, 2), value_states.split(lengths, 2), masks, strict=True)
-        segments = [Segment(n, *layer.update(own_keys, own_values), mask) for layer, n, own_keys, own_values, mask in parts]
+        segments, start = list[Segment](), 0
+        for layer, n, mask in zip(self._layers, self._joint.lengths, self._joint.masks[self._layers[0].window], strict=True):
+            part = slice(start, start + n)
+            segments.append(Segment(n, *layer.update(key_states[:, :, part], value_states[:, :, part]), mask))
+            start += n
         keys = key_states.view_as(key_states)
         keys.segments = segments  # a tensor takes attributes
         return keys, value_states
@@ -391,37 +391,38 @@ class JointCache:
 
     def __init__(self, packs: Sequence[TorchPack], steps: Sequence[Step], device: torch.device) -> None:
         self.lengths: list[int] = []
+        self.masks: dict[int | None, list[torch.Tensor | None]] = {}  # (1, 1, n, seen) for each pack, by the layers' window
+        attention: list[list[SlotLayer]] = []  # the packs' layers
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, device)
             self.lengths.append(len(step.tokens))
-        self._packs, self._steps, self._device = packs, steps, device
-        self._masks: dict[int | None, list[torch.Tensor | None]] = {}
-        self.cache = Cache(layers=[JointLayer(layers, self) for layers in zip(*(p.attention for p in packs), strict=True)])
+            attention.append(pack.attention)
+        layers = []
+        for own in zip(*attention, strict=True):
+            layers.append(JointLayer(own, self))  # as the masks beside it
+            if own[0].window not in self.masks:
+                masks = self.masks[own[0].window] = []
+                for pack, step, layer in zip(packs, steps, own, strict=True):
+                    masks.append(_joint_mask(pack, step, layer, device))
+        self.cache = Cache(layers=layers)
 
-    def masks(self, layers: Sequence[SlotLayer]) -> list[torch.Tensor | None]:
-        """``(1, 1, n, seen)`` for each pack, made once for all layers of one window."""
-        window = layers[0].window
-        if window not in self._masks:
-            parts = zip(self._packs, self._steps, layers, strict=True)
-            self._masks[window] = [self._mask(pack, step, layer) for pack, step, layer in parts]
-        return self._masks[window]
 
-    def _mask(self, pack: TorchPack, step: Step, layer: SlotLayer) -> torch.Tensor | None:
-        n, window = len(step.tokens), layer.window
-        if step.ragged is not None:
-            return None
-        if step.mask is not None:
-            mask = step.mask
-            if window is not None:
-                mask = pack.tree.within(mask, mask.shape[1] - n, window)
-            return to_device(mask, self._device)[None, None]
-        seen, _ = layer.get_mask_sizes(n)
-        if n == 1 or (seen == n and (window is None or n <= window)):
-            return None
-        query = torch.arange(seen - n, seen, device=self._device)[:, None]
-        key = torch.arange(seen, device=self._device)
-        causal = key <= query
-        return (causal if window is None else causal & (query - key < window))[None, None]
+def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
+    n, window = len(step.tokens), layer.window
+    if step.ragged is not None:
+        return None
+    if step.mask is not None:
+        mask = step.mask
+        if window is not None:
+            mask = pack.tree.within(mask, mask.shape[1] - n, window)
+        return to_device(mask, device)[None, None]
+    seen, _ = layer.get_mask_sizes(n)
+    if n == 1 or (seen == n and (window is None or n <= window)):
+        return None
+    query = torch.arange(seen - n, seen, device=device)[:, None]
+    key = torch.arange(seen, device=device)
+    causal = key <= query
+    return (causal if window is None else causal & (query - key < window))[None, None]
 
 
 def make_layers(config: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from runtime.backends import facts
-from runtime.backends.hf.forward.attention import OWN, attention_of, use_own_attention
+from runtime.backends.hf.forward import OWN, attention_of, use_own_attention
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
 from runtime.backends.hf.quantised import quantization_of, replace_quantised
 from runtime.backends.hf.threads import CHOICE

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers.pytorch_utils import Conv1D
 
 from runtime.backends import facts
-from runtime.backends.packs.sized import RETURN_BYTES
+from runtime.backends.packs.packed import RETURN_BYTES
 from runtime.errors import RuntimeFault
 from runtime.loading.measurements import MOST_TOKENS, PLAIN, TEXT, Perplexities, keep_perplexities, kept_perplexities
 from runtime.loading.model_folder import ModelFolder

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.base import Cost
+from runtime.backends.base import Cost, Part
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, Blank, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
@@ -36,10 +36,8 @@ from runtime.backends.mlx.logits import MlxLogits
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
-from runtime.backends.packs.buckets import Bucket, reach_of
-from runtime.backends.packs.packed import Float32, PackedBackend, State, Step, as_ids, chain_parents
-from runtime.backends.packs.sized import FirstForward, state_size
-from runtime.backends.packs.step import joint_stacks, joint_want
+from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
+from runtime.backends.packs.step import Bucket, Float32, State, Step, merged, reach_of
 from runtime.backends.packs.tree import ROOT, Bool, Int64
 from runtime.backends.selftest import (
     TOLERANCES,
@@ -228,63 +226,36 @@ class MlxBackend(PackedBackend[MlxPack]):
             mx.eval(keys, values)
             self.layer_calls += 1
 
-    def launch(self, pack: MlxPack, step: Step) -> Callable[[], Float32]:
-        if step.mask is not None and self.together:
-            return self.launch_together([pack], [step])
-        started, n = time.monotonic(), len(step.tokens)
-        self._slow = self._takes_long(n)
-        with _memory():
-            logits: list[mx.array] = []
-            for part, rows in self._parts(step):
-                self.count(len(part.tokens))
-                logits += self._forward(pack, part, rows=rows)[0]
-                mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-        return lambda: self._awaited(pack, logits, n, started)
-
-    def ready(self, pack: MlxPack, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:
-        """The graph of a forward, whose tokens are put into its input when they are known."""
-        if step.mask is not None and self.together:
-            return self.ready_together([pack], [step])
-        (part, rows), *more = self._parts(step)
-        if (
-            more or self._takes_long(len(part.tokens)) or pack.capacity < pack.tree.size
-        ):  # parts are evaluated one by one: each would copy what the next one writes to
-            return None
-        blank, self._slow = Blank(len(part.tokens)), False
-        with _memory(), pack.set_aside() as built:
-            logits = self._forward(pack, part, rows=rows, tokens=blank.array)[0]
-
-        def launch(tokens: Int64) -> Callable[[], Float32]:
-            started = time.monotonic()
-            self.count(blank.size)
-            blank.fill(tokens)
-            with _memory():
-                pack.adopt(built)
-                mx.async_eval(logits, pack.arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited(pack, logits, blank.size, started)
-
-        return launch
-
-    def launch_together(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[], Float32]:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
         self._slow = self._takes_long(n)
         with _memory():
-            self.count(n)
-            logits = self._forward_together(packs, steps)
-            arrays = [array for pack in packs for array in pack.arrays()]
-            mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-        return lambda: self._awaited_together(packs, logits, n, started)
+            logits: list[mx.array] = []
+            if self._goes_together(steps):
+                self.count(n)
+                logits = self._forward_together(packs, steps)
+                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+                return lambda: self._awaited(packs, logits, n, started)
+            for part, rows in self._parts(steps[0]):
+                self.count(len(part.tokens))
+                logits += self._forward(packs[0], part, rows=rows)[0]
+                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # the same
+        return lambda: self._awaited(packs, logits, n, started)
 
-    def ready_together(
-        self, packs: Sequence[MlxPack], steps: Sequence[Step]
-    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+    def ready(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """The graph of a forward, whose tokens are put into its input when they are known."""
+        together = self._goes_together(steps)
+        (part, rows), *more = [(steps[0], False)] if together else self._parts(steps[0])
         n = sum(len(step.tokens) for step in steps)
-        if self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
-            return None
+        if more or self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
+            return None  # parts are evaluated one by one: each would copy what the next one writes to
         blank, self._slow = Blank(n), False
         with _memory(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
-            logits = self._forward_together(packs, steps, tokens=blank.array)
+            if together:
+                logits = self._forward_together(packs, steps, tokens=blank.array)
+            else:
+                logits = self._forward(packs[0], part, rows=rows, tokens=blank.array)[0]
 
         def launch(tokens: Int64) -> Callable[[], Float32]:
             started = time.monotonic()
@@ -293,9 +264,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             with _memory():
                 for pack, buffers in zip(packs, built, strict=True):
                     pack.adopt(buffers)
-                arrays = [array for pack in packs for array in pack.arrays()]
-                mx.async_eval(logits, arrays)  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited_together(packs, logits, blank.size, started)
+                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            return lambda: self._awaited(packs, logits, blank.size, started)
 
         return launch
 
@@ -304,14 +274,20 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = self._takes_long(n)
         with _memory():
             self.count(n)
-            alone = len(packs) == 1 and steps[0].mask is None
-            found = self._forward(packs[0], steps[0], rows=False)[0] if alone else self._forward_together(packs, steps)
+            if self._goes_together(steps):
+                found = self._forward_together(packs, steps)
+            else:
+                found = self._forward(packs[0], steps[0], rows=False)[0]
             (logits,) = found or [mx.zeros((0, self._vocabulary))]
-            mx.eval(logits, [array for pack in packs for array in pack.arrays()])
+            mx.eval(logits, _arrays(packs))
             self._last = n, time.monotonic() - started
             if not self.shapes:
                 self._learn(packs[0])
         return MlxLogits(logits, _memory)
+
+    def _goes_together(self, steps: Sequence[Step]) -> bool:
+        """Whether tokens are rows of width 1, each of which sees its own pack."""
+        return self.together and (len(steps) > 1 or steps[0].mask is not None)
 
     def _forward_together(
         self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None
@@ -319,17 +295,17 @@ class MlxBackend(PackedBackend[MlxPack]):
         """One call of the model over the tokens of all packs, as rows of width 1; nothing evaluated."""
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, rows=False)
-        ids, positions = (np.concatenate(each) for each in zip(*((s.tokens, s.positions) for s in steps), strict=True))
-        offset, want, lengths = mx.array(positions.astype(np.int32)), joint_want(steps), [len(step.tokens) for step in steps]
+        whole, lengths = merged(steps), [len(step.tokens) for step in steps]
+        offset, want = mx.array(whole.positions.astype(np.int32)), whole.want
         masks: dict[tuple[int, int | None], Any] = {}
         caches = [JointCache(layers, lengths, offset, masks) for layers in zip(*(p.attention for p in packs), strict=True)]
         self._select.rows = None
-        tokens = mx.array(ids.astype(np.int32)) if tokens is None else tokens
-        with self._adapters.under(joint_stacks(steps), want):
+        tokens = mx.array(whole.tokens.astype(np.int32)) if tokens is None else tokens
+        with self._adapters.under(whole.stacks, want):
             if not len(want):
                 (self._select.hidden if self._select else self._model)(tokens[:, None], cache=caches)
                 return []
-            if len(want) < len(ids) and self._select:
+            if len(want) < len(whole.tokens) and self._select:
                 self._select.batch = mx.array(want.astype(np.int32))
             try:
                 out = self._model(tokens[:, None], cache=caches)[:, 0]  # (n or wanted, vocab)
@@ -339,21 +315,15 @@ class MlxBackend(PackedBackend[MlxPack]):
             out = out[mx.array(want.astype(np.int32))]
         return [out.astype(mx.float32)]
 
-    def _awaited_together(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], n: int, started: float) -> Float32:
-        with _memory():
-            mx.eval(logits, [array for pack in packs for array in pack.arrays()])
-            self._last = n, time.monotonic() - started
-            return self._fetched(packs[0], logits)
-
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
         """The calls of the model that a step takes, and whether each one's tokens are rows."""
         return [(step, False)] if step.mask is None else list(parts_of(step))
 
-    def _awaited(self, pack: MlxPack, logits: Sequence[mx.array], n: int, started: float) -> Float32:
+    def _awaited(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], n: int, started: float) -> Float32:
         with _memory():
-            mx.eval(logits, pack.arrays())
+            mx.eval(logits, _arrays(packs))
             self._last = n, time.monotonic() - started
-            return self._fetched(pack, logits)
+            return self._fetched(packs[0], logits)
 
     def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
         if not self.shapes:
@@ -537,8 +507,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = False  # or each layer would be computed as it is reached
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
-            pack.tree.append(np.array([ROOT]))
-            self._forward(pack, self._step(pack, 0, one, one, None, None), rows=False)
+            _, (step,) = self._appended([Part(pack, one, np.array([ROOT]), one)], [])
+            self._forward(pack, step, rows=False)
             self._learn(pack)
         finally:
             self.close(pack)
@@ -622,6 +592,11 @@ def _clear_streams() -> None:
     """A thread's last act with MLX, else the process may abort at its end (mlx pull 4373)."""
     if threading.current_thread() is not threading.main_thread():
         mx.clear_streams()
+
+
+def _arrays(packs: Sequence[MlxPack]) -> list[mx.array]:
+    """Their buffers."""
+    return [array for pack in packs for array in pack.arrays()]
 
 
 def _consecutive(slots: Int64) -> bool:

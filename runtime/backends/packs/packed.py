@@ -7,38 +7,86 @@ Three ways to push tokens, chosen per call:
   library as they are, no mask of ours, the library's normal use of a cache;
 - *tree*: everything else, in one forward, with a mask that lets each token see its ancestors and itself;
 - *chains*: recurrent models, and any model whose tree numbers failed the self-test: chains of new tokens as rows of
-  one forward (`runtime.backends.packs.chains`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
+  one forward (`Bucket`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
   mask as a tree has it, or a gathered copy of each row's path where that is cheaper or the first way failed the self-test.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import DeviceLogits, Part, Payload
-from runtime.backends.packs.chains import ChainedBackend
-from runtime.backends.packs.sized import FirstForward, P, State, WorkingPack
-from runtime.backends.packs.step import Float32, Ragged, Step, joined, steps_of
-from runtime.backends.packs.tree import ROOT, Bool, Int64, Undo
+from runtime.backends.base import Cost, DeviceLogits, Part, Payload
+from runtime.backends.packs.step import (
+    UNBOUNDED,
+    Bucket,
+    Call,
+    Float32,
+    Ragged,
+    Row,
+    State,
+    Step,
+    aligned,
+    alike,
+    joined,
+    levels,
+    pieces,
+    steps_of,
+    worth_sharing,
+)
+from runtime.backends.packs.tree import ROOT, Bool, Int64, SlotTree, Undo, count_chains, segments
+from runtime.backends.stored import Shape, StateShapes
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
+from runtime.info import ModelInfo
 from runtime.options.load import BATCH_ROWS, CHUNK_TOKENS
 
-__all__ = ["Float32", "PackedBackend", "State", "Step", "WorkingPack", "as_ids", "chain_parents", "joined", "steps_of"]
-
-T = TypeVar("T")
 GROWTH = 32  # slots
+MOVED_SLOTS = 256  # that are moved at a time within a pack
+RETURN_BYTES = 64 << 20  # of freed KV after which the device gets its memory back
+
+_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 40)]
 
 
-class PackedBackend(ChainedBackend[P]):
+class FirstForward(msgspec.Struct, frozen=True):
+    """What one token through the whole model told at an earlier load.
+
+    Attributes:
+        seconds: How long it took.
+        shapes, state_shapes, state_bytes: As of `PackedBackend`.
+    """
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, lt=1e6)]
+    shapes: tuple[tuple[_Size, _Size, _Size], ...]
+    state_shapes: tuple[tuple[_Size, ...] | None, ...] | None
+    state_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+
+
+class WorkingPack:
+    """The tree and the recurrent states of a pack; a library's pack adds its buffers."""
+
+    def __init__(self) -> None:
+        self.tree = SlotTree()
+        self.states: dict[int, State] = {}  # by slot
+        self.kept: set[int] = set()  # slots whose state outlives their children
+
+
+P = TypeVar("P", bound=WorkingPack)
+
+
+class PackedBackend(ABC, Generic[P]):
     """Packs over one model. Owner thread only.
+
+    Keys and values of a pack stand in one buffer each per layer. Buffers are resized one after the other, so that at the worst
+    moment all of them are new and one is there twice.
 
     Attributes:
         overlaps: Whether a forward that was begun computes while the caller does something else.
@@ -49,8 +97,27 @@ class PackedBackend(ChainedBackend[P]):
         unified: Whether the device's memory is the host's.
         on_device: Whether logits can stay where they are computed.
         readings: What `extend` can read of a forward in place of logits.
+        tree: Whether a branching call may go through the model in one forward.
+        stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
+        buckets: Whether chains may share a forward as its rows; else each has one of its own.
+        ragged: Whether rows of one forward may have pasts of different length.
+        shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
+        vain, reach: See `runtime.backends.packs.buckets.worth_sharing`.
+        together: Whether one forward may run over several packs.
+        forwards: Calls of the model, since load; those that failed too.
+        speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
+        layer_calls: Calls of its layers, where the library lets them be counted: a slow forward is seen to go on.
+        pushed: Tokens that it was called with, padding included.
+        info: What is known of the model.
+        shapes: Of the attention layers, once known.
+        slot_bytes: Of a pack's buffers, per slot.
+        widest_bytes: Of the largest single buffer among them, per slot.
+        state_bytes: Of one recurrent state.
+        state_shapes: Of its parts, once known; None for a part that is not there.
+        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it.
     """
 
+    info: ModelInfo
     overlaps: bool = False
     chunk_tokens: int = CHUNK_TOKENS
     apart: bool = True
@@ -59,6 +126,26 @@ class PackedBackend(ChainedBackend[P]):
     unified: bool = True
     on_device: bool = False
     readings: frozenset[str] = frozenset()
+    tree: bool = True
+    recurrent: bool = False
+    stepwise: bool = False
+    buckets: bool = True
+    ragged: bool = True
+    shares: bool = False
+    together: bool = False
+    reach: int = UNBOUNDED
+    vain: float = 2.0  # a copy is read and written beside the one reading that both ways have
+    forwards: int = 0
+    speed: float = 400.0
+    layer_calls: int = 0
+    pushed: int = 0
+    shapes: tuple[Shape, ...] = ()
+    slot_bytes: int = 0
+    widest_bytes: int = 0
+    state_bytes: int = 0
+    state_shapes: StateShapes | None = None
+    lent: int = UNBOUNDED
+    _freed: int = 0
 
     @abstractmethod
     def open_pack(self) -> P:
@@ -147,44 +234,33 @@ class PackedBackend(ChainedBackend[P]):
         """The newest slots of the tree as chains that attend apart, where that costs less than one attention with a mask."""
         return None
 
-    def ready(self, pack: P, step: Step) -> Callable[[Int64], Callable[[], Float32]] | None:  # noqa: ARG002  # for who can
-        """`launch` as far as it goes without tokens: called with them, it does the rest. The pack's buffers stay as they are.
+    def ready(
+        self,
+        packs: Sequence[P],  # noqa: ARG002  # for who can
+        steps: Sequence[Step],  # noqa: ARG002  # the same
+    ) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """`launch` as far as it goes without tokens: called with them, it does the rest. The packs' buffers stay as they are.
 
         None where nothing of it can be done before, as in most libraries.
         """
         return None
 
-    def launch(self, pack: P, step: Step) -> Callable[[], Float32]:
-        """Begins one forward without recurrent state; what is returned waits for its logits ``(len(want), vocab)``.
+    def launch(self, packs: Sequence[P], steps: Sequence[Step]) -> Callable[[], Float32]:
+        """Begins one forward without recurrent state; what is returned waits for its logits ``(wanted, vocab)``.
 
-        A library that computes beside the caller says so in `overlaps` and overrides this.
+        Over several packs in libraries that say `together`. One that computes beside the caller says so in `overlaps`.
         """
+        ((pack, step),) = zip(packs, steps, strict=True)
         logits, _ = self.push(pack, step)
         return lambda: logits
-
-    def launch_together(
-        self,
-        packs: Sequence[P],  # noqa: ARG002  # for who can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
-    ) -> Callable[[], Float32]:
-        """`launch` over several packs; for libraries that say `together`."""
-        raise UnsupportedFeatureError(f"the {self.info.backend} backend computes one pack at a time")
 
     def launch_on_device(
         self,
         packs: Sequence[P],  # noqa: ARG002  # for who can
         steps: Sequence[Step],  # noqa: ARG002  # the same
     ) -> DeviceLogits:
-        """`launch_together` whose logits stay; for libraries that say `on_device`."""
+        """`launch` whose logits stay; for libraries that say `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
-
-    def ready_together(
-        self,
-        packs: Sequence[P],  # noqa: ARG002  # for who can
-        steps: Sequence[Step],  # noqa: ARG002  # the same
-    ) -> Callable[[Int64], Callable[[], Float32]] | None:
-        """`ready` over several packs."""
-        return None
 
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
@@ -198,76 +274,41 @@ class PackedBackend(ChainedBackend[P]):
             ContextOverflowError: A path longer than the context.
             MemoryBudgetError: The device ran out of memory.
         """
-        slots, logits = self.begin(pack, tokens, parents, want, stacks)
-        return slots, logits()
-
-    def begin(
-        self,
-        pack: P,
-        tokens: Int64,
-        parents: Int64,
-        want: Int64,
-        stacks: TokenStacks | None = None,
-        *,
-        read: str | None = None,
-    ) -> tuple[Int64, Callable[[], Float32]]:
-        """`forward` in two halves; see `runtime.backends.base.Backend.begin`."""
+        base = pack.tree.size
         tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
-        self._check_ids(tokens)
-        in_place = pack.tree.extends(parents)
-        chains = self.recurrent or (self.chained and not in_place)
-        undo = pack.tree.append(parents)
+        logits = self.begin([Part(pack, tokens, parents, want, stacks)])()
+        return np.arange(base, base + len(tokens)), logits
 
-        def start() -> Callable[[], Float32]:
-            step = self._step(pack, undo.size, tokens, want, stacks, None if in_place or chains else parents, read=read)
-            if chains:
-                logits = self._chains(pack, step, parents, undo.size)
-                return lambda: logits
-            return self.launch(pack, step)
-
-        waiting = self._guarded(pack, undo, start)
-        return np.arange(undo.size, undo.size + len(tokens)), partial(self._guarded, pack, undo, waiting)
-
-    def prepare(
-        self, pack: P, parents: Int64, stacks: TokenStacks | None = None
-    ) -> Callable[[Int64], tuple[Int64, Callable[[], Float32]]] | None:
-        """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
-        n, in_place = len(parents), pack.tree.extends(parents)
-        if self.chained and (self.recurrent or not in_place):
-            return None
-        undo = pack.tree.append(parents)
-        try:
-            step = self._step(pack, undo.size, np.zeros(n, np.int64), np.arange(n), stacks, None if in_place else parents)
-            launch = self.ready(pack, step)
-        finally:
-            pack.tree.rollback(undo)
-        if launch is None:
-            return None
-
-        def begin(tokens: Int64) -> tuple[Int64, Callable[[], Float32]]:
-            self._check_ids(tokens)
-            undo = pack.tree.append(parents)
-            waiting = self._guarded(pack, undo, lambda: launch(tokens))
-            return step.slots, lambda: self._guarded(pack, undo, waiting)
-
-        return begin
-
-    def begin_together(self, parts: Sequence[Part]) -> Callable[[], Float32]:
-        """One forward over several packs; see `runtime.backends.base.Backend.begin_together`."""
+    def begin(self, parts: Sequence[Part], *, read: str | None = None) -> Callable[[], Float32]:
+        """One forward, begun; see `runtime.backends.base.Backend.begin`."""
         undos: list[tuple[P, Undo]] = []
-        waiting = self._guarded_all(undos, lambda: self.launch_together(*self._appended(parts, undos)))
-        return partial(self._guarded_all, undos, waiting)
+        try:
+            packs, steps = self._appended(parts, undos, read)
+            if self.chained and (self.recurrent or not packs[0].tree.linear):
+                waiting = self._chains(packs[0], steps[0], parts[0].parents, undos[0][1].size)
+            else:
+                waiting = self.launch(packs, steps)
+        except BaseException:
+            _undo(undos)
+            raise
+        return partial(_awaited, waiting, undos)
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
         """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
         undos: list[tuple[P, Undo]] = []
-        return self._guarded_all(undos, lambda: self.launch_on_device(*self._appended(parts, undos)))
+        try:
+            return self.launch_on_device(*self._appended(parts, undos))
+        except BaseException:
+            _undo(undos)
+            raise
 
-    def prepare_together(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
-        """The half of it that needs no tokens; see `runtime.backends.base.Backend.prepare_together`."""
+    def prepare(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
+        """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            launch = self.ready_together(*self._appended(parts, undos))
+            packs, steps = self._appended(parts, undos)
+            apart = self.chained and (self.recurrent or not packs[0].tree.linear)
+            launch = None if apart else self.ready(packs, steps)
         finally:
             _undo(undos)
         if launch is None:
@@ -276,32 +317,38 @@ class PackedBackend(ChainedBackend[P]):
         def begin(tokens: Int64) -> Callable[[], Float32]:
             self._check_ids(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
-            waiting = self._guarded_all(undos, lambda: launch(tokens))
-            return lambda: self._guarded_all(undos, waiting)
+            try:
+                return partial(_awaited, launch(tokens), undos)
+            except BaseException:
+                _undo(undos)
+                raise
 
         return begin
 
-    def _appended(self, parts: Sequence[Part], undos: list[tuple[P, Undo]]) -> tuple[list[P], list[Step]]:
+    def _appended(
+        self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
+    ) -> tuple[list[P], list[Step]]:
         """Adds the tokens of each part to its pack's tree, which `undos` can take back: the packs and their steps."""
         packs, steps = list[P](), list[Step]()
         for part in parts:
-            tree = part.pack.tree
+            pack: P = part.pack
             self._check_ids(part.tokens)
-            in_place = tree.extends(part.parents)
-            undo = tree.append(part.parents)
-            undos.append((part.pack, undo))
-            packs.append(part.pack)
-            branching = None if in_place else part.parents
-            steps.append(self._step(part.pack, undo.size, part.tokens, part.want, part.stacks, branching))
+            undo = pack.tree.append(part.parents)
+            undos.append((pack, undo))
+            packs.append(pack)
+            positions = pack.tree.depths[undo.size :].copy()
+            deepest = int(positions.max()) + 1
+            if deepest > self.info.context_length:
+                new = min(len(positions), deepest)
+                raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
+            mask = ragged = None
+            if not (pack.tree.linear or self.chained):  # the whole pack is one chain, or it goes chain by chain
+                ragged = self.ragged_chains(pack, undo.size, part.parents) if self.on_device else None
+                mask = pack.tree.visible(undo.size) if ragged is None else None
+            slots = np.arange(undo.size, undo.size + len(part.tokens))
+            step = Step(part.tokens, slots, positions, part.want, mask=mask, ragged=ragged, read=read, stacks=part.stacks)
+            steps.append(step)
         return packs, steps
-
-    def _guarded_all(self, undos: list[tuple[P, Undo]], act: Callable[[], T]) -> T:
-        """What fails leaves every pack as it was."""
-        try:
-            return act()
-        except BaseException:
-            _undo(undos)
-            raise
 
     def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
         """Appends to a chain and reads something of each token; see `runtime.backends.base.Backend.extend`."""
@@ -310,47 +357,12 @@ class PackedBackend(ChainedBackend[P]):
             raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
         size = pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self.begin(pack, tokens, parents, np.arange(len(tokens)), stacks, read=read)[1]()
-
-    def _step(
-        self,
-        pack: P,
-        base: int,
-        tokens: Int64,
-        want: Int64,
-        stacks: TokenStacks | None,
-        branching: Int64 | None,
-        *,
-        read: str | None = None,
-    ) -> Step:
-        """A forward over the newest slots of the tree, from `base` on; `branching`: parents, unless it is one chain."""
-        positions = pack.tree.depths[base:].copy()
-        self._check_context(positions)
-        ragged = None if branching is None else self.ragged_chains(pack, base, branching)
-        mask = pack.tree.visible(base) if branching is not None and ragged is None else None
-        slots = np.arange(base, base + len(tokens))
-        return Step(tokens, slots, positions, want, mask=mask, ragged=ragged, read=read, stacks=stacks)
-
-    def _guarded(self, pack: P, undo: Undo, act: Callable[[], T]) -> T:
-        """What fails leaves the pack as it was."""
-        try:
-            return act()
-        except BaseException:
-            pack.tree.rollback(undo)
-            for slot in [s for s in pack.states if s >= undo.size]:
-                del pack.states[slot]
-            raise
+        return self.begin([Part(pack, np.asarray(tokens, np.int64), parents, np.arange(len(tokens)), stacks)], read=read)()
 
     def _check_ids(self, tokens: Int64) -> None:
         if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.info.vocab_size):
             bad = tokens[(tokens < 0) | (tokens >= self.info.vocab_size)][0]
             raise InvalidRequestError(f"token id {bad} is outside the vocabulary of {self.info.vocab_size:,}")
-
-    def _check_context(self, positions: Int64) -> None:
-        deepest = int(positions.max()) + 1
-        if deepest > self.info.context_length:
-            new = min(len(positions), deepest)
-            raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
 
     def _adopt(self, pack: P, slots: Int64, state: State | None) -> None:
         """After a payload was loaded: its checkpoint, if it brings one, stays at its last slot."""
@@ -365,10 +377,254 @@ class PackedBackend(ChainedBackend[P]):
             pack.kept.add(int(slots[-1]))
         return state
 
+    # ---- chains side by side ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
+        """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
+
+        Where the step has a `read`: that in place of logits, ``(len(want), ...) float32``.
+        """
+
+    def push_rows(self, pack: P, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+        """One forward of chains side by side: the wanted raw logits as in `push`, and each row's state after it.
+
+        Row by row where the library knows no better.
+        """
+        return joined(self.push(pack, step) for step in steps_of(bucket))
+
+    @property
+    def chained(self) -> bool:
+        """Whether a branching call goes through the model as chains."""
+        return self.recurrent or not self.tree
+
+    def copy_cost(self, pack: P, parents: Int64) -> int:
+        """See `runtime.backends.base.Backend.copy_cost`: as if all chains were as long as the longest can be."""
+        if not (self.chained and self.buckets):
+            return 0
+        base, chains = pack.tree.size, count_chains(parents - pack.tree.size)
+        if chains < 2:
+            return 0
+        above, longest = parents[(parents >= 0) & (parents < base)], len(parents) - chains + 1
+        if self.shares:
+            undo = pack.tree.append(parents)
+            shared = self._looks_in(pack, segments(parents, base), parents)
+            pack.tree.rollback(undo)
+            if shared:
+                fresh = int((parents == ROOT).sum())
+                return fresh * self.row_bytes(longest) + (chains - fresh) * self.row_bytes(0)
+        past = int(pack.tree.depths[above].max()) + 1 if len(above) else 0
+        return chains * self.row_bytes(past + longest)
+
+    def resumable(self, pack: P, slot: int) -> bool:
+        """Whether a token may be appended under `slot`."""
+        return not self.recurrent or slot == ROOT or slot in pack.states
+
+    def count(self, tokens: int) -> None:
+        """The model is about to be called with so many tokens."""
+        self.forwards += 1
+        self.pushed += tokens
+
+    def _looks_in(self, pack: P, chains: Sequence[Int64], parents: Int64) -> bool:
+        """Whether the rows of a call, whose slots stand in the tree by now, look into the pack's own buffers."""
+        if not self.shares or not self.looks_back(pack):
+            return False
+        heads = np.array([(parents[chain[0]], len(chain)) for chain in chains])  # the slot that each follows, and its length
+        heads = heads[heads[:, 0] != ROOT]
+        pasts = pack.tree.depths[heads[:, 0]] + 1
+        return worth_sharing(pasts, heads[:, 1], pack.tree.size, vain=self.vain, reach=self.reach)
+
+    def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Callable[[], Float32]:
+        """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
+        chains = segments(parents, base)
+        call = Call(step, shared=self._looks_in(pack, chains, parents))
+        extended: set[int] = set()
+        together = self.buckets and step.stacks is None and step.read is None  # under adapters each chain goes alone
+        for level in levels(chains, parents, base):
+            rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
+            for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
+                for start, stop, reaching in pieces(group, stepwise=self.stepwise):
+                    for part in self._uniform(step, group[0].chain, start, stop):
+                        for few in self._bounded(call, reaching):
+                            self._push_rows(pack, call, few, part)
+            if self.recurrent:
+                pack.states.update((int(step.slots[row.chain[-1]]), row.state) for row in rows)
+                self.state_bytes = self.state_bytes or state_size([rows[0].state])
+                self.state_shapes = self.state_shapes or shapes_of(rows[0].state)
+                extended.update(row.parent for row in rows)
+        for slot in extended - pack.kept:
+            pack.states.pop(slot, None)
+        answers = call.answers
+        assert answers is not None  # there is at least one token
+        return lambda: answers
+
+    def _rows(self, pack: P, chains: Sequence[Int64], parents: Sequence[int]) -> list[Row]:
+        """The chains of a level, each with what it goes on from."""
+        for parent in parents:
+            if not self.resumable(pack, parent):
+                raise InvalidRequestError(f"slot {parent} holds no recurrent state: continue from a checkpoint before it")
+        depths, back = pack.tree.depths, self.looks_back(pack)
+        return [
+            Row(chain, parent, int(depths[parent]) + 1 if back and parent != ROOT else 0, parent, pack.states.get(parent))
+            for chain, parent in zip(chains, parents, strict=True)
+        ]
+
+    def _groups(self, rows: Sequence[Row], *, shared: bool) -> Iterator[list[Row]]:
+        """Rows that may go side by side: where nothing is copied, however long their pasts are."""
+        apart = [row for row in rows if row.fresh or not shared]
+        yield from alike(apart, ragged=self.ragged)
+        if len(apart) < len(rows):
+            yield [row for row in rows if not row.fresh]
+
+    def _uniform(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
+        """A part of a chain by the adapters of its tokens: some modules of recurrent layers see one token at a time."""
+        runs = [(0, stop - start)] if step.stacks is None else step.stacks.part(chain[start:stop]).runs()
+        for number, (first, last) in enumerate(runs):
+            width = 1 if self.stepwise and number else last - first
+            yield from (slice(start + at, start + at + width) for at in range(first, last, width))
+
+    def _bounded(self, call: Call, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+        """Rows by rows, so that the copies of a forward stay within what was lent."""
+        copied = 0 if call.looks_in(rows) else max(row.past + len(row.chain) for row in rows)
+        at_once = max(self.lent // max(self.row_bytes(copied), 1), 1)
+        for start in range(0, len(rows), at_once):
+            yield rows[start : start + at_once]
+
+    def _push_rows(self, pack: P, call: Call, rows: Sequence[Row], part: slice) -> None:
+        """Pushes a part of some chains, writes its wanted rows, and moves each row on."""
+        indices = np.stack([row.chain[part] for row in rows])  # (rows, width)
+        wanted = call.answer[indices].ravel()
+        want = np.flatnonzero(wanted >= 0)
+        got, states = self._computed(pack, call, rows, indices, want)
+        call.written[indices] = True
+        call.write(wanted[want], got)
+        for row, state, index in zip(rows, states, indices[:, -1], strict=True):
+            row.state, row.tip = state, int(call.step.slots[index])
+
+    def _computed(
+        self, pack: P, call: Call, rows: Sequence[Row], indices: Int64, want: Int64
+    ) -> tuple[Float32, Sequence[State | None]]:
+        """One forward of rows ``(rows, width)``: their wanted answers, and each one's state after it."""
+        step = call.step
+        tokens, slots, positions = step.tokens[indices], step.slots[indices], step.positions[indices]
+        if len(rows) == 1 and (alone := self._alone(pack, call, rows[0], indices[0])) is not None:
+            got, state = self.push(pack, replace(alone, want=want))
+            return got, [state]
+        kept = [row.state for row in rows] if rows[0].state is not None else None
+        if call.looks_in(rows):
+            shared = call.view(pack.tree, indices)
+            nothing = np.empty((len(rows), 0), np.int64)
+            got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, nothing, None, kept, shared))
+            if np.isfinite(got).all():
+                return got, states
+            # what one row holds that is no number reached the others with the weight 0: once more, over copies
+        paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
+        return self.push_rows(pack, Bucket(tokens, slots, positions, want, *aligned(paths), kept))
+
+    def _alone(self, pack: P, call: Call, row: Row, indices: Int64) -> Step | None:
+        """A part of one chain as a forward of its own, nothing wanted yet; None where it has to be a row all the same."""
+        step = call.step
+        slots, positions = step.slots[indices], step.positions[indices]
+        stacks = None if step.stacks is None else step.stacks.part(indices)
+        none = indices[:0]
+        alone = Step(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
+        follows = _consecutive(slots)
+        if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
+            return alone
+        if call.looks_in([row]):
+            if stacks is None:
+                return None
+            if follows and call.written[: indices[0]].all():
+                return replace(alone, mask=call.view(pack.tree, indices[None]).mask[0])
+        return replace(alone, path=pack.tree.path(row.tip))
+
+    # ---- bytes and buffers --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def capacity(self, pack: P) -> int:
+        """Slots that the buffers have room for."""
+
+    @abstractmethod
+    def resize(self, pack: P, capacity: int) -> None:
+        """Gives every buffer room for `capacity` slots, one after the other."""
+
+    @abstractmethod
+    def gather(self, pack: P, slots: Int64, start: int) -> None:
+        """Moves the rows of `slots` (ascending, none before `start`) to `start` and the places after it, in every buffer.
+
+        Some `MOVED_SLOTS` at a time; only the first scratch memory may be refused, before anything has moved.
+        """
+
+    def learn_sizes(self, shapes: tuple[Shape, ...], itemsize: int) -> None:
+        """From the attention layers' shapes and the bytes of one number."""
+        self.shapes = shapes
+        buffers = [heads * width * itemsize for heads, *widths in shapes for width in widths]
+        self.slot_bytes, self.widest_bytes = sum(buffers), max(buffers, default=0)
+
+    def resize_cost(self, pack: P, capacity: int) -> Cost:
+        """Growing: all buffers are new and the last old one is still there. Shrinking: all are old and one is new."""
+        before = self.capacity(pack)
+        if before == UNBOUNDED:
+            return Cost(0, 0)
+        held = (capacity - before) * self.slot_bytes
+        return Cost(held, max(held, 0) + min(before, capacity) * self.widest_bytes)
+
+    def retain_cost(self, pack: P, n: int) -> Cost:  # noqa: ARG002  # the Protocol's signature
+        """`retain` moves some rows of one buffer at a time."""
+        return Cost(0, min(n, MOVED_SLOTS) * self.widest_bytes)
+
+    def take_cost(self, pack: P, slots: Int64) -> Cost:
+        """The payload's bytes; a library that copies twice on the way says so."""
+        state = self.state_bytes if int(slots[-1]) in pack.states else 0
+        held = len(slots) * self.info.kv_bytes_per_token + state
+        return Cost(held, held)
+
+    def looks_back(self, pack: P) -> bool:
+        """Whether any layer attends to what stands in the pack."""
+        return self.capacity(pack) != UNBOUNDED
+
+    def row_bytes(self, length: int) -> int:
+        """What a chain that shares a forward has copied: its path in one layer, `length` tokens, and its state."""
+        return 2 * self.widest_bytes * length + self.state_bytes
+
+    def retain(self, pack: P, slots: Int64, places: Int64) -> None:
+        """Drops every slot but `slots`; see `runtime.backends.base.Backend.retain`."""
+        slots = np.asarray(slots, np.int64)
+        tree = pack.tree.retained(slots)
+        moved = np.flatnonzero(slots != np.arange(len(slots)))
+        if len(moved):
+            self.gather(pack, slots[moved[0] :], int(moved[0]))
+        number = {old: new for new, old in enumerate(slots.tolist())}
+        wanted = set(places.tolist())
+        pack.tree = tree
+        pack.states = {number[slot]: state for slot, state in pack.states.items() if slot in wanted}
+        pack.kept = {number[slot] for slot in pack.kept & wanted}
+
+    def freed(self, nbytes: int) -> None:
+        """Counts what was let go, and returns the device's memory when it is worth while."""
+        self._freed += nbytes
+        if self._freed >= RETURN_BYTES:
+            self._freed = 0
+            self.reclaim()
+
+    def reclaim(self) -> None:  # most devices hold nothing back
+        """Gives free memory back to the device."""
+
 
 def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
+    """What failed leaves every pack as it was."""
     for pack, undo in reversed(undos):
         pack.tree.rollback(undo)
+        for slot in [s for s in pack.states if s >= undo.size]:
+            del pack.states[slot]
+
+
+def _awaited(waiting: Callable[[], Float32], undos: Sequence[tuple[WorkingPack, Undo]]) -> Float32:
+    try:
+        return waiting()
+    except BaseException:
+        _undo(undos)
+        raise
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:
@@ -381,3 +637,19 @@ def chain_parents(base: int, n: int, parent: int) -> Int64:
 def as_ids(ids: Sequence[int]) -> Int64:
     """Token ids as an array."""
     return np.asarray(ids, np.int64).reshape(-1)
+
+
+def _consecutive(slots: Int64) -> bool:
+    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
+
+
+def shapes_of(state: State) -> StateShapes:
+    """The shapes of a recurrent state's parts."""
+    parts = state if isinstance(state, tuple) else (state,)
+    return tuple(None if part is None else tuple(part.shape) for part in parts)
+
+
+def state_size(states: Iterable[State]) -> int:
+    """Bytes of recurrent states: arrays, or tuples of arrays some of which may be missing."""
+    parts = (part for state in states for part in (state if isinstance(state, tuple) else (state,)))
+    return sum(int(part.nbytes) for part in parts if part is not None)

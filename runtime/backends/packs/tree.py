@@ -72,10 +72,24 @@ class SlotTree:
             raise InvalidRequestError(f"parents must be ROOT or earlier slots of a pack of {base}: {parents[:8].tolist()}")
         undo_tips: dict[int, int] = {}
         undo = (base, self.linear, len(self._forks))
-        self._reserve(base + n)
+        if base + n > len(self._parent):
+            self._reserve(base + n)
         self._parent[base : base + n] = parents
-        for start, stop in runs(parents, base):
-            self._append_run(base + start, base + stop, int(parents[start]), undo_tips)
+        for first, last in runs(parents, base):
+            start, stop, parent = base + first, base + last, int(parents[first])
+            self.linear = self.linear and parent == start - 1
+            above = _NO_BRANCH if parent == ROOT else int(self._branch[parent])
+            if above != _NO_BRANCH and self._tips[above] == parent:
+                branch = above
+                undo_tips.setdefault(branch, parent)
+                self._tips[branch] = stop - 1
+            else:
+                branch = len(self._forks)
+                self._forks.append((above, parent))
+                self._tips.append(stop - 1)
+            depth = 0 if parent == ROOT else int(self._depth[parent]) + 1
+            self._branch[start:stop] = branch
+            self._depth[start:stop] = depth if stop - start == 1 else np.arange(depth, depth + stop - start)
         self.size = base + n
         return Undo(*undo, tuple(undo_tips.items()))
 
@@ -157,13 +171,6 @@ class SlotTree:
         lineages = iter(self._lineages([int(self._branch[slot]) for slot in slots if slot != ROOT]))
         return [self.path(slot) if slot == ROOT else np.flatnonzero(next(lineages)[: slot + 1]) for slot in slots]
 
-    def extends(self, parents: Int64) -> bool:
-        """Whether the pack is one chain and `parents` only lengthens it."""
-        base = self.size
-        if not self.linear or len(parents) == 1:
-            return self.linear and bool(parents[0] == base - 1)
-        return np.array_equal(parents, np.arange(base - 1, base - 1 + len(parents)))
-
     def check_chain(self, slots: Int64) -> None:
         """Raises InvalidRequestError unless each of `slots` is the parent of the next."""
         held = len(slots) > 0 and slots.min() >= 0 and slots.max() < self.size
@@ -182,22 +189,6 @@ class SlotTree:
             for chain in chains:
                 self.check_chain(chain)
 
-    def _append_run(self, start: int, stop: int, parent: int, undo_tips: dict[int, int]) -> None:
-        """Slots start..stop, each following the one before it, the first following `parent`."""
-        self.linear = self.linear and parent == start - 1
-        above = _NO_BRANCH if parent == ROOT else int(self._branch[parent])
-        if above != _NO_BRANCH and self._tips[above] == parent:
-            branch = above
-            undo_tips.setdefault(branch, parent)
-            self._tips[branch] = stop - 1
-        else:
-            branch = len(self._forks)
-            self._forks.append((above, parent))
-            self._tips.append(stop - 1)
-        depth = 0 if parent == ROOT else int(self._depth[parent]) + 1
-        self._branch[start:stop] = branch
-        self._depth[start:stop] = depth if stop - start == 1 else np.arange(depth, depth + stop - start)
-
     def _lineages(self, branches: Sequence[int]) -> Bool:
         """``(len(branches), size)``: the slots on the way to the newest slot of each branch."""
         limits = np.full((len(branches), len(self._forks)), -1)  # per branch: the last slot of it on the way
@@ -211,12 +202,11 @@ class SlotTree:
         return reached
 
     def _reserve(self, size: int) -> None:
-        if size > len(self._parent):
-            capacity = max(size, 2 * len(self._parent))
-            for name in ("_parent", "_depth", "_branch"):
-                grown: npt.NDArray[Any] = np.empty(capacity, np.int64)
-                grown[: self.size] = getattr(self, name)[: self.size]
-                setattr(self, name, grown)
+        capacity = max(size, 2 * len(self._parent))
+        for name in ("_parent", "_depth", "_branch"):
+            grown: npt.NDArray[Any] = np.empty(capacity, np.int64)
+            grown[: self.size] = getattr(self, name)[: self.size]
+            setattr(self, name, grown)
 
 
 def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:

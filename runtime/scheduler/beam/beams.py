@@ -173,7 +173,7 @@ class Beams:
         tokens = [link.token + one.places[0].tag for link in links]  # as workspaces know them: under their adapters
         try:
             for slot, token in zip(slots, tokens, strict=True):
-                workspace.append(slot, token)
+                workspace.paths.add(slot, token)
             after = normalise(workspace.forward(tokens, slots, range(len(tokens))), entropy=True)
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(len(one.job.ids) + one.search.steps - 1)
@@ -234,7 +234,7 @@ class Beams:
             scores = scores_of(links[max(-beside, 0) :], one.job.options.top_k)
             if beside > 0:
                 scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
-            self._cache.publisher.publish(own, tokens, own.slot, scores)
+            self._cache.publish(own, tokens, own.slot, scores)
         except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a beam could not be kept")
         finally:

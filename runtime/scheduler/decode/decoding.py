@@ -221,7 +221,7 @@ class Decoding:
         parents = [row.slot, *range(base, base + len(guesses))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
-                workspace.append(slot, token)
+                workspace.paths.add(slot, token)
             logits = workspace.forward(tokens, parents, range(len(tokens)))
             after = normalise(logits, entropy=True, temperatures=[row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):

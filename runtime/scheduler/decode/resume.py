@@ -30,7 +30,7 @@ def bring_back(cache: Cache, prefill: Prefill, path: Int32) -> int:
     try:
         for token in missing:
             parents.append(slot)
-            slot = workspace.append(slot, token)
+            slot = workspace.paths.add(slot, token)
         if missing:
             after = workspace.forward(missing, parents, [len(missing) - 1])
             if not np.isfinite(after).all() and workspace.broken(base):  # under other adapters than before, perhaps

@@ -233,7 +233,7 @@ class DecodeBatch:
             fresh: dict[tuple[int, int], int] = {}
             places = [fresh.setdefault(row.due_next, len(fresh)) for row in group]
             for slot, token in fresh:
-                workspace.append(slot, token)
+                workspace.paths.add(slot, token)
             self.parts.append(
                 PartialForward(workspace, [token for _, token in fresh], [slot for slot, _ in fresh], range(len(fresh)))
             )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags, stack_of
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT, Backend, Payload
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
 from runtime.numerics.scoring import empty_scores
@@ -20,15 +20,15 @@ from runtime.records import Int32, Scores
 from runtime.scheduler.decode.rows import narrow
 from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
-from runtime.scheduler.kv.publisher import Publisher
-from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, Workspace
+from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, SlotRun, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
-from runtime.trie import Lease, Lost, Node, Trie
+from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
 LARGEST_EDGES = 20
 TAIL_TOKENS = 8
+SHORT_TAIL = 64  # tokens
 COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
@@ -52,7 +52,7 @@ class Cache:
         self.trie = self.room.trie
         self.vectors = self.room.vectors
         self.workspaces = self.room.workspaces
-        self.publisher = Publisher(backend, self.room, enabled=enabled)
+        self.ahead: dict[tuple[Workspace, int, int], Payload] = {}  # copies to be published, by last slot and number of tokens
         self.pins = self.room.pins
         self.interrupted = Interrupted() if enabled else Interrupted(0)  # beside the budget
         self._last: LastRequest | None = None
@@ -77,15 +77,17 @@ class Cache:
     def place(self, job: Job, first_wanted: int) -> Prefill:
         """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
         ids = job.ids[:first_wanted]
-        self.workspaces.tags.shrink(self._numbers)
-        tagged = self.tagged(job, job.ids)
+        tags = self.workspaces.tags
+        if tags.several:
+            tags.shrink(self._numbers)
+        tag = 0 if job.namespace == tags.base else tags.tag(job.namespace)
+        tagged = self.tagged(job, job.ids) if tag or job.before else job.ids
         lease = self.trie.lookup(job.spans(ids))
         clock, node = self.trie.eviction_log.clock, lease.node
         workspace: Workspace | None = None
         try:
-            coming = ((other.workspace, other.tagged) for other in self.room.live if not other.done)
-            alone, reach = not self.enabled, lease.length
-            workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, coming=coming, node=node)
+            alone, reach, live = not self.enabled, lease.length, self.room.live
+            workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, live=live, node=node)
             slot, depth = self._stand(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory for it: nothing stays pinned
             lease.release()
@@ -104,7 +106,7 @@ class Cache:
             last_only=not isinstance(job, ScoreJob),
             reused=depth,
             tagged=tagged,
-            tag=self.workspaces.tags.tag(job.namespace),
+            tag=tag,
         )
         self.room.live.add(prefill)
         try:
@@ -169,8 +171,6 @@ class Cache:
 
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
         """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
-        if not job.before and not self.workspaces.tags.tag(job.namespace):
-            return ids
         tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]
         if not any(tag for tag, _ in tags):
             return ids
@@ -238,7 +238,12 @@ class Cache:
     def report(self, *, look: bool = False) -> CacheReport:
         """What is held at this moment; the largest edges as of the last time when it was asked to `look` for them."""
         if look:
-            self._largest = tuple(map(self._edge, self.trie.largest(LARGEST_EDGES)))
+            edges = []
+            for node in self.trie.largest(LARGEST_EDGES):
+                age, tail = self.trie.clock - node.stamp, tuple(node.tokens[-TAIL_TOKENS:].tolist())
+                stack = stack_of(node.namespace) if self.workspaces.tags.several else ()
+                edges.append(EdgeReport(len(node.tokens), node.nbytes, age, node.pins, tail, node.hits, stack))
+            self._largest = tuple(edges)
         cause, reason = ("none", "nothing was asked yet") if self._last is None else self._last.cause(self.trie)
         return CacheReport(
             edges=self.trie.edges,
@@ -256,17 +261,6 @@ class Cache:
             working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins.leases),
-        )
-
-    def _edge(self, node: Node) -> EdgeReport:
-        return EdgeReport(
-            tokens=len(node.tokens),
-            bytes=node.nbytes,
-            age=self.trie.clock - node.stamp,
-            leases=node.pins,
-            tail=tuple(node.tokens[-TAIL_TOKENS:].tolist()),
-            hits=node.hits,
-            stack=stack_of(node.namespace),
         )
 
     def going_on(self, job: Job, limit: int) -> int:
@@ -289,6 +283,114 @@ class Cache:
         """Tokens of the path whose KV is held, without touching anything."""
         return self.trie.match(job.spans(job.ids))
 
+    # ---- what was computed goes into the trie ---------------------------------------------------------------------
+
+    def take_ahead(self, prefills: Sequence[Prefill]) -> None:
+        """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find.
+
+        Where edges refer to slots nothing is copied, and there is no use in it.
+        """
+        if not self.enabled or self.room.in_place:
+            return
+        self.forget_ahead()
+        by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
+        for prefill in prefills:
+            if not prefill.workspace.recurrent and _has_new_tail(prefill):
+                by_workspace.setdefault(prefill.workspace, {})[prefill.slot, prefill.at - prefill.lease.length] = None
+        for workspace, tails in by_workspace.items():
+            if len(tails) > 1:
+                self._take_tails(workspace, list(tails))
+
+    def _take_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
+        chains = [workspace.chain(slot, count) for slot, count in tails]
+        needed = self.backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no states: all is by the token
+        if not self.room.make(3 * needed):
+            return
+        try:
+            payloads = workspace.take_many(chains)
+        except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
+            return
+        self.ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self.room.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
+
+    def forget_ahead(self) -> None:
+        """What was copied ahead and not published, for its job has failed, is let go."""
+        self.ahead.clear()
+        self.room.pending = 0
+
+    def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
+        """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
+        start, job = prefill.lease.length, prefill.job
+        if not job.before:
+            self._publish(prefill, job.namespace, tokens, slot, scores)
+            return
+        for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
+            at = prefill.lease.length - start
+            place = prefill.workspace.paths.above(slot, len(tokens) - end)
+            self._publish(
+                prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
+            )
+            if prefill.lease.length < start + end:  # no room: what follows cannot hang under it
+                return
+        at = prefill.lease.length - start
+        self._publish(prefill, job.namespace_at(start + at), tokens[at:], slot, None if scores is None else scores[at:])
+
+    def _publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
+        """`publish` of tokens under one namespace."""
+        lease, workspace = prefill.lease, prefill.workspace
+        if not self.enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
+            return
+        if self.ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
+            self.trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
+            return
+        if self.room.in_place:
+            self.trie.insert(lease, namespace, tokens, SlotRun(workspace, slot, len(tokens)), scores)
+            return
+        found = self.trie.follow(lease, namespace, tokens, scores)
+        if found.already == len(tokens):
+            self._complete(prefill, slot)
+            return
+        tokens = tokens[found.already :]
+        scores = None if scores is None else scores[found.already :]
+        payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
+        if payload is None:
+            self._note_refusal(prefill, namespace, tokens)
+        else:
+            self.trie.insert(lease, namespace, tokens, payload, scores)
+
+    def _complete(self, prefill: Prefill, slot: int) -> None:
+        """A path is all there already, but perhaps not the recurrent state to go on from."""
+        node, workspace = prefill.lease.node, prefill.workspace
+        if not self.backend.payload_resumable(node.payload) and workspace.resumable(slot):
+            payload = self._taken(workspace, slot, len(node.tokens), 0)
+            if payload is not None:
+                self.trie.complete(node, payload)
+
+    def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
+        """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
+        slots = workspace.chain(slot, count)
+        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + beside):
+            return None
+        try:
+            return workspace.take(slots)
+        except MemoryBudgetError:  # the device itself; a copy for later must not end what runs
+            log.exception("computed KV could not be kept")
+            return None
+
+    def _copied_ahead(self, workspace: Workspace, slot: int, count: int) -> Payload | None:
+        ahead = self.ahead.pop((workspace, slot, count), None)
+        if ahead is not None:
+            self.room.pending -= self.backend.payload_bytes(ahead)
+        return ahead
+
+    def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
+        """Remembers, once for each token, that there was no room to keep what was computed."""
+        prefill.workspace.sole = True
+        end = prefill.lease.length + len(tokens)
+        if end > prefill.refused:
+            prefill.refused = end
+            self.trie.eviction_log.note(prefill.lease.node, namespace, tokens, Lost.REFUSED)
+
 
 def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
     """Takes rows of `fresh` into `known`, from row `first` on, where nothing was known."""
@@ -296,6 +398,16 @@ def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
     missing = known.rank[part] == 0
     for column in COLUMNS:
         getattr(known, column)[part][missing] = getattr(fresh, column)[missing]
+
+
+def _has_new_tail(prefill: Prefill) -> bool:
+    """Whether a few tokens were computed whose first one the trie does not have."""
+    lease, job = prefill.lease, prefill.job
+    if not lease.node.attached or not 0 < prefill.at - lease.length <= SHORT_TAIL:
+        return False
+    if any(lease.length < end < prefill.at for end, _ in job.before):  # published in two parts
+        return False
+    return (job.namespace_at(lease.length), int(job.ids[lease.length])) not in lease.node.children
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.logits_cache import LogitsCache
-from runtime.scheduler.kv.payloads import Payloads, SlotRun
 from runtime.scheduler.kv.pins import Pins
-from runtime.scheduler.kv.workspace import NoRoomError, Workspace
-from runtime.scheduler.kv.workspaces import Workspaces
+from runtime.scheduler.kv.workspace import NoRoomError, SlotRun, Workspace
+from runtime.scheduler.kv.workspaces import Payloads, Workspaces
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
 from runtime.trie import Node, Trie
@@ -180,9 +179,15 @@ class KvBudget:
         return refused
 
     def hint(self, workspace: Workspace, count: int) -> None:
-        """So many slots will be needed here: reserved at once if that costs nothing that is in use."""
-        growing, self._growing = self._growing, workspace
+        """So many slots will be needed here: reserved at once if that costs nothing that is in use.
+
+        Where memory is short no more than that; where it is not, `grow` adds a few for those that come next.
+        """
         slots = workspace.held + count
+        few = count <= self._backend.growth and 2 * self.bytes <= self.budget
+        if few or slots <= self._backend.capacity(workspace.pack):
+            return
+        growing, self._growing = self._growing, workspace
         try:
             if self.in_place or not self._grown_freely(workspace, count, 0):
                 self._widened(workspace, slots, 0)
@@ -198,6 +203,8 @@ class KvBudget:
             NoRoomError: Live rows alone need more than the budget; nobody's path has changed.
         """
         extra, standing = states * self._backend.state_bytes, list(standing)
+        if not extra and workspace.held + count <= self._backend.capacity(workspace.pack) and self.bytes <= self.budget:
+            return
         growing, self._growing = self._growing, workspace
         try:
             lacks = workspace.held + count > self._backend.capacity(workspace.pack)
@@ -245,8 +252,11 @@ class KvBudget:
     @property
     def plenty(self) -> bool:
         """Whether there is room for every live job even as buffers and leases are now: known faster than `spare`."""
-        held = self.bytes - self.workspaces.idle_bytes - self.trie.evictable_bytes
-        return held + sum(self.need(prefill.total - prefill.at) for prefill in self.live if not prefill.done) <= self.budget
+        held = self.bytes - self.trie.bytes + self.trie.leased_bytes - (0 if self.in_place else self.workspaces.idle_bytes)
+        for prefill in self.live:
+            if (left := len(prefill.job.ids) - prefill.at) > 0:
+                held += left * self._backend.slot_bytes + self._backend.state_bytes
+        return held <= self.budget
 
     def lend(self, size: int) -> int:
         """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""

@@ -65,14 +65,16 @@ class LogitsCache:
             whole = row.raw
         block = self._blocks.get(id(whole))
         if block is None:
-            self._shrink(self._budget - whole.nbytes)
+            if self.bytes + whole.nbytes > self._budget:
+                self._shrink(self._budget - whole.nbytes)
             if not self._room(whole.nbytes):
                 return
             block = self._blocks[id(whole)] = Block(whole.nbytes)
             self.bytes += whole.nbytes
         block.keys.add(key)
         self._rows[key] = row
-        self._shrink(self._budget)
+        if self._most is not None:
+            self._shrink(self._budget)
 
     def limit(self, rows: int) -> None:
         """At most so many rows from now on, whatever their bytes; 0 keeps none."""

@@ -12,15 +12,23 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from runtime.adapters.stacks import Tags, TokenStacks
+from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
-from runtime.scheduler.kv.payloads import SlotRun
 from runtime.trie import Lease, Node
 from runtime.trie.tree import common_prefix
 
 COPY_TOKENS = 256  # that are copied at a time from one workspace into another
+
+
+@dataclass(slots=True, eq=False)
+class SlotRun:
+    """The last `n` tokens of the path that ends at slot `last` of a workspace: no copy, the keys stand there once."""
+
+    workspace: Workspace
+    last: int
+    n: int
 
 
 class NoRoomError(MemoryBudgetError):
@@ -253,8 +261,9 @@ class Workspace:
         self.paths = SlotPaths()
         self.inflight: Inflight | None = None
         self.prepared: Prepared | None = None  # whoever writes to the pack drops it
-        self.computed = 0  # slots whose keys stand in the pack; the others are reserved
-        self._where: list[int] | None = None  # the pack's number of each computed slot, -1 for one that was dropped
+        self.computed = 0  # slots that were filled; those numbered from here on are reserved
+        self.held = 0  # of the computed ones, those that stand in the pack still
+        self.where: list[int] | None = None  # the pack's number of each computed slot, -1 if it was dropped; None: its own
         self.recurrent = "recurrent" in backend.info.attention_kinds
         self.nbytes = 0  # of the working buffers and states
         self.weigh()
@@ -264,11 +273,6 @@ class Workspace:
         """Slots that were ever given out, reserved ones too: the number of the next."""
         self.settle()
         return len(self.paths)
-
-    @property
-    def held(self) -> int:
-        """Slots that stand in the pack."""
-        return self.backend.size(self.pack)
 
     @property
     def needed(self) -> int:
@@ -295,7 +299,7 @@ class Workspace:
     def standing(self, trail: Sequence[int], limit: int) -> tuple[int, int]:
         """The deepest slot of a path's trail, within `limit` tokens, after which one can be appended, and its depth."""
         depth = min(len(trail), limit)
-        while depth and not self.resumable(trail[depth - 1]):
+        while self.recurrent and depth and not self.resumable(trail[depth - 1]):
             depth -= 1
         return (trail[depth - 1] if depth else ROOT), depth
 
@@ -303,7 +307,7 @@ class Workspace:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
         self.settle()
         found = self.paths.child(slot, token)
-        return found if found is not None and self.resumable(found) else None
+        return found if found is not None and (not self.recurrent or self.resumable(found)) else None
 
     def resumable(self, slot: int) -> bool:
         """Whether a token can be appended after `slot`."""
@@ -338,9 +342,7 @@ class Workspace:
                 for token in tokens[:count].tolist():
                     slot = self.paths.add(slot, token)
                 tokens = tokens[count:]
-                if self._where is not None:
-                    self._where.extend(range(self.held - len(self.paths) + self.computed, self.held))
-                self.computed = len(self.paths)
+                self.filled(len(self.paths) - self.computed)
             self._memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
         self.weigh()
         return slot, max(at, depth)
@@ -357,11 +359,6 @@ class Workspace:
             if self._memory.lend(size) < size:
                 raise NoRoomError("the budget has no room for a copy of these keys")
             yield other.take(other.chain(payload.last, payload.n)[start : start + count]), 0, count
-
-    def append(self, slot: int, token: int) -> int:
-        """Reserves the slot that the next `forward` will fill. `rollback` undoes it."""
-        self.settle()
-        return self.paths.add(slot, token)
 
     def rollback(self, size: int) -> None:
         """Forgets the slots numbered `size` and above, on which nobody stands: reserved ones, and those of a bad forward."""
@@ -390,9 +387,9 @@ class Workspace:
         self.unprepare()
         gone = self.computed - size
         self.backend.truncate(self.pack, self.held - gone)
-        self.computed = size
-        if self._where is not None:
-            del self._where[size:]
+        self.computed, self.held = size, self.held - gone
+        if self.where is not None:
+            del self.where[size:]
         self.paths.cut(size)
         if self.recurrent:
             self.weigh()
@@ -416,9 +413,8 @@ class Workspace:
 
     def grow(self, part: PartialForward) -> int:
         """Room for what a forward fills here; the recurrent states that it will keep."""
-        base, above = self.computed, [p for p in part.parents if p < self.computed]
-        states = count_chains(np.array(part.parents, np.int64) - base) if self.recurrent else 0
-        self._memory.grow(self, len(part.tokens), states=states, standing=above)
+        states = count_chains(np.array(part.parents, np.int64) - self.computed) if self.recurrent else 0
+        self._memory.grow(self, len(part.tokens), states=states, standing=part.parents)
         return states
 
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
@@ -440,14 +436,6 @@ class Workspace:
             raise
         self.filled(len(tokens))
         return answer, end
-
-    def as_part(self, part: PartialForward) -> Part:
-        """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any."""
-        own = np.array(part.parents if self._where is None else [self._own(p) for p in part.parents], np.int64)
-        if not self.tags.several:
-            return Part(self.pack, np.array(part.tokens, np.int64), own, np.array(part.want, np.int64))
-        ids, stacks = self.tags.untag(part.tokens)
-        return Part(self.pack, ids, own, np.array(part.want, np.int64), stacks)
 
     def collect(self) -> npt.NDArray[np.float32] | None:
         """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone.
@@ -510,13 +498,12 @@ class Workspace:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
         self.settle()
         self.unprepare()
-        slots = np.array([self._own(slot) for slot in kept], np.int64)
-        ends = np.array([self._own(slot) for slot in tips], np.int64)
+        slots, ends = self.own(kept), self.own(tips)
         with self._in_use():
             self.twice(lambda: self.backend.retain(self.pack, slots, ends))
-        self._where = [-1] * self.computed
+        self.where, self.held = [-1] * self.computed, len(kept)
         for number, slot in enumerate(kept):
-            self._where[slot] = number
+            self.where[slot] = number
         self.paths.find_only(kept, self.computed)
         if not self.users:
             self.renumber()
@@ -524,13 +511,13 @@ class Workspace:
 
     def renumber(self) -> None:
         """Forgets the numbers of dropped slots, where no request knows any by its number."""
-        if self._where is None or len(self.paths) > self.computed:
+        if self.where is None or len(self.paths) > self.computed:
             return
-        kept = [slot for slot, own in enumerate(self._where) if own >= 0]
+        kept = [slot for slot, own in enumerate(self.where) if own >= 0]
         numbers = self.paths.renumber(kept)
         for run in self.runs:
             run.last = numbers[run.last]
-        self.computed, self._where = len(kept), None
+        self.computed, self.where = len(kept), None
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -538,15 +525,16 @@ class Workspace:
         self.unprepare()
         self.backend.close(self.pack)
         self.paths = SlotPaths()
-        self.computed, self._where = 0, None
+        self.computed, self.held, self.where = 0, 0, None
         self._memory.weighed(-self.nbytes)
         self.nbytes = 0
 
     def filled(self, count: int) -> None:
-        """After a forward over `count` reserved slots."""
+        """The next `count` slots stand in the pack."""
+        if self.where is not None:
+            self.where.extend(range(self.held, self.held + count))
         self.computed += count
-        if self._where is not None:
-            self._where.extend(range(self.held - count, self.held))
+        self.held += count
         if self.recurrent:
             self.weigh()
 
@@ -570,11 +558,12 @@ class Workspace:
             begun.logits = None
             self.rollback(begun.base)
 
-    def borrow(self, own: Slots, states: int) -> None:
-        """Memory for the copies of chains that go side by side, beside that for the states that will be kept."""
+    def borrow(self, own: Slots, states: int) -> bool:
+        """Memory for the copies of chains that go side by side, beside that for states that stay; False: none is needed."""
         if copies := self.backend.copy_cost(self.pack, own):
             kept = states * self.backend.state_bytes
             self.backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
+        return copies > 0
 
     def twice(self, act: Callable[[], T]) -> T:
         """Once more, with what nobody uses given up, when the device is full."""
@@ -583,11 +572,15 @@ class Workspace:
         self._memory.give_way()
         return act()
 
+    def own(self, slots: Iterable[int]) -> Slots:
+        """The pack's numbers of slots; of reserved ones those which they will have."""
+        return np.array([self._own(slot) for slot in slots], np.int64)
+
     def _own(self, slot: int) -> int:
         """The pack's number of a slot; of a reserved one that which it will have."""
-        if self._where is None or slot == ROOT:
+        if self.where is None or slot == ROOT:
             return slot
-        return self._where[slot] if slot < self.computed else slot - self.computed + self.held
+        return self.where[slot] if slot < self.computed else slot - self.computed + self.held
 
 
 def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
@@ -599,7 +592,7 @@ def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
     Raises:
         MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
     """
-    return _filled(parts, _now)
+    return _filled(parts, lambda backend, arrays: backend.begin(arrays)())
 
 
 def forward_on_device(parts: Sequence[PartialForward]) -> DeviceLogits:
@@ -615,9 +608,8 @@ def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Pa
         part.workspace.unprepare()
         states += part.workspace.grow(part)
     arrays = _arrays(parts)
-    if len(parts) == 1:
-        first.borrow(arrays[0].parents, states)
-        arrays = [first.as_part(parts[0])]  # making room may have moved its slots
+    if len(parts) == 1 and len(parts[0].tokens) > 1 and first.borrow(arrays[0].parents, states):
+        arrays = _arrays(parts)  # making room may have moved its slots
     logits = first.twice(partial(act, first.backend, arrays))
     for part in parts:
         part.workspace.filled(len(part.tokens))
@@ -644,7 +636,7 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
         prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
         for part in parts:
             part.workspace.unprepare()
-        fetch = _begun(first.backend, arrays)
+        fetch = first.backend.begin(arrays)
     shared, at = SharedFetch(fetch), 0
     for part in parts:
         rows = slice(at, at + len(part.want))
@@ -667,11 +659,11 @@ def prepare(parts: Sequence[PartialForward]) -> None:
         ws, inflight = part.workspace, part.workspace.inflight
         if inflight is None or inflight.fetch is None:
             return
-        own = np.array(part.parents, np.int64) - inflight.base + (ws.held - inflight.count)
+        own = np.array(part.parents, np.int64) - inflight.base + ws.held
         ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(own), np.int64), None)
         arrays.append(Part(ws.pack, ids, own, np.arange(len(own)), stacks))
     backend = parts[0].workspace.backend
-    ready = _prepared(backend, arrays)
+    ready = backend.prepare(arrays)
     if ready is not None:
         tags = [np.array(part.tokens, np.int64) for part in parts]
         prepared = Prepared([part.workspace for part in parts], [array.parents for array in arrays], tags, ready)
@@ -680,7 +672,7 @@ def prepare(parts: Sequence[PartialForward]) -> None:
 
 
 def _arrays(parts: Sequence[PartialForward]) -> list[Part]:
-    """What the backend is given.
+    """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any.
 
     Raises:
         NoRoomError: The last workspaces found room at the expense of the first: fewer at a time may fit.
@@ -690,32 +682,9 @@ def _arrays(parts: Sequence[PartialForward]) -> list[Part]:
         workspace = part.workspace
         if len(parts) > 1 and workspace.backend.capacity(workspace.pack) < workspace.held + len(part.tokens):
             raise NoRoomError("the budget has no room for these requests at once")
-        arrays.append(workspace.as_part(part))
+        ids, stacks = np.array(part.tokens, np.int64), None
+        if workspace.tags.several:
+            ids, stacks = workspace.tags.untag(part.tokens)
+        own = np.array(part.parents, np.int64) if workspace.where is None else workspace.own(part.parents)
+        arrays.append(Part(workspace.pack, ids, own, np.array(part.want, np.int64), stacks))
     return arrays
-
-
-def _now(backend: Backend, arrays: Sequence[Part]) -> npt.NDArray[np.float32]:
-    if len(arrays) > 1:
-        return backend.begin_together(arrays)()
-    (one,) = arrays
-    return backend.forward(one.pack, one.tokens, one.parents, one.want, *_adapted(one))[1]
-
-
-def _begun(backend: Backend, arrays: Sequence[Part]) -> Fetch:
-    if len(arrays) > 1:
-        return backend.begin_together(arrays)
-    (one,) = arrays
-    return backend.begin(one.pack, one.tokens, one.parents, one.want, *_adapted(one))[1]
-
-
-def _adapted(one: Part) -> tuple[TokenStacks, ...]:
-    """The adapters, for a backend that may take none."""
-    return () if one.stacks is None else (one.stacks,)
-
-
-def _prepared(backend: Backend, arrays: Sequence[Part]) -> Callable[[Slots], Fetch] | None:
-    if len(arrays) > 1:
-        return backend.prepare_together(arrays)
-    (one,) = arrays
-    ready = backend.prepare(one.pack, one.parents, *_adapted(one))
-    return None if ready is None else lambda tokens: ready(tokens)[1]

@@ -1,14 +1,15 @@
-"""The few packs in use."""
+"""The few packs in use, and what the edges of the trie carry: places in them, or copies that the backend made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
 
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
+from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
-from runtime.scheduler.kv.payloads import SlotRun
-from runtime.scheduler.kv.workspace import Memory, Tagged, Workspace
+from runtime.scheduler.kv.workspace import Memory, SlotRun, Tagged, Workspace
 from runtime.trie.tree import Node, common_prefix
 
 LEAST_CROWD = 1024  # slots
@@ -22,6 +23,104 @@ def crowd_of(info: ModelInfo) -> int:
     size and layers per slot) is at most half of what a row costs in the weights.
     """
     return max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
+
+
+class Payloads:
+    """Weighs, splits and exports both kinds of payload; the trie's `PayloadOps`. Owner thread only.
+
+    Attributes:
+        in_place: Whether edges refer to slots. Not for recurrent models, whose state moves on with the path, nor where
+            keys are kept in another precision than they are computed in: there the trie holds copies.
+        tokens: Those of all runs that edges hold; their bytes are bytes of packs.
+        released: Workspaces some of whose runs were let go since the set was last emptied.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.in_place = (
+            "recurrent" not in backend.info.attention_kinds and backend.slot_bytes == backend.info.kv_bytes_per_token > 0
+        )
+        self.tokens = 0
+        self.released: set[Workspace] = set()
+
+    def split(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The first `n` tokens and the rest."""
+        if isinstance(payload, SlotRun):
+            rest = payload.n - n
+            above = payload.workspace.paths.above(payload.last, rest)
+            return SlotRun(payload.workspace, above, n), SlotRun(payload.workspace, payload.last, rest)
+        return self._backend.split(payload, n)
+
+    def payload_bytes(self, payload: Any) -> int:
+        """Bytes that are free once it is let go."""
+        if isinstance(payload, SlotRun):
+            return payload.n * self._backend.slot_bytes
+        return self._backend.payload_bytes(payload)
+
+    def copy_bytes(self, payload: Any) -> int:
+        """Bytes that a copy of it takes beside what is held already: none of a run."""
+        return 0 if isinstance(payload, SlotRun) else self._backend.payload_bytes(payload)
+
+    def payload_resumable(self, payload: Any) -> bool:
+        """Whether generation can go on after its last token."""
+        return isinstance(payload, SlotRun) or self._backend.payload_resumable(payload)
+
+    def owner(self, payload: Any) -> Workspace | None:
+        """The workspace of a run."""
+        return payload.workspace if isinstance(payload, SlotRun) else None
+
+    def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
+        """The same of one that an edge carries; both are carried from now on. Of a run, the rest is the run itself."""
+        if not isinstance(payload, SlotRun):
+            return self._backend.split(payload, n)
+        payload.n -= n
+        upper = SlotRun(payload.workspace, payload.workspace.paths.above(payload.last, payload.n), n)
+        payload.workspace.runs.add(upper)
+        return upper, payload
+
+    def extend(self, payload: Any, more: Any) -> bool:
+        """Lengthens one that an edge carries; False where `more` does not follow it in the same workspace."""
+        if not isinstance(payload, SlotRun) or not isinstance(more, SlotRun) or payload.workspace is not more.workspace:
+            return False
+        if payload.workspace.paths.above(more.last, more.n) != payload.last:
+            return False
+        payload.last, payload.n = more.last, payload.n + more.n
+        payload.workspace.referenced += more.n
+        self.tokens += more.n
+        return True
+
+    def hold(self, payload: Any) -> None:
+        """An edge carries it from now on."""
+        if isinstance(payload, SlotRun):
+            payload.workspace.runs.add(payload)
+            payload.workspace.referenced += payload.n
+            self.tokens += payload.n
+
+    def release(self, payload: Any) -> None:
+        """No edge carries it any more: its slots may be reused when no request stands on them."""
+        if isinstance(payload, SlotRun):
+            payload.workspace.runs.discard(payload)
+            payload.workspace.referenced -= payload.n
+            self.tokens -= payload.n
+            self.released.add(payload.workspace)
+
+    def export(self, payload: Any, start: int, stop: int) -> Stored:
+        """Tokens `start` to `stop` as plain arrays; see `runtime.backends.base.Backend.export`."""
+        if isinstance(payload, SlotRun):
+            run = payload.workspace
+            return self._backend.export(run.take(run.chain(payload.last, payload.n)[start:stop]))
+        return self._backend.export(payload, start, stop)
+
+
+class Placed(Protocol):
+    """A path on its way into the model."""
+
+    workspace: Workspace
+    tagged: Tagged
+
+    @property
+    def done(self) -> bool:
+        """Whether every token is in place."""
 
 
 class Workspaces:
@@ -61,7 +160,7 @@ class Workspaces:
         *,
         alone: bool = False,
         reach: int = 0,
-        coming: Iterable[tuple[Workspace, Tagged]] = (),
+        live: Collection[Placed] = (),
         node: Node | None = None,
     ) -> tuple[Workspace, list[int]]:
         """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
@@ -72,13 +171,13 @@ class Workspaces:
             ids: The path.
             alone: In a pack of its own.
             reach: Tokens of it after which one can go on from what the trie holds: so far it is enough that keys stand there.
-            coming: Where other paths are on their way into the model. Who begins with the same tokens goes there too.
+            live: Other paths. What begins with the same tokens as one that is not done yet goes where that goes.
             node: The edge at which the trie's part of the path ends.
         """
         self._clock += 1
         chosen, trail = (None, []) if alone else self._fitting(ids, reach, node)
         if chosen is None and not alone:
-            chosen = self._joined(ids, coming)
+            chosen = self._joined(ids, live)
             trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
             if not self._in_place and len(self.open) >= self._limit:
@@ -97,7 +196,8 @@ class Workspaces:
             return
         del self.busy[workspace]
         if workspace.runs:
-            workspace.renumber()
+            if workspace.where is not None:
+                workspace.renumber()
             return
         if drop or workspace.retired or self._in_place or workspace.held > 4 * self.crowd:
             self.close(workspace)
@@ -137,36 +237,36 @@ class Workspaces:
         """Whether a path of so many tokens would attend, behind a mask, to many times as much beside it."""
         return workspace.retired or workspace.held > 4 * max(self.crowd, length)
 
-    def _candidates(self, node: Node | None) -> Iterable[Workspace]:
-        """Where a path may stand: where the trie says, and wherever requests are at work."""
-        if not self._in_place:
-            return self.open
-        found: dict[Workspace, None] = {}
-        while node is not None and node.parent is not None:
-            if isinstance(node.payload, SlotRun):
-                found[node.payload.workspace] = None
-            node = node.parent
-        return found | self.busy
-
     def _fitting(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
-        for workspace in self._candidates(node):
+        candidates = self.open
+        if self._in_place:  # where the trie says, and wherever requests are at work
+            candidates = {}
+            while node is not None and node.parent is not None:
+                if isinstance(node.payload, SlotRun):
+                    candidates[node.payload.workspace] = None
+                node = node.parent
+            candidates |= self.busy
+        for workspace in candidates:
             if workspace.retired or (self._in_place and self.crowded(workspace, len(ids))):
                 continue
             trail = workspace.trail(ids)
-            depth = max(workspace.standing(trail, len(trail))[1], min(len(trail), reach))
+            depth = len(trail)
+            if workspace.recurrent:
+                depth = max(workspace.standing(trail, depth)[1], min(depth, reach))
             fits = 2 * depth >= len(ids) or (depth >= self._kin and workspace.held - depth + len(ids) <= self.crowd)
             if fits and depth > deepest:
                 best, deepest, found = workspace, depth, trail
         return best, found
 
-    def _joined(self, ids: Tagged, coming: Iterable[tuple[Workspace, Tagged]]) -> Workspace | None:
+    def _joined(self, ids: Tagged, live: Iterable[Placed]) -> Workspace | None:
         """Where a path with the same beginning is on its way, if it is worth while to share that, or costs nothing."""
         filled: dict[Workspace, int] = {}
         common: dict[Workspace, int] = {}
-        for workspace, path in coming:
-            if not workspace.retired:
+        for other in live:
+            workspace, path = other.workspace, other.tagged
+            if not (other.done or workspace.retired):
                 filled[workspace] = filled.get(workspace, 0) + len(path)
                 common[workspace] = max(common.get(workspace, 0), common_prefix(path, ids))
         for workspace, n in common.items():

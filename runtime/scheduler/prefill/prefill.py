@@ -136,7 +136,7 @@ class Batch:
             elif added < quota and not (wanted and self._rows >= self._most_rows):
                 portion.tokens.append(token)
                 portion.parents.append(slot)
-                found = portion.fresh[place] = ws.append(*place)
+                found = portion.fresh[place] = ws.paths.add(*place)
                 prefill.computed += 1
                 added += 1
                 own = there is None

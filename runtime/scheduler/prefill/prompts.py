@@ -174,11 +174,11 @@ class Prompts:
                 moved.append(prefill)
                 prefill.served = prefill.job.turn.served = self._round
                 prefill.tell()
-        publisher = self._cache.publisher
-        publisher.take_ahead(moved)
+        if not self._cache.room.in_place:
+            self._cache.take_ahead(moved)
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
-        if publisher.ahead:
-            publisher.forget_ahead()
+        if self._cache.ahead:
+            self._cache.forget_ahead()
         self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
         with together():
             for prefill, last in complete:

@@ -99,7 +99,7 @@ class ResultPublisher:
         start = prefill.lease.length
         if prefill.at > start:
             part = None if scores is None else scores[start : prefill.at]
-            self._cache.publisher.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
+            self._cache.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
         if scores is not None and start:
             self._cache.keep_scores(prefill.lease, scores[:start])
 
@@ -126,7 +126,7 @@ class ResultPublisher:
             if tail:
                 own = row.take_scores(tail)
                 scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-            self._cache.publisher.publish(row.prefill, tokens, row.slot, scores)
+            self._cache.publish(row.prefill, tokens, row.slot, scores)
         except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a running answer could not be kept")
 

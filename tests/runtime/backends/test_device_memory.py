@@ -18,7 +18,7 @@ from runtime.backends.hf import backend as hf
 from runtime.backends.mlx import backend as mlx
 from runtime.backends.mlx import memory
 from runtime.backends.mlx.memory import DeviceLimits
-from runtime.backends.packs import sized
+from runtime.backends.packs import packed
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
 from tests.fakes import engine_of
@@ -178,7 +178,7 @@ def test_freed_memory_goes_back_above_a_threshold(monkeypatch: pytest.MonkeyPatc
     for name, backend in made.items():
         cleared.clear()
         # when KV is let go in small parts, then it goes back once the parts come to something, and then anew
-        part = sized.RETURN_BYTES // 4
+        part = packed.RETURN_BYTES // 4
         for count in range(1, 9):
             backend.freed(part)
             assert cleared == [name] * (count // 4)
@@ -192,7 +192,7 @@ def test_what_is_evicted_is_told_once_a_step(backend: str, monkeypatch: pytest.M
     told: list[int] = []
     with load(tiny_path("llama"), backend=backend, threads=1 if backend == "hf" else None) as model:
         monkeypatch.setattr(engine_of(model).backend, "freed", told.append)
-        monkeypatch.setattr(sized, "RETURN_BYTES", 1)
+        monkeypatch.setattr(packed, "RETURN_BYTES", 1)
         slot = model.info.kv_bytes_per_token
         model.set_kv_budget(200 * slot)
         for first in range(2, 12):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.hf.backend import HfBackend, load
-from runtime.backends.hf.forward.attention import attention_of, own_sdpa
+from runtime.backends.hf.forward import attention_of, own_sdpa
 from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids

@@ -203,17 +203,17 @@ def test_rows_cross_where_a_draw_reads_them_alone(
     text = random_ids(7, 20, 1000).tolist()
     model.next_token_logprobs_sync(text)
     crossed: list[int] = []
-    whole, some = HfBackend.forward, TorchLogits.rows
+    whole, some = HfBackend.begin, TorchLogits.rows
 
-    def forward(backend: HfBackend, pack: Any, tokens: Any, parents: Any, want: Any, *more: Any) -> Any:
-        crossed.append(len(want))
-        return whole(backend, pack, tokens, parents, want, *more)
+    def begin(backend: HfBackend, parts: Any) -> Any:
+        crossed.extend(len(part.want) for part in parts)
+        return whole(backend, parts)
 
     def fetch(logits: TorchLogits, chosen: Any) -> Any:
         crossed.append(len(chosen))
         return some(logits, chosen)
 
-    monkeypatch.setattr(HfBackend, "forward", forward)
+    monkeypatch.setattr(HfBackend, "begin", begin)
     monkeypatch.setattr(TorchLogits, "rows", fetch)
     # when twelve tokens are drawn
     options = GenerationOptions(max_tokens=12, sampling=SAMPLERS[sampling], ignore_eos=True, seed=3, top_k=4)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.backends.base import ROOT
+from runtime.backends.base import ROOT, Part
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.options.load import LoadOptions
@@ -33,20 +33,25 @@ def pack(loaded: Loaded) -> Iterator[Any]:
     loaded.backend.close(made)
 
 
+def due(pack: Any, parents: Any, tokens: Any = None) -> Part:
+    """A token after each of some slots, not yet known where none is given."""
+    n = len(parents)
+    return Part(pack, np.zeros(n, np.int64) if tokens is None else tokens, parents, np.arange(n))
+
+
 @pytest.mark.slow
 def test_a_chain_whose_next_forward_is_prepared_while_the_last_computes(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(21, 45), loaded.backend  # beyond every window
     append(backend, pack, ids[:8])
     waiting, got, prepared = None, [], 0
     for at in range(8, 45):
-        rest = backend.prepare(pack, np.array([at - 1]))
+        rest = backend.prepare([due(pack, np.array([at - 1]))])
         if waiting is not None:
             got.append(waiting())
         prepared += rest is not None  # buffers without room are for somebody else to grow
-        slots, waiting = (
-            backend.begin(pack, ids[at : at + 1], np.array([at - 1]), np.array([0])) if rest is None else rest(ids[at : at + 1])
-        )
-        assert slots.tolist() == [at]
+        token = ids[at : at + 1]
+        waiting = backend.begin([due(pack, np.array([at - 1]), token)]) if rest is None else rest(token)
+        assert backend.size(pack) == at + 1
     assert waiting is not None
     got.append(waiting())
     loaded.check(log_softmax(np.concatenate(got)), ids, np.arange(8, 45))
@@ -61,11 +66,10 @@ def test_branches_that_are_prepared_together(loaded: Loaded, pack: Any) -> None:
     append(backend, pack, ids[:20])
     parents, tails = np.array([19, 11, 5]), np.array([[7, 9], [8, 7], [9, 5]])
     slots, _ = backend.forward(pack, tails[:, 0], parents, np.arange(3))
-    rest = backend.prepare(pack, slots)
+    rest = backend.prepare([due(pack, slots)])
     assert rest is not None
-    more, waiting = rest(tails[:, 1])
-    assert more.tolist() == [23, 24, 25]
-    rows = log_softmax(waiting())
+    rows = log_softmax(rest(tails[:, 1])())
+    assert backend.size(pack) == 26
     for row, parent, tail in zip(rows, parents.tolist(), tails.tolist(), strict=True):
         path = [*ids[: parent + 1].tolist(), *tail]
         np.testing.assert_allclose(row, loaded.expected(path)[-1], atol=TOLERANCE)
@@ -75,8 +79,8 @@ def test_what_is_dropped_was_never_there(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(23, 24), loaded.backend
     append(backend, pack, ids[:20])
     before = (backend.forwards, backend.pushed, backend.size(pack), backend.pack_bytes(pack))
-    assert backend.prepare(pack, np.array([19])) is not None
-    assert backend.prepare(pack, np.array([3])) is not None
+    assert backend.prepare([due(pack, np.array([19]))]) is not None
+    assert backend.prepare([due(pack, np.array([3]))]) is not None
     assert (backend.forwards, backend.pushed, backend.size(pack), backend.pack_bytes(pack)) == before
     _, got = append(backend, pack, ids[20:], 19)
     loaded.check(got, ids, np.arange(20, 24))
@@ -91,7 +95,7 @@ def test_what_is_dropped_was_never_there(loaded: Loaded, pack: Any) -> None:
 def test_tokens_that_are_none_leave_the_pack_as_it_was(loaded: Loaded, pack: Any) -> None:
     ids, backend = loaded.ids(24, 12), loaded.backend
     append(backend, pack, ids[:10])
-    rest = backend.prepare(pack, np.array([9]))
+    rest = backend.prepare([due(pack, np.array([9]))])
     assert rest is not None
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         rest(np.array([backend.info.vocab_size]))
@@ -106,10 +110,10 @@ def test_a_full_context_is_refused_and_full_buffers_are_not_grown(loaded: Loaded
     append(backend, pack, loaded.ids(25, limit))
     if limit == backend.info.context_length:
         with pytest.raises(ContextOverflowError):
-            backend.prepare(pack, np.array([limit - 1]))
+            backend.prepare([due(pack, np.array([limit - 1]))])
     else:
         backend.resize(pack, limit)
-        assert backend.prepare(pack, np.array([limit - 1])) is None
+        assert backend.prepare([due(pack, np.array([limit - 1]))]) is None
     assert backend.size(pack) == limit
 
 
@@ -118,7 +122,7 @@ def test_where_nothing_can_be_done_before_nothing_is(backend: str, name: str) ->
     one = Loaded(backend, name)
     pack = one.backend.open_pack()
     append(one.backend, pack, one.ids(26, 6))
-    assert one.backend.prepare(pack, np.array([5])) is None
+    assert one.backend.prepare([due(pack, np.array([5]))]) is None
     one.backend.unload()
 
 
@@ -130,14 +134,14 @@ def test_a_step_that_was_prepared_copies_no_buffer() -> None:
     pack, ids = backend.open_pack(), one.ids(27, 40)
     append(backend, pack, ids[:8])
     backend.resize(pack, 40_000)
-    _, waiting = backend.begin(pack, ids[8:9], np.array([7]), np.array([0]))
+    waiting = backend.begin([due(pack, np.array([7]), ids[8:9])])
     for at in range(9, 40):
-        rest = backend.prepare(pack, np.array([at - 1]))
+        rest = backend.prepare([due(pack, np.array([at - 1]))])
         waiting()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         assert rest is not None
-        _, waiting = rest(ids[at : at + 1])
+        waiting = rest(ids[at : at + 1])
         logits = waiting()
         assert mx.get_peak_memory() - before < backend.pack_bytes(pack) / 16, at
     one.check(log_softmax(logits), ids, [39])
@@ -149,6 +153,6 @@ def test_the_toy_prepares_too() -> None:
     backend = FakeBackend(LoadOptions(), Behaviour(overlaps=True))
     pack = backend.open_pack()
     backend.forward(pack, np.array([1, 2]), chain(0, 2, ROOT), np.arange(2))
-    rest = backend.prepare(pack, np.array([1]))
+    rest = backend.prepare([due(pack, np.array([1]))])
     assert rest is not None
-    np.testing.assert_allclose(log_softmax(rest(np.array([3]))[1]())[0], reference([1, 2, 3]), atol=TOLERANCE)
+    np.testing.assert_allclose(log_softmax(rest(np.array([3]))())[0], reference([1, 2, 3]), atol=TOLERANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,41 +12,52 @@ import pytest
 from runtime.backends import selftest
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend, FakePack
-from runtime.backends.packs.buckets import Bucket
-from runtime.backends.packs.packed import Step
+from runtime.backends.packs.step import Bucket, Step
 from runtime.backends.selftest import self_test
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 
 
-class Leaky(FakeBackend):
+class Spoilt(FakeBackend):
+    """A library that `spoil` makes compute something else than it was asked for."""
+
+    def spoil(self, step: Step) -> None: ...
+
+    def push(self, pack: FakePack, step: Step) -> Any:
+        self.spoil(step)
+        return super().push(pack, step)
+
+    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Any:
+        for step in steps:
+            self.spoil(step)
+        return super().launch(packs, steps)
+
+
+class Leaky(Spoilt):
     """In a tree every token sees everything before it."""
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def spoil(self, step: Step) -> None:
         if step.mask is not None:
             step.mask[:] = np.arange(step.mask.shape[1]) <= step.slots[:, None]
-        return super().push(pack, step)
 
 
-class Forgetful(FakeBackend):
+class Forgetful(Spoilt):
     """A chain continues at the wrong position."""
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def spoil(self, step: Step) -> None:
         if step.past:
             step.positions[:] += 1
-        return super().push(pack, step)
 
 
-class ShortPieces(FakeBackend):
+class ShortPieces(Spoilt):
     """A chain continues at the wrong position where the call is longer than a window."""
 
     window = 24
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def spoil(self, step: Step) -> None:
         if step.past and len(step.tokens) > self.window:
             step.positions[:] += 1
-        return super().push(pack, step)
 
 
 class OneByOne(FakeBackend):
@@ -228,16 +240,14 @@ def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "broken"), [("hf", "hf.forward.arguments.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")]
-)
+@pytest.mark.parametrize(("backend", "broken"), [("hf", "hf.forward.Arguments._mask"), ("mlx", "mlx.masks.TreeMasks.of")])
 def test_a_library_that_breaks_masks_is_noticed_at_load(backend: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
     module, owner, method = f"runtime.backends.{broken}".rsplit(".", 2)
     cls = getattr(importlib.import_module(module), owner)
     sound = getattr(cls, method)
-    monkeypatch.setattr(cls, method, lambda self, mask: sound(self, mask) | True)
+    monkeypatch.setattr(cls, method, lambda self, mask, **how: sound(self, mask, **how) | True)
     monkeypatch.setattr(selftest, "proofs", {})
     loaded = Loaded(backend, "llama")
     assert any("one by one" in warning for warning in loaded.backend.info.warnings)

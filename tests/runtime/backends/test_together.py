@@ -65,7 +65,7 @@ def test_each_part_is_what_it_is_alone(loaded: Loaded, texts: list[Text]) -> Non
     backend = loaded.backend
     assert backend.together
     before, sizes = backend.forwards, [backend.size(text.pack) for text in texts]
-    logits = backend.begin_together([text.part for text in texts])()
+    logits = backend.begin([text.part for text in texts])()
     assert backend.forwards == before + 1
     for text, rows in zip(texts, np.split(logits, np.cumsum([len(t.part.want) for t in texts])[:-1]), strict=True):
         text.check(loaded, rows)
@@ -82,7 +82,7 @@ def test_only_wanted_rows_come_back(loaded: Loaded, texts: list[Text]) -> None:
     parts = [
         Part(t.pack, t.part.tokens, t.part.parents, t.part.want[-1:] if i % 2 else t.part.want[:0]) for i, t in enumerate(texts)
     ]
-    logits = loaded.backend.begin_together(parts)()
+    logits = loaded.backend.begin(parts)()
     assert logits.shape == (3, loaded.backend.info.vocab_size)
     for row, text in zip(logits, texts[1::2], strict=True):
         path = [*text.stem.tolist(), *text.tails[-1].tolist()]
@@ -93,7 +93,7 @@ def test_a_failure_leaves_every_pack_as_it_was(loaded: Loaded, texts: list[Text]
     backend, sizes = loaded.backend, [loaded.backend.size(text.pack) for text in texts]
     bad = Part(texts[-1].pack, np.array([10**6]), np.array([0]), np.array([0]))
     with pytest.raises(InvalidRequestError, match="vocabulary"):
-        backend.begin_together([*(text.part for text in texts[:-1]), bad])
+        backend.begin([*(text.part for text in texts[:-1]), bad])
     assert [backend.size(text.pack) for text in texts] == sizes
     text = texts[0]
     _, rows = append(backend, text.pack, text.tails[0], len(text.stem) - 1)
@@ -105,7 +105,7 @@ def test_what_is_prepared_before_the_tokens_are_known_is_the_same(loaded: Loaded
     for text in texts:
         backend.resize(text.pack, 64)
     blank = [Part(t.pack, np.zeros(len(t.part.tokens), np.int64), t.part.parents, t.part.want) for t in texts]
-    begin = backend.prepare_together(blank)
+    begin = backend.prepare(blank)
     assert (begin is not None) == backend.overlaps
     if begin is not None:
         logits = begin(np.concatenate([text.part.tokens for text in texts]))()

@@ -96,14 +96,17 @@ def test_a_window_counts_positions_not_slots() -> None:
 
 def test_one_chain_is_known_for_one() -> None:
     tree = SlotTree()
-    assert tree.extends(np.array([ROOT, 0, 1]))
-    tree.append(np.array([ROOT, 0, 1]))
-    assert tree.linear
-    assert tree.extends(np.array([2]))
-    assert not tree.extends(np.array([1]))
-    tree.append(np.array([1]))
+    for parents in ([ROOT, 0, 1], [2], [3, 4]):
+        tree.append(np.array(parents))
+        assert tree.linear
+    undo = tree.append(np.array([1]))
     assert not tree.linear
-    assert not tree.extends(np.array([3]))
+    tree.append(np.array([6]))
+    assert not tree.linear
+    tree.truncate(6)
+    assert tree.linear
+    tree.rollback(undo)
+    assert tree.linear
 
 
 @pytest.mark.parametrize("slots", [[0, 2], [1, 0], [], [2, 3], [-1, 0]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from runtime import LanguageModel, load
-from runtime.scheduler.kv.payloads import SlotRun
+from runtime.scheduler.kv.workspace import SlotRun
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

@@ -30,7 +30,7 @@ class Held:
         self.most = 0
         self.rows = 0  # chains whose paths were copied side by side into one forward
         self.shared = 0  # those that went side by side over one K/V
-        opened, forward, rows = self._backend.open_pack, self._backend.forward, self._backend.push_rows
+        opened, rows = self._backend.open_pack, self._backend.push_rows
 
         def open_pack() -> Any:
             self._packs.append(opened())
@@ -53,7 +53,6 @@ class Held:
             return rows(pack, bucket)
 
         self._backend.open_pack = open_pack
-        self._backend.forward = looked(forward)
         around_begins(self._backend, looked)
         self._backend.push_rows = counted
 

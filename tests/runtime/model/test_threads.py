@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,16 @@ class Watched:
 
         def call(*arguments: Any) -> Any:
             self._callers.setdefault(name, set()).add(threading.get_ident())
-            if name == "forward" and arguments[1].tolist() == BROKEN:
-                raise ZeroDivisionError("broken kernel")
+            if name in ("begin", "prepare"):
+                parts = [replace(part, pack=part.pack.inner) for part in arguments[0]]
+                if name == "begin" and parts[0].tokens.tolist() == BROKEN:
+                    raise ZeroDivisionError("broken kernel")
+                arguments = (parts,)
             answer = method(*(a.inner if isinstance(a, Held) else a for a in arguments))
             if name in ("split", "take_many"):
                 return type(answer)(Held(part, self._callers, "payload freed") for part in answer)
             if name == "begin":
-                return answer[0], self._noted("fetch", answer[1])
+                return self._noted("fetch", answer)
             if name == "prepare" and answer is not None:
                 return lambda tokens: self._begun(answer, tokens)
             if name in MAKERS:
@@ -65,8 +69,7 @@ class Watched:
 
     def _begun(self, rest: Callable[[Any], Any], tokens: Any) -> Any:
         """A forward that was prepared is begun."""
-        slots, fetch = self._noted("begin", lambda: rest(tokens))()
-        return slots, self._noted("fetch", fetch)
+        return self._noted("fetch", self._noted("begin", lambda: rest(tokens))())
 
     def _noted(self, name: str, act: Callable[[], Any]) -> Callable[[], Any]:
         """A part of a call that comes later."""
@@ -144,11 +147,11 @@ def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str, architect
         gc.collect()
     finally:
         unregister_backend("watched")
-    wanted = {"load", "open_pack", "forward", "close", "logits_uncached", "unload"}
+    wanted = {"load", "open_pack", "begin", "fetch", "close", "logits_uncached", "unload"}
     copies = {*MAKERS, "payload freed"} if architecture in RECURRENT else set()  # else the trie refers to packs
     assert wanted | copies <= {*callers, "restore"}
     overlaps = name in ("overlapping", "mlx") and architecture not in RECURRENT
-    assert ({"begin", "fetch", "prepare"} <= callers.keys()) == overlaps
+    assert ("prepare" in callers) == overlaps
     del callers["pack freed"]  # an emptied shell: its arrays went with `close`
     (owner,) = callers["load"]
     assert owner != threading.get_ident()

@@ -94,45 +94,35 @@ class Troubled:
         self._armed = None
         return self._backend.extend(pack, tokens, *rest)
 
-    def begin(
-        self, pack: Any, tokens: Any, parents: Any, want: Any, *rest: Any
-    ) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+    def begin(self, parts: Any) -> Callable[[], npt.NDArray[np.float32]]:
         """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
-        return self._begun(tokens, want, lambda: self._backend.begin(pack, tokens, parents, want, *rest))
-
-    def begin_together(self, parts: Any) -> Callable[[], npt.NDArray[np.float32]]:
-        """The same over several packs."""
         tokens = np.concatenate([part.tokens for part in parts])
         starts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
         want = np.concatenate([part.want + start for part, start in zip(parts, starts, strict=True)])
-        return self._begun(tokens, want, lambda: (None, self._backend.begin_together(parts)))[1]
-
-    def prepare_together(self, parts: Any) -> None:  # the Protocol's; `prepare` has its faults alone
-        """Nothing of it is done before."""
-        return
+        return self._begun(tokens, want, lambda: self._backend.begin(parts))
 
     def _begun(
-        self, tokens: Any, want: Any, begin: Callable[[], tuple[Any, Callable[[], npt.NDArray[np.float32]]]]
-    ) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+        self, tokens: Any, want: Any, begin: Callable[[], Callable[[], npt.NDArray[np.float32]]]
+    ) -> Callable[[], npt.NDArray[np.float32]]:
         self._arm(tokens)
-        slots, fetch = begin()
+        fetch = begin()
 
         def waiting() -> npt.NDArray[np.float32]:
             self._arm(tokens)  # others' forwards have been meanwhile
             return self._marred(tokens, want, fetch())
 
-        return slots, waiting
+        return waiting
 
-    def prepare(self, *args: Any) -> Callable[[Any], tuple[Any, Callable[[], npt.NDArray[np.float32]]]] | None:
+    def prepare(self, parts: Any) -> Callable[[Any], Callable[[], npt.NDArray[np.float32]]] | None:
         """What was prepared begins with the same faults; its layers were called before the tokens were known."""
         self._armed = None
-        prepared = self._backend.prepare(*args)
+        prepared = self._backend.prepare(parts)
         if prepared is None:
             return None
 
-        def begin(tokens: Any) -> tuple[Any, Callable[[], npt.NDArray[np.float32]]]:
+        def begin(tokens: Any) -> Callable[[], npt.NDArray[np.float32]]:
             self.spring()
-            begun: tuple[Any, Callable[[], npt.NDArray[np.float32]]] = prepared(tokens)
+            begun: Callable[[], npt.NDArray[np.float32]] = prepared(tokens)
             return begun
 
         return lambda tokens: self._begun(tokens, np.arange(len(tokens)), lambda: begin(tokens))

@@ -13,7 +13,7 @@ import pytest
 from runtime import LanguageModel
 from tests.fakes import engine_of
 
-WATCHED = ("resize", "load", "forward", "begin", "take", "take_many", "split", "retain", "close")
+WATCHED = ("resize", "load", "begin", "take", "take_many", "split", "retain", "close")
 MADE = ("take", "take_many", "split")  # whose answers nobody holds yet
 
 
@@ -36,7 +36,7 @@ class Meter:
             weigh(node.scores, found)
         weigh(list(self._cache.vectors._rows.values()), found)
         weigh(list(self._cache.vectors.pinned.values()), found)
-        weigh(self._cache.publisher.ahead, found)
+        weigh(self._cache.ahead, found)
         return sum(found.values())
 
     def note(self, what: str, *more: Any) -> None:
@@ -94,10 +94,8 @@ def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
         return resized
 
-    for name in WATCHED if backend.overlaps else (name for name in WATCHED if name != "begin"):  # half of every `forward`
+    for name in WATCHED:
         monkeypatch.setattr(backend, name, watch(name, getattr(backend, name)))
-    if backend.overlaps:
-        monkeypatch.setattr(backend, "begin_together", watch("begin", backend.begin_together))
 
     def preparing(prepare: Any) -> Any:
         def prepared(*args: Any) -> Any:
@@ -106,8 +104,7 @@ def metered(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
         return prepared
 
-    for name in ("prepare", "prepare_together"):
-        monkeypatch.setattr(backend, name, preparing(getattr(backend, name)))
+    monkeypatch.setattr(backend, "prepare", preparing(backend.prepare))
     if backend.info.backend in ("hf", "mlx"):
         module = __import__(f"runtime.backends.{backend.info.backend}.cache", fromlist=["_resized"])
         monkeypatch.setattr(module, "_resized", growing(module._resized))

@@ -250,4 +250,4 @@ def test_a_bad_row_leaves_nothing_pending() -> None:
         # then the copy of the bad one does not stay behind
         cache = engine_of(model).scheduler.cache
         settled(model)
-        assert engine_of(model).call(lambda: (cache.room.pending, cache.publisher.ahead)).result() == (0, {})
+        assert engine_of(model).call(lambda: (cache.room.pending, cache.ahead)).result() == (0, {})

@@ -19,8 +19,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.load import LoadOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
-from runtime.scheduler.kv.payloads import SlotRun
-from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin
+from runtime.scheduler.kv.workspace import PartialForward, SlotRun, Workspace, begin
 from runtime.trie import Node
 from tests.fakes import assert_right, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
@@ -56,9 +55,9 @@ def begun() -> tuple[Workspace, list[int]]:
     behaviour = Behaviour(overlaps=True, before_forward=lambda tokens: waited.append(len(tokens)))
     backend = FakeBackend(LoadOptions(), behaviour)
     workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
-    workspace.append(workspace.append(ROOT, 1), 2)
+    workspace.paths.add(workspace.paths.add(ROOT, 1), 2)
     workspace.forward([1, 2], [ROOT, 0], [])
-    workspace.append(1, 3)
+    workspace.paths.add(1, 3)
     begin([PartialForward(workspace, [3], [1], [0])])
     waited.clear()
     return workspace, waited

@@ -60,7 +60,7 @@ class Counted:
 
             return counted
 
-        backend.prepare, backend.prepare_together = counting(backend.prepare), counting(backend.prepare_together)
+        backend.prepare = counting(backend.prepare)
 
 
 def opened(backend: str, name: str) -> LanguageModel:
@@ -170,12 +170,12 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
         workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
         prompt = [5, 6, 7, 8]
         for at, token in enumerate(prompt):
-            workspace.append(at - 1, token)
+            workspace.paths.add(at - 1, token)
         workspace.forward(prompt, range(-1, 3), [])
         workspace.resize(40_000)
         path = list(prompt)
         for at in range(4, 12):
-            workspace.append(at - 1, at)
+            workspace.paths.add(at - 1, at)
             path.append(at)
             mx.reset_peak_memory()
             before = mx.get_active_memory()

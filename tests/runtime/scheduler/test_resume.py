@@ -36,18 +36,20 @@ def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: p
     path = greedy(some_ids(1, 10), 60)
     brought_back: list[int] = []
     refused: list[int] = []
-    regain, forward = Cache.regain, FakeBackend.forward
+    regain, begin = Cache.regain, FakeBackend.begin
 
     def counted(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
         brought_back.append(len(ids))
         return regain(self, prefill, ids)
 
-    def watched(self: FakeBackend, pack: Any, tokens: Any, parents: Any, want: Any) -> Any:
-        refused.extend(int(p) for p in parents if p < self.size(pack) and not self.resumable(pack, int(p)))
-        return forward(self, pack, tokens, parents, want)
+    def watched(self: FakeBackend, parts: Any) -> Any:
+        for part in parts:
+            above = [int(p) for p in part.parents if p < self.size(part.pack)]
+            refused.extend(p for p in above if not self.resumable(part.pack, p))
+        return begin(self, parts)
 
     monkeypatch.setattr(Cache, "regain", counted)
-    monkeypatch.setattr(FakeBackend, "forward", watched)
+    monkeypatch.setattr(FakeBackend, "begin", watched)
     with fake_model(Behaviour(recurrent=True), max_batch_rows=rows) as model:
 
         async def main() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from runtime.backends.hf.cache import TorchPack
-from runtime.backends.hf.forward.arguments import Arguments
+from runtime.backends.hf.forward import Arguments
 from runtime.backends.packs.step import Step
 
 MOST_TOKENS = 64  # of a forward: of more the device's work shows
