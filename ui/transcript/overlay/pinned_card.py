@@ -282,7 +282,7 @@ class PinnedCard(QWidget):
     # ---- where it stands ------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Beside the token and outside the line under its turn, with as many rows as there is room for."""
+        """Beside the token and, where it can, outside the line under its turn, with as many rows as there is room for."""
         spot, parent = self._spot, self.parentWidget()
         if spot is None or self.isHidden() or parent is None:
             return
@@ -308,6 +308,8 @@ class PinnedCard(QWidget):
         if height > room:  # with one row
             self._show_head(False)
             height = self._sheet_height(width)
+            if height > room:  # nowhere but over the line
+                top, _ = best_place(height, token, token, within)
         if top is None:  # above: its lower edge is beside the token
             top = token.top() - _GAP_PX - height
         top = max(min(top, within.bottom() - height), within.top())
