@@ -32,7 +32,7 @@ from runtime.backends.mlx.loading import (
     load_model,
     random_copy,
 )
-from runtime.backends.mlx.logits import MlxLogits
+from runtime.backends.mlx.logits import MlxLogits, as_on_host
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
@@ -121,8 +121,9 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.shares = self.recurrent
         flat = all(isinstance(cache, SlotCache) for cache in probe.caches)
         self.together = self.tree and flat and attention_by_pack(self._model)
-        self.on_device = self.together and mx.default_device() == mx.gpu  # numpy is nine times as fast on a processor
         self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
+        on_gpu = mx.default_device() == mx.gpu  # on a processor numpy is nine times as fast
+        self.on_device = self.together and on_gpu and as_on_host(self._vocabulary)
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
 from runtime.backends.packs.logits import Int64, StayingLogits
+from runtime.numerics.scoring import score_logits
 from runtime.records import Float32
 
 PART = 64  # entries of a row whose largest stands for them: sorting is what a GPU does worst
+ALIKE = 1e-4  # nats between the device and the host
 
 
 class MlxLogits(StayingLogits):
@@ -49,6 +52,17 @@ class MlxLogits(StayingLogits):
         with self._computing():
             by = None if colder is None else mx.array(colder)
             return _crossed([_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))])
+
+
+@cache
+def as_on_host(vocab: int) -> bool:
+    """Whether this device's kernels give the scores that the host gives, tried on three rows."""
+    raw = (np.round(np.random.default_rng(0).normal(0, 32, (3, vocab))) / 8).astype(np.float32)  # many equals, none nearly so
+    chosen, targets, k = np.arange(3), np.array([0, vocab // 2, vocab - 1], np.int32), min(10, vocab)
+    own, host = MlxLogits(mx.array(raw), nullcontext).score(chosen, targets, k)[0], score_logits(raw, targets, k)[0]
+    same = np.array_equal(own.top_ids, host.top_ids) and np.array_equal(own.rank, host.rank)
+    numbers = ("logprob", "entropy", "top_logprobs")
+    return same and all(np.allclose(getattr(own, name), getattr(host, name), rtol=0, atol=ALIKE) for name in numbers)
 
 
 def _crossed(parts: list[mx.array]) -> Float32:

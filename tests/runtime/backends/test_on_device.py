@@ -19,7 +19,7 @@ from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenReco
 from runtime.backends.base import ROOT, DeviceLogits, Part
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.logits import TorchLogits
-from runtime.backends.mlx.logits import MlxLogits
+from runtime.backends.mlx.logits import MlxLogits, as_on_host
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.scoring import score_logits
@@ -61,6 +61,14 @@ def test_scores_are_those_of_the_host(vocab: int, k: int, device: str) -> None:
     np.testing.assert_array_equal(scores.rank[finite], expected.rank[finite])
     for name in ("logprob", "entropy", "top_logprobs", "covered_mass"):
         np.testing.assert_allclose(getattr(scores, name)[finite], getattr(expected, name)[finite], atol=3e-5, rtol=0)
+
+
+def test_logits_stay_where_the_device_was_seen_to_score_as_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(as_on_host(vocab) for vocab in (7, 1000, 49_152, 128_256))
+    as_on_host.cache_clear()
+    monkeypatch.setattr(mx, "exp", lambda x: mx.sigmoid(x))  # a kernel that is wrong
+    assert not as_on_host(1000)
+    as_on_host.cache_clear()
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
