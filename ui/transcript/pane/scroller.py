@@ -184,7 +184,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def show_span(self, top: int, bottom: int) -> None:
         """Scrolls as little as needed to have these rows of the page in sight, with some room around."""
-        bar, height, room = self.verticalScrollBar(), self.viewport().height(), self._page.faces.pitch * 2
+        bar, height = self.verticalScrollBar(), self.viewport().height()
+        room = max(min(self._page.faces.pitch * 2, (height - bottom + top) // 2), 0)
         if top - room < bar.value():
             bar.setValue(top - room)
         elif bottom + room > bar.value() + height:
