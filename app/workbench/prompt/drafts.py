@@ -64,6 +64,7 @@ class Drafts:
         self._running = running
         self._copies = copies
         self._windows = windows
+        self._counts: dict[tuple[str, str], int] = {}  # tokens of the files of the last draft, by model and text
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
@@ -77,8 +78,12 @@ class Drafts:
             length = None if uncounted else model.info.told_context
             return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
-            tokens = len(await model.tokenize_async(clean_text(text))) if text else 0
-            of_files = tuple([len(await model.tokenize_async(clean_text(file))) for file in files])
+            of_files, rest, tokens = await self._count(model, files), text, 0
+            if sum(of_files) > model.info.context_length:  # too long anyway: they need not be counted in it again
+                for file in files:
+                    rest = rest.replace(file.rstrip(), "", 1)
+                tokens = sum(of_files)
+            tokens += len(await model.tokenize_async(clean_text(rest))) if rest else 0
             composition = _with_whole_context(
                 Composition(
                     tokens,
@@ -95,7 +100,7 @@ class Drafts:
             parent, at = session.place(replaces)
             root = _system(session, parent)
             counted = at is None and not session.has_unread_text(parent) and (root is None or root.whole)
-            if counted and used > model.info.context_length:  # its tokens need not be read: nothing can be computed of it
+            if counted and used + tokens > model.info.context_length:  # they need not be read: nothing can be computed of it
                 opening = 0 if root is None else session.segment_length(Segment(root, None))
                 return await self._with_parts(composition, model, root, opening, used, tokens)
             whole = await self._sessions.whole(session_id, replaces)
@@ -197,6 +202,14 @@ class Drafts:
         return len(said) - len(kept)
 
     # ---- how ----------------------------------------------------------------------------------------------------------
+
+    async def _count(self, model: LanguageModel, files: Sequence[str]) -> tuple[int, ...]:
+        """The tokens of each file; a draft is counted often, its files once."""
+        held = self._counts
+        keys = [(model.info.model_fingerprint, file) for file in files]
+        counts = [held[key] if key in held else len(await model.tokenize_async(clean_text(key[1]))) for key in keys]
+        self._counts = dict(zip(keys, counts, strict=True))
+        return tuple(counts)
 
     async def _with_ids(
         self, composition: Composition, model: LanguageModel, session: WholeSession, text: str, replaces: int | None

@@ -63,6 +63,34 @@ def test_turns_that_no_model_has_read_count_by_their_tokens_not_as_turns(play: P
     play(scene)
 
 
+@pytest.mark.parametrize("words", [20, 20_000])
+def test_files_are_counted_once_and_not_at_each_rest_of_typing(play: Play, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.new()
+        model, told = await s.workbench.services.supervisor.model(), list[str]()
+        files = ["the boat " * words, "the sea\n" * words]
+        await s.workbench.drafts.compose(session_id, "\n".join([*files, "a"]), files=files)
+        tokenize = LanguageModel.tokenize_async
+
+        async def told_of(self: LanguageModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            told.append(text)
+            return await tokenize(self, text, add_special_tokens=add_special_tokens)
+
+        monkeypatch.setattr(LanguageModel, "tokenize_async", told_of)
+        # when the draft goes on
+        counted = await s.workbench.drafts.compose(session_id, "\n".join([*files, "ab"]), files=files)
+        # then the files are not looked at again, and where they do not fit the message neither
+        assert counted.files == tuple(map(len, files))
+        assert told
+        assert not {*files} & {*told}
+        fits = sum(map(len, files)) < model.info.context_length
+        assert fits == (words == 20)
+        assert fits or max(map(len, told)) < 100
+        assert counted.context_used >= sum(map(len, files))
+
+    play(scene)
+
+
 def test_nothing_is_known_of_parts_without_an_engine(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.new()
