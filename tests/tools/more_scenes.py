@@ -48,6 +48,7 @@ async def settled(window: MainWindow) -> None:
         if shown is not None and not window.controller.running and all(box.body.done for box in boxes):
             break
     await asyncio.sleep(0.2)
+    await until(window.parts.transcript.veil.isHidden)  # one branch fades into another
 
 
 async def new_session(window: MainWindow, **options: object) -> None:

@@ -208,7 +208,8 @@ async def contrast(window: MainWindow, bench: AppWorkbench, folder: Path, name: 
 async def settings(window: MainWindow, _: AppWorkbench, folder: Path, name: str) -> None:
     """The settings, models and device."""
     window.acts.settings.trigger()
-    await asyncio.sleep(0.5)
+    await more.until(lambda: bool(window.settings.models.models and window.settings.models.get.offers.rows))
+    await asyncio.sleep(0.3)
     keep(window.settings, folder / f"{name}.png")
 
 
