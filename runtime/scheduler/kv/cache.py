@@ -319,32 +319,26 @@ class Cache:
         self.room.pending = 0
 
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """Copies the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
-        start, job = prefill.lease.length, prefill.job
-        if not job.before:
-            self._publish(prefill, job.namespace, tokens, slot, scores)
-            return
-        for end in [end - start for end, _ in job.before if start < end < start + len(tokens)]:
-            at = prefill.lease.length - start
-            place = prefill.workspace.paths.above(slot, len(tokens) - end)
-            self._publish(
-                prefill, job.namespace_at(start + at), tokens[at:end], place, None if scores is None else scores[at:end]
-            )
-            if prefill.lease.length < start + end:  # no room: what follows cannot hang under it
-                return
-        at = prefill.lease.length - start
-        self._publish(prefill, job.namespace_at(start + at), tokens[at:], slot, None if scores is None else scores[at:])
+        """Hangs the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
+        lease, job, start, at = prefill.lease, prefill.job, prefill.lease.length, 0
+        ends = [end - start for end, _ in job.before if start < end < start + len(tokens)] if job.before else []
+        for end in (*ends, len(tokens)):  # under one namespace each
+            if not self.enabled or at == end or not lease.node.attached or lease.length < start + at:
+                return  # under a cleared path, and where there was no room before, nothing is kept
+            namespace = job.namespace_at(start + at) if job.before else job.namespace
+            place = prefill.workspace.paths.above(slot, len(tokens) - end) if end < len(tokens) else slot
+            part, known = tokens[at:end], None if scores is None else scores[at:end]
+            if self.room.in_place:
+                self.trie.insert(lease, namespace, part, SlotRun(prefill.workspace, place, end - at), known)
+            else:
+                self._publish_copy(prefill, namespace, part, place, known)
+            at = end
 
-    def _publish(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """`publish` of tokens under one namespace."""
+    def _publish_copy(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
+        """`publish` of tokens under one namespace where the trie holds copies; none of what is there already."""
         lease, workspace = prefill.lease, prefill.workspace
-        if not self.enabled or not len(tokens) or not lease.node.attached:  # under a cleared path nothing is kept
-            return
         if self.ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
             self.trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
-            return
-        if self.room.in_place:
-            self.trie.insert(lease, namespace, tokens, SlotRun(workspace, slot, len(tokens)), scores)
             return
         found = self.trie.follow(lease, namespace, tokens, scores)
         if found.already == len(tokens):

@@ -249,7 +249,7 @@ class Workspace:
 
     def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
         self.backend = backend
-        self._memory = memory
+        self.memory = memory
         self.tags = tags
         self.pack = backend.open_pack()
         self.users = 0  # jobs that hold slots here
@@ -282,7 +282,7 @@ class Workspace:
     def weigh(self) -> None:
         """The buffers have changed."""
         nbytes = self.backend.pack_bytes(self.pack)
-        self._memory.weighed(nbytes - self.nbytes)
+        self.memory.weighed(nbytes - self.nbytes)
         self.nbytes = nbytes
 
     def trail(self, ids: Tagged) -> list[int]:
@@ -320,7 +320,7 @@ class Workspace:
             MemoryBudgetError: The budget does not allow it, whoever gives way.
         """
         self.settle()
-        self._memory.grow(self, count, states=0, standing=[standing])
+        self.memory.grow(self, count, states=0, standing=[standing])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
@@ -343,7 +343,7 @@ class Workspace:
                     slot = self.paths.add(slot, token)
                 tokens = tokens[count:]
                 self.filled(len(self.paths) - self.computed)
-            self._memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
+            self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
         self.weigh()
         return slot, max(at, depth)
 
@@ -356,7 +356,7 @@ class Workspace:
         for start in range(skip, payload.n, COPY_TOKENS):
             count = min(COPY_TOKENS, payload.n - start)
             size = count * self.backend.slot_bytes
-            if self._memory.lend(size) < size:
+            if self.memory.lend(size) < size:
                 raise NoRoomError("the budget has no room for a copy of these keys")
             yield other.take(other.chain(payload.last, payload.n)[start : start + count]), 0, count
 
@@ -411,12 +411,6 @@ class Workspace:
         """
         return forward([PartialForward(self, tokens, parents, want)])
 
-    def grow(self, part: PartialForward) -> int:
-        """Room for what a forward fills here; the recurrent states that it will keep."""
-        states = count_chains(np.array(part.parents, np.int64) - self.computed) if self.recurrent else 0
-        self._memory.grow(self, len(part.tokens), states=states, standing=part.parents)
-        return states
-
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
         """Appends to a pack that is one chain and ends at `slot`: what is read of each token ``(n, ...)``, and its new end.
 
@@ -428,7 +422,7 @@ class Workspace:
         try:
             for token in tokens.tolist():
                 end = self.paths.add(end, token)
-            self._memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            self.memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
             self.unprepare()
             answer = self.twice(lambda: self.backend.extend(self.pack, ids, read, stacks))
         except BaseException:
@@ -526,7 +520,7 @@ class Workspace:
         self.backend.close(self.pack)
         self.paths = SlotPaths()
         self.computed, self.held, self.where = 0, 0, None
-        self._memory.weighed(-self.nbytes)
+        self.memory.weighed(-self.nbytes)
         self.nbytes = 0
 
     def filled(self, count: int) -> None:
@@ -562,14 +556,14 @@ class Workspace:
         """Memory for the copies of chains that go side by side, beside that for states that stay; False: none is needed."""
         if copies := self.backend.copy_cost(self.pack, own):
             kept = states * self.backend.state_bytes
-            self.backend.lent = max(self._memory.lend(copies + kept) - kept, 0)
+            self.backend.lent = max(self.memory.lend(copies + kept) - kept, 0)
         return copies > 0
 
     def twice(self, act: Callable[[], T]) -> T:
         """Once more, with what nobody uses given up, when the device is full."""
         with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
             return act()
-        self._memory.give_way()
+        self.memory.give_way()
         return act()
 
     def own(self, slots: Iterable[int]) -> Slots:
@@ -602,14 +596,12 @@ def forward_on_device(parts: Sequence[PartialForward]) -> DeviceLogits:
 
 def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Part]], T]) -> T:
     first = parts[0].workspace
-    states = 0
     for part in parts:
         part.workspace.settle()
         part.workspace.unprepare()
-        states += part.workspace.grow(part)
-    arrays = _arrays(parts)
+    arrays, states = _arrays(parts)
     if len(parts) == 1 and len(parts[0].tokens) > 1 and first.borrow(arrays[0].parents, states):
-        arrays = _arrays(parts)  # making room may have moved its slots
+        arrays, _ = _arrays(parts)  # making room may have moved its slots
     logits = first.twice(partial(act, first.backend, arrays))
     for part in parts:
         part.workspace.filled(len(part.tokens))
@@ -623,9 +615,7 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
         MemoryBudgetError: No room for them in the budget.
     """
     first = parts[0].workspace
-    for part in parts:
-        part.workspace.grow(part)
-    arrays = _arrays(parts)
+    arrays, _ = _arrays(parts)
     prepared = first.prepared
     if prepared is not None and prepared.fits(parts, arrays):
         assert prepared.begin is not None
@@ -671,13 +661,20 @@ def prepare(parts: Sequence[PartialForward]) -> None:
             part.workspace.prepared = prepared
 
 
-def _arrays(parts: Sequence[PartialForward]) -> list[Part]:
-    """What the backend is given: plain ids, its own slots, wanted rows, and the adapters where there are any.
+def _arrays(parts: Sequence[PartialForward]) -> tuple[list[Part], int]:
+    """Room for a forward: what the backend is given for it, and how many recurrent states it will keep.
+
+    Plain ids, the packs' own slots, wanted rows, and the adapters where there are any.
 
     Raises:
-        NoRoomError: The last workspaces found room at the expense of the first: fewer at a time may fit.
+        NoRoomError: There is none, or the last workspaces found it at the expense of the first: fewer at a time may fit.
     """
-    arrays = []
+    arrays, states = [], 0
+    for part in parts:
+        workspace = part.workspace
+        kept = count_chains(np.array(part.parents, np.int64) - workspace.computed) if workspace.recurrent else 0
+        workspace.memory.grow(workspace, len(part.tokens), states=kept, standing=part.parents)
+        states += kept
     for part in parts:
         workspace = part.workspace
         if len(parts) > 1 and workspace.backend.capacity(workspace.pack) < workspace.held + len(part.tokens):
@@ -687,4 +684,4 @@ def _arrays(parts: Sequence[PartialForward]) -> list[Part]:
             ids, stacks = workspace.tags.untag(part.tokens)
         own = np.array(part.parents, np.int64) if workspace.where is None else workspace.own(part.parents)
         arrays.append(Part(workspace.pack, ids, own, np.array(part.want, np.int64), stacks))
-    return arrays
+    return arrays, states
