@@ -188,7 +188,7 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states([step.state])
             self.count(len(step.tokens))
-            logits = self._logits(pack, step)
+            logits = self._logits([pack], [step], step)
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
@@ -213,27 +213,25 @@ class HfBackend(PackedBackend[TorchPack]):
         step = merged(steps)
         with _computing(), self._adapters.under(step.stacks, step.want):
             self.count(len(step.tokens))
-            if len(steps) == 1:
-                return self._logits(packs[0], step)
-            joint = JointCache(packs, steps, self._device)
-            return self._wanted(self._model(**self._arguments.of_joint(joint, step)).logits[0], step.want)
+            return self._logits(packs, steps, step)
 
-    def _logits(self, pack: TorchPack, step: Step) -> torch.Tensor:
-        """One forward over one pack: the same, or what is read in its place."""
-        if step.read is not None:
+    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> torch.Tensor:
+        """The same, or what is read in its place; `step` is all of them as one."""
+        pack = packs[0]
+        if len(packs) > 1:
+            arguments = self._arguments.of_joint(JointCache(packs, steps, self._device), step)
+        else:
+            recorded = None if self._graphs is None or step.read is not None else self._graphs.logits(pack, step)
+            if recorded is not None:
+                return recorded
             pack.begin(step, self._device)
-            return self._readings.read(step.read, self._arguments.of(pack, step), to_device(step.want, self._device))
-        recorded = None if self._graphs is None else self._graphs.logits(pack, step)
-        if recorded is not None:
-            return recorded
-        pack.begin(step, self._device)
-        logits = self._wanted(self._model(**self._arguments.of(pack, step)).logits[0], step.want)
+            arguments = self._arguments.of(pack, step)
+            if step.read is not None:
+                return self._readings.read(step.read, arguments, to_device(step.want, self._device))
+        logits: torch.Tensor = self._model(**arguments).logits[0]
         if self.shapes == ():
             self.learn_sizes(pack.shapes, self._dtype.itemsize)
-        return logits
-
-    def _wanted(self, logits: torch.Tensor, want: Int64) -> torch.Tensor:
-        return logits if "logits_to_keep" in self._takes else logits[to_device(want, self._device)]
+        return logits if "logits_to_keep" in self._takes else logits[to_device(step.want, self._device)]
 
     def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
         """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""
