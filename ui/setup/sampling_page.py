@@ -47,7 +47,7 @@ class SamplingPage(Page):
         self.options = OptionRows()
         self.options.wanted.connect(self.option_wanted)
         self.column.addWidget(self.options)
-        self.column.addWidget(words(self.tr("now: from the next answer"), "faint"))
+        self.column.addWidget(words(self.tr("Changes apply from the next answer"), "faint"))
         self.column.addStretch(1)
 
     def show_setup(self, setup: SessionSetup) -> None:

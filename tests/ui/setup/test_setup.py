@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QCheckBox, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QLineEdit, QPushButton, QWidget
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -399,6 +399,14 @@ def test_what_a_field_has_no_room_for_is_in_its_tooltip(in_window: Play) -> None
         assert "\n" not in options.fields["temperature"].toolTip()  # what is short is seen
         retype(options.fields["stop"], '"' + "a long text " * 4 + '"')
         await until(lambda: options.fields["stop"].toolTip().endswith('\n"' + "a long text " * 4 + '"'))
+
+    in_window(scene)
+
+
+def test_it_is_said_when_a_change_of_sampling_holds(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        page = (await opened(window, SAMPLING)).sampling
+        assert "Changes apply from the next answer" in [label.text() for label in page.findChildren(QLabel)]
 
     in_window(scene)
 
