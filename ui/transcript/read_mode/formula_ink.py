@@ -192,7 +192,7 @@ class _Handler(QPyTextObject):
             return None, 0.0
         text = self._faces.text.pointSizeF()
         em = TEXT_PX * self._faces.scale * _SIZE * (shape.toCharFormat().fontPointSize() or text) / text
-        room = cast("float | None", shape.property(_ROOM)) or self._width
+        room = cast("float", shape.property(_ROOM) or self._width)
         return picture, min(em, max(room, 1.0) / picture.width)
 
 
