@@ -104,7 +104,7 @@ def merged(arrived: Iterable[tuple[int, TokenRun]]) -> list[tuple[int, TokenRun]
     runs: dict[int, list[TokenRun]] = {}
     for branch, run in arrived:
         runs.setdefault(branch, []).append(run)
-    return [(branch, TokenRun.concat(of_branch)) for branch, of_branch in runs.items()]
+    return [(branch, each[0] if len(each) == 1 else TokenRun.concat(each)) for branch, each in runs.items()]
 
 
 def check_count(n: int, first: int) -> None:

@@ -145,7 +145,7 @@ class TokenRun(Tabular):
         return len(self.ids)
 
     def __iter__(self) -> Iterator[TokenRecord]:
-        return (self.record(i) for i in range(len(self)))
+        return map(self.record, range(len(self.ids)))
 
     def __getitem__(self, index: slice) -> TokenRun:
         """Some of the rows, as a run of its own; arrays are views."""
@@ -231,13 +231,12 @@ class TokenRun(Tabular):
             origin=Origin(int(self.origin[i])),
             finish_reason=finish.label,
             incomplete=finish.incomplete,
-            **self._told(i),
+            **({} if self.stages is None else self._told(self.stages, i)),
         )
 
-    def _told(self, i: int) -> dict[str, Any]:
+    def _told(self, table: StageTable, i: int) -> dict[str, Any]:
         """What the stages add to a record."""
-        table = self.stages
-        if table is None or not table.names[i].any():
+        if not table.names[i].any():
             return {}
         return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
 

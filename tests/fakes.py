@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime import LanguageModel, load
+from runtime import GenerationOptions, LanguageModel, Priority, load
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
 from runtime.options.load import LoadOptions
+from runtime.options.resolution import resolve_options
 from runtime.records import Float32
-from runtime.scheduler.jobs import QueryJob, Rows, Waiter
+from runtime.sampling.chain import make_sampler
+from runtime.scheduler.jobs import GenerateJob, QueryJob, Rows, Waiter
 from runtime.transport.local import LocalTransport
 
 KINDS = ("attention", "recurrent", "overlapping")
@@ -51,6 +53,15 @@ def query_job(model: LanguageModel, ids: Sequence[int], waiter: Waiter) -> Query
     path = np.array(ids, np.int32)
     namespace, before = local(model).operations.route(path, None)
     return QueryJob(path, namespace, before=before, waiters=[(Rows(waiter, 1), 0)])
+
+
+def generate_job(model: LanguageModel, ids: Sequence[int], options: GenerationOptions) -> GenerateJob:
+    """A generation as the model would make it, for a test that hands it over itself."""
+    path = np.array(ids, np.int32)
+    namespace, before = local(model).operations.route(path, None)
+    chosen = resolve_options(options).options
+    sampler = make_sampler(chosen.sampling, chosen.seed or 0, chosen.branch)
+    return GenerateJob(path, namespace, Priority.CHAT, before=before, options=chosen, sampler=sampler)
 
 
 def settled(model: LanguageModel) -> tuple[Metrics, CacheReport]:

@@ -19,7 +19,7 @@ import asyncio
 import operator
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import update_wrapper
 from types import TracebackType
@@ -449,13 +449,14 @@ class LanguageModel:
         """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
         chosen = given(options)
         stream = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
-        with reporting(progress, "token") as say:
-            done = 0
+        done = 0
+        with nullcontext() if progress is False else reporting(progress, "token") as say:
             async with aclosing(stream) as runs:
                 async for _, run in runs:
                     yield run
-                    done += len(run)
-                    say(done, chosen.max_tokens)
+                    if say is not None:
+                        done += len(run)
+                        say(done, chosen.max_tokens)
 
     generate_sync, generate_runs_sync = blocking_iterator(generate), blocking_iterator(generate_runs)
 

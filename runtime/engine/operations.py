@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -29,7 +29,6 @@ from runtime.engine.text_side import TextSide
 from runtime.errors import (
     GrammarError,
     InvalidRequestError,
-    SessionClosedError,
     UnsupportedFeatureError,
 )
 from runtime.grammar.constraint import Constraint
@@ -90,7 +89,7 @@ class Operations:
         self.ends = self.text.ends(vocab)
         self.byte_vocab = text.tokenizer.byte_vocab(vocab)
         self.grammars = Grammars(partial(_vocabulary, self.byte_vocab, self.text))
-        self.turns: Turns[Job] = Turns(partial(_send, engine))  # not itself: the vocabulary is freed with it
+        self.turns: Turns[Job] = Turns(engine.submit)
         self._held: dict[int, Held] = {}  # by stream
         self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
 
@@ -284,8 +283,7 @@ class Operations:
                 waiting.clear()
                 del self._held[id(group)]
                 if left:  # requests went before they arrived: an adapter may be unused now
-                    with suppress(SessionClosedError):
-                        self._engine.call(lambda: None)
+                    self._engine.call(lambda: None)
 
         return Branches(read(), partial(self._drop, group))
 
@@ -298,9 +296,10 @@ class Operations:
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
         """The best continuations."""
+        constraint = None
         if options.grammar is not None:
             await self._compile(options.grammar)
-        constraint = self._constraint(ids, options.grammar, options.grammar_prefix)
+            constraint = self._constraint(ids, options.grammar, options.grammar_prefix)
         namespace, before = self.route(ids, adapters)
         job = BeamJob(ids, namespace, Priority.CHAT, before=before, options=options, constraint=constraint)
         hypotheses: list[Hypothesis] = await self._worked(job, on_progress, on_step)
@@ -526,7 +525,7 @@ class Operations:
         return answer
 
     async def _compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar off the loop, so that `_generation` need not do it on it."""
+        """Compiles a grammar off the loop, so that `_begin` need not do it on it."""
         if not self.grammars.ready(grammar):
             await off_loop(self.grammars.prepare, grammar)
 
@@ -544,15 +543,9 @@ class Operations:
                         raise fault
 
     async def _begin(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
-        """`_generation`, with what takes a while of it off the loop."""
+        """The job of an answer; what takes a while is done off the loop."""
         if call.grammar is not None:
             await self._compile(call.grammar)
-        job = self._generation(ids, call, cache_salt)
-        if job.constraint is not None and (banned := job.options.sampling.banned_tokens):
-            await off_loop(_check_banned, job.constraint, banned)
-        return job
-
-    def _generation(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
         if call.speculative is not None:
             check_speculative(call.speculative, self._engine.backend.info)
         chosen = resolve_options(call, model=self.text.own.options, ends=self.ends).options if call.resolve else call
@@ -563,6 +556,11 @@ class Operations:
             chosen = replace(chosen, seed=fresh_seed())
         routing = self._adapters.routing(chosen.adapters, cache_salt)
         namespace, before = routing.route(ids)
+        constraint = None
+        if chosen.grammar is not None:
+            constraint = self._constraint(ids, chosen.grammar, chosen.grammar_prefix)
+            if chosen.sampling.banned_tokens:
+                await off_loop(_check_banned, constraint, chosen.sampling.banned_tokens)
         return GenerateJob(
             ids,
             namespace,
@@ -571,7 +569,7 @@ class Operations:
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=self._sampler(chosen),
-            constraint=self._constraint(ids, chosen.grammar, chosen.grammar_prefix),
+            constraint=constraint,
             routing=routing if routing.uses and routing.invocations else None,
         )
 
@@ -587,10 +585,8 @@ class Operations:
         pieces = self.byte_vocab
         return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces)
 
-    def _constraint(self, ids: Int32, grammar: Grammar | None, prefix: int) -> Constraint | None:
+    def _constraint(self, ids: Int32, grammar: Grammar, prefix: int) -> Constraint:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""
-        if grammar is None:
-            return None
         if prefix > len(ids):
             raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
         return self.grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
@@ -638,11 +634,12 @@ class _Group:
         if on_end is not None:
             stream.post(on_end)
         if not self.open:
-            failures = {failed: fault for failed, fault in self._failures.items() if failed not in self.dropped}
-            if failures and self._what is not None:
-                stream.end(joint_error(failures, self._what))
+            for dropped in self.dropped:
+                self._failures.pop(dropped, None)
+            if self._failures and self._what is not None:
+                stream.end(joint_error(self._failures, self._what))
             else:
-                stream.end(next(iter(failures.values()), None))
+                stream.end(next(iter(self._failures.values()), None))
 
 
 def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
@@ -665,11 +662,3 @@ def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
     """Of no model: a model that its grammars referred to would be freed late."""
     tokenizer = text.tokenizer
     return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)
-
-
-def _send(engine: Engine, jobs: Sequence[Job]) -> None:
-    try:
-        engine.submit(jobs)
-    except Exception as error:  # noqa: BLE001  # closed meanwhile: the waiters are told
-        for job in jobs:
-            job.fail(error)

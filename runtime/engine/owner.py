@@ -74,20 +74,20 @@ class Engine:
         return self.scheduler.steps, self._phase, self.backend.forwards + self.backend.layer_calls
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hands jobs over as one batch; any thread.
-
-        Raises:
-            SessionClosedError: The model was closed.
-            ForkedError: It belongs to another process.
-        """
-        self.check_process()
+        """Hands jobs over as one batch; any thread. They fail where the model was closed, or is another process's."""
         turn = Turn()
         for job in jobs:
             job.turn = turn
-        with self._wake:
-            self._check_open()
-            self._inbox.extend(jobs)
-            self._wake.notify()
+        fault = self.ended
+        if fault is None:
+            with self._wake:
+                fault = self.ended  # it may have been closed just now
+                if fault is None:
+                    self._inbox.extend(jobs)
+                    self._wake.notify()
+        if fault is not None:
+            for job in jobs:
+                job.fail(fault)
 
     def check_process(self) -> None:
         """Refuses a forked child, where no thread answers and any lock may be held for ever.
@@ -105,13 +105,10 @@ class Engine:
             return ForkedError.of(self._pid)
         return SessionClosedError("the model is closed; load it again") if self._closing else None
 
-    def _check_open(self) -> None:
-        if self._closing:
-            raise SessionClosedError("the model is closed; load it again")
-
     def _load_on(self) -> None:
         """Between two steps of the load: ends it where nobody waits."""
-        self._check_open()
+        if self._closing:
+            raise SessionClosedError("the model is closed; load it again")
         self._go_first_at_exit()
 
     def _go_first_at_exit(self) -> None:

@@ -275,11 +275,9 @@ class GenerateJob(StayingJob):
         """Whether an adapter takes part in it, or may yet."""
         return super(GenerateJob, self).uses(digest) or (self.routing is not None and self.routing.uses_adapter(digest))
 
-    def invoked(self, new_ids: Sequence[int]) -> bool:
-        """Whether the last token of the answer so far completes an invocation sequence."""
-        if self.routing is None or not self.routing.uses:
-            return False
-        for invocation in self.routing.invocations:
+    def invoked(self, routing: Routing, new_ids: Sequence[int]) -> bool:
+        """Whether the last token of the answer so far completes an invocation sequence of its routing."""
+        for invocation in routing.invocations if routing.uses else ():
             n = len(invocation)
             if new_ids[-1] == invocation[-1] and tuple([*self.ids[-n:].tolist(), *new_ids[-n:]][-n:]) == invocation:
                 return True

@@ -8,7 +8,7 @@ caller has gone. Runs on the owner thread alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,13 +22,13 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.stream import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.prefill.publish_results import ResultPublisher
-from runtime.scheduler.prefill.start_decode import DecodeStarter
 from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.text.utf8 import Utf8Stream
 from runtime.trie.tree import common_prefix
@@ -81,7 +81,7 @@ class Scheduler:
             self._finish,
             guard=self._guard,
             forget=self._forget,
-            start=lambda prefill, last: self._starting.start(prefill, last),
+            start=self._start,
             park=self._park,
             others_give_way=lambda: self._background.make_way(),
         )
@@ -89,15 +89,17 @@ class Scheduler:
         self._background = Background(means)
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
+        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length, new_decoder)
         self._decoding = Decoding(
             options,
             self.cache,
             self.counters,
             self._finish,
+            vocabulary,
+            self._drafter,
             overlaps=backend.overlaps,
             make_way=lambda: self._background.make_way() or self._prompts.make_way(),
         )
-        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length, new_decoder)
         self._beams = Beams(
             self.cache,
             self.counters,
@@ -105,20 +107,14 @@ class Scheduler:
             lambda: self._background.make_way() or self._prompts.make_way(),
             vocabulary,
         )
-        self._starting = DecodeStarter(self.cache, self._ledger, self._decoding, self._beams, self._drafter, vocabulary)
         self.steps = 0
         self.counters.publish(self.cache)
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting.parked or self._decodes or self._others)
+        return bool(self._waiting.parked or self._decoding.rows or self._beams.running) or self._others()
 
-    @property
-    def _decodes(self) -> bool:
-        return bool(self._decoding.rows or self._beams.running)
-
-    @property
     def _others(self) -> bool:
         """Whether anything but answers can go on."""
         blocks = self.blocks.asked and self.blocks.busy
@@ -139,7 +135,7 @@ class Scheduler:
                 self._ledger.enter(job)
                 if isinstance(job, StayingJob):
                     job.begin_masks()
-            self._waiting.append(job)
+            self._waiting.new.setdefault((job.priority, job.turn), deque()).append(job)
 
     def step(self) -> None:
         """One round; call while `busy`."""
@@ -151,25 +147,26 @@ class Scheduler:
         def returns(needed: int) -> bool:
             return not room.live or (looked != self._looked and room.spare() >= needed)
 
-        for job in self._waiting.take(returns, lambda: len(self._prompts.running) >= self._most):
+        for job in self._waiting.take(returns, self._prompts.running, self._most):
             if job.abandoned:
                 self._drop_waiting(job)
             else:
                 self._guard(job, partial(self._admit, job))
         self._stayed = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
-            self.blocks.step(beside=self._decodes or bool(self._prompts.running))
+            self.blocks.step(beside=bool(self._decoding.rows or self._beams.running or self._prompts.running))
         if self._decoding.rows:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
         if self._prompts.running:
-            self._prompts.step(decoding=self._decodes)
-        if self._background.workers and not (self._decodes and self._prompts.running):
-            self._background.step(beside=self._decodes or bool(self._prompts.running))
+            self._prompts.step(decoding=bool(self._decoding.rows or self._beams.running))
+        decodes = bool(self._decoding.rows or self._beams.running)
+        if self._background.workers and not (decodes and self._prompts.running):
+            self._background.step(beside=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
-        if self._decodes and not self._others and self._decoding.stalled and self._beams.stalled:
+        if decodes and self._decoding.stalled and self._beams.stalled and not self._others():
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._tell_unused()
@@ -211,7 +208,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._prompts, self._decoding, self._beams, self._starting  # they refer to it, and have the vocabulary
+        del self._prompts, self._decoding, self._beams  # they refer to it, and have the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
         """Every query that waits fails with `error`; generations and scores go on."""
@@ -318,7 +315,7 @@ class Scheduler:
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._starting.start(prefill, known)
+                self._start(prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.thread is not None and self.blocks.restores.worth(job):
@@ -333,6 +330,13 @@ class Scheduler:
         prefill.tell()
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
+
+    def _start(self, prefill: Prefill, last: Distribution) -> None:
+        """What goes on from a prompt begins, with what follows it."""
+        if isinstance(prefill.job, BeamJob):
+            self._beams.start(prefill, last.logprobs())
+        else:
+            self._decoding.start(prefill, last)
 
     def _go_on(self, cursor: Prefill) -> None:
         """What was stored of a job's path is in place: it is admitted as if that had never been away."""
@@ -373,10 +377,6 @@ class Waiting:
     def __len__(self) -> int:
         return len(self.parked) + sum(map(len, self.new.values()))
 
-    def append(self, job: Job) -> None:
-        """A newcomer."""
-        self.new.setdefault((job.priority, job.turn), deque()).append(job)
-
     def park(self, job: Job, needed: int) -> None:
         """One that comes back when `needed` bytes are free beside the others, or nothing else is in work."""
         job.parks += 1
@@ -397,22 +397,24 @@ class Waiting:
         self.new.clear()
         self.parked.clear()
 
-    def take(self, returns: Callable[[int], bool], full: Callable[[], bool]) -> Iterator[Job]:
+    def take(self, returns: Callable[[int], bool], running: Sized, most: int) -> Iterator[Job]:
         """The jobs that are placed now, the more urgent first; each is placed before the next one is asked for.
 
         Args:
             returns: Whether a parked job that needs so many bytes may come back.
-            full: Whether as many prompts are in work as make a batch: then each caller's next job alone is placed.
+            running: Prompts in work.
+            most: From so many on each caller's next job alone is placed.
         """
+        turns = sorted(self.new, key=lambda key: (key[0], key[1].served))
         for priority in Priority:
             for job in list(self.parked):
                 if job.priority == priority and job in self.parked and returns(self.parked[job]):
                     del self.parked[job]
                     yield job
-            for key in sorted([key for key in self.new if key[0] == priority], key=lambda key: key[1].served):
-                for n in range(AT_ONCE):
+            for key in turns:
+                for n in range(AT_ONCE if key[0] == priority else 0):
                     jobs = self.new.get(key)  # the job that was placed last may have dropped others
-                    if not jobs or (n and full()):
+                    if not jobs or (n and len(running) >= most):
                         break
                     job = jobs.popleft()
                     if not jobs:

@@ -7,12 +7,10 @@ a second, have counters of their own. Everything about requests happens once per
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtime.info import Latency, Metrics, RequestTimings
 from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
@@ -70,11 +68,11 @@ class Counters:
     requests_cancelled: int = 0
     requests_active: int = 0
     requests_waiting: int = 0
-    queue_latency: Latency = field(default_factory=Latency)
-    first_token_latency: Latency = field(default_factory=Latency)
-    token_latency: Latency = field(default_factory=Latency)
     recent: tuple[RequestTimings, ...] = ()
-    _noted: tuple[tuple[object, ...], tuple[int, ...]] = ((), ())
+    queue_latency: tuple[float, ...] = ()  # the last requests' seconds, as of the next two
+    first_token_latency: tuple[float, ...] = ()
+    token_latency: tuple[float, ...] = ()
+    _noted: tuple[tuple[Any, ...], tuple[int, ...]] = ((), ())
 
     def publish(self, cache: Cache) -> None:
         """Lets other threads see the numbers of this moment."""
@@ -105,10 +103,14 @@ class Counters:
         own, of_cache = self._noted
         if not own:
             return Metrics()
-        return Metrics(**dict(zip(_NAMES, own, strict=True)), **dict(zip(_OF_CACHE, of_cache, strict=True)))  # type: ignore[arg-type]  # by name
+        named = dict(zip((*_NAMES, *_OF_CACHE), (*own, *of_cache), strict=True))
+        for name in _LATENCIES:
+            named[name] = _latency(named[name])
+        return Metrics(**named)
 
 
 _NAMES = tuple(f.name for f in fields(Counters) if not f.name.startswith("_"))
+_LATENCIES = tuple(name for name in _NAMES if name.endswith("_latency"))
 _OF_CACHE = (
     "tokens_computed",
     "forward_calls",
@@ -130,7 +132,7 @@ class RequestMetrics:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._recent: deque[RequestTimings] = deque(maxlen=RECENT)
-        self._queue, self._first, self._token = Window(), Window(), Window()
+        self._queue, self._first, self._token = (deque[float](maxlen=WINDOW) for _ in _LATENCIES)
 
     def enter(self, job: Job) -> None:
         """A request has arrived; branches of one point are requests of their own."""
@@ -147,7 +149,7 @@ class RequestMetrics:
 
     def place(self, job: Job) -> None:
         """It is begun."""
-        for branch in _branches(job):
+        for branch in job.jobs if isinstance(job, FanJob) else ():
             self.place(branch)
         if job.number and not job.placed:
             job.placed = time.monotonic()
@@ -155,7 +157,7 @@ class RequestMetrics:
 
     def park(self, job: Job) -> None:
         """It waits again, for others to leave."""
-        for branch in _branches(job):
+        for branch in job.jobs if isinstance(job, FanJob) else ():
             self.park(branch)
         if job.number and job.placed:
             job.placed = job.prompted = 0.0
@@ -192,7 +194,7 @@ class RequestMetrics:
             drafted: Tokens guessed ahead.
             accepted: Of them, those that were right.
         """
-        for branch in _branches(job):
+        for branch in job.jobs if isinstance(job, FanJob) else ():
             self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
         if job.number <= 0:  # no request, or it has left before
             return
@@ -225,31 +227,20 @@ class RequestMetrics:
         job.number = -job.number
         self._recent.append(timings)
         counters.recent = tuple(self._recent)
-        counters.queue_latency = self._queue.add(queued)
+        self._queue.append(queued)
         if timings.first_token_seconds is not None:
-            counters.first_token_latency = self._first.add(timings.first_token_seconds)
+            self._first.append(timings.first_token_seconds)
         if generated > 1:
-            counters.token_latency = self._token.add(timings.decode_seconds / (generated - 1))
+            self._token.append(timings.decode_seconds / (generated - 1))
+        counters.queue_latency, counters.first_token_latency = tuple(self._queue), tuple(self._first)
+        counters.token_latency = tuple(self._token)
         if timings.tokens_per_second is not None:
             counters.tokens_per_second = timings.tokens_per_second
 
 
-class Window:
-    """The last values, also in order of size: an insertion and a removal for each new one, no sorting."""
-
-    def __init__(self) -> None:
-        self._values: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def add(self, value: float) -> Latency:
-        """Takes a value in; the numbers of the window."""
-        if len(self._values) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
-        self._values.append(value)
-        insort(self._sorted, value)
-        n = len(self._sorted)
-        return Latency(sum(self._sorted) / n, self._sorted[(n - 1) // 2], self._sorted[-(-95 * n // 100) - 1])
-
-
-def _branches(job: Job) -> Sequence[GenerateJob]:
-    return job.jobs if isinstance(job, FanJob) else ()
+def _latency(seconds: tuple[float, ...]) -> Latency:
+    """The numbers of the last requests."""
+    if not seconds:
+        return Latency()
+    rising, n = sorted(seconds), len(seconds)
+    return Latency(sum(rising) / n, rising[(n - 1) // 2], rising[-(-95 * n // 100) - 1])

@@ -19,7 +19,7 @@ from runtime.engine.kv_files import KvFiles
 from runtime.engine.operations import Operations
 from runtime.engine.owner import Engine
 from runtime.engine.text_side import TextSide
-from runtime.errors import RuntimeFault, SessionClosedError
+from runtime.errors import RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
 from runtime.options.load import LoadOptions
 from runtime.records import TokenRun
@@ -101,10 +101,7 @@ class LocalTransport:
 
     def post(self, method: str, **arguments: Any) -> None:
         """Asks without waiting."""
-        try:
-            self.calls[method](**arguments)
-        except SessionClosedError:
-            return  # what has ended holds nothing
+        self.calls[method](**arguments)
 
     def heartbeat(self) -> tuple[int, str, int]:
         """Of the owner thread."""

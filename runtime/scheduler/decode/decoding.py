@@ -16,8 +16,9 @@ from runtime.options.load import LoadOptions
 from runtime.records import Finish
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, draw_late, temperatures
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.faults import bisect, typed
+from runtime.scheduler.jobs import FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import (
     NoRoomError,
@@ -32,6 +33,9 @@ from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.scheduler.prefill.publish_results import ResultPublisher
+from runtime.speculation.draft import Drafter
+from runtime.speculation.lookup import PromptLookup
+from runtime.speculation.options import SpeculativeOptions
 
 HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
 
@@ -44,6 +48,8 @@ class Decoding:
         cache: Where they stand.
         counters: What was done.
         finish: Publishes tails, ends streams.
+        vocabulary: What ids stand for.
+        drafter: Guesses ahead, where there is a draft model.
         overlaps: Whether a forward that was begun computes by itself.
         make_way: Somebody's prompt goes back to wait, if there is one.
     """
@@ -54,6 +60,8 @@ class Decoding:
         cache: Cache,
         counters: Counters,
         finish: ResultPublisher,
+        vocabulary: Vocabulary,
+        drafter: Drafter | None,
         *,
         overlaps: bool,
         make_way: Callable[[], bool],
@@ -62,30 +70,36 @@ class Decoding:
         self._cache = cache
         self._counters = counters
         self._finish = finish
+        self._vocabulary = vocabulary
+        self._drafter = drafter
         self._overlaps = overlaps
         self._make_way = make_way
         self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # begun forwards
         self.rows: list[Row] = []
 
-    def start(self, begun: Sequence[tuple[Stream, Prefill]], last: Distribution, guesses: Guesses | None = None) -> None:
+    def start(self, prefill: Prefill, last: Distribution) -> None:
         """A prompt is in place: the first token of each of its streams comes from the distribution after it.
-
-        Args:
-            begun: The streams, each with its place; the first one's knows what the prompt cost.
-            last: The distribution.
-            guesses: Of the first stream's text, where it is the only one.
 
         Raises:
             BaseException: They could not be started; nothing of them stays.
         """
         rows: list[Row] = []
-        prefill, submitted = begun[0][1], begun[0][0].job.submitted
+        places = [prefill]
+        guesses: Guesses | None = None
         try:
-            rows = [Row(stream, place) for stream, place in begun]
+            jobs = self._continuations(prefill.job)
+            if not jobs:
+                self._cache.leave(prefill)
+                return
+            for job in jobs[1:]:
+                places.append(self._cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
+            if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
+                guesses = self._guesses(jobs[0], jobs[0].options.speculative)
+            rows = [Row(self._stream(job), place) for job, place in zip(jobs, places, strict=True)]
             rows[0].guesses = guesses
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-            self._counters.first_token_seconds = time.monotonic() - submitted
+            self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
             for row in rows:
                 self._finish.ledger.prompted(row.job)
@@ -99,10 +113,34 @@ class Decoding:
             self.rows = [row for row in self.rows if row not in rows]
             if guesses is not None and prefill not in ended:
                 guesses.close()
-            for _, place in begun:
+            for place in places:
                 if place not in ended:
                     self._cache.leave(place)
             raise
+
+    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
+        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
+        if isinstance(job, GenerateJob):
+            return [job]
+        assert isinstance(job, FanJob)
+        for dropped in (one for one in job.jobs if one.cancelled):
+            self._finish.ledger.leave(dropped, "cancelled")
+            dropped.leave()
+        return [one for one in job.jobs if not one.cancelled]
+
+    def _stream(self, job: GenerateJob) -> Stream:
+        words = self._vocabulary
+        eos = words.eos if job.eos is None else job.eos
+        return Stream(job, words.token_bytes, eos, words.context, words.new_decoder())
+
+    def _guesses(self, job: GenerateJob, options: SpeculativeOptions) -> Guesses:
+        guesses: Guesses
+        if self._drafter is not None and options.method != "prompt_lookup":
+            guesses = self._drafter.open()
+        else:
+            guesses = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
+        guesses.extend(job.ids.tolist())
+        return guesses
 
     def end(self, row: Row, error: BaseException | None) -> None:
         """A generation ends: its tail is published, what was held back is sent."""
@@ -357,7 +395,7 @@ class Decoding:
         for row in self.rows:
             if id(row) not in concerned:
                 continue
-            if id(row) not in failed and (full := self._outgrown(row)) is not None:
+            if id(row) not in failed and row.stream.finish is Finish.NONE and (full := self._outgrown(row)) is not None:
                 failed[id(row)] = full
             if id(row) in failed or row.stream.finish is not Finish.NONE:
                 ending.append(row)
@@ -375,8 +413,6 @@ class Decoding:
 
     def _outgrown(self, row: Row) -> BaseException | None:
         """The error of one that needs more than the budget all by itself; what it said is kept."""
-        if row.stream.finish is not Finish.NONE:
-            return None
         try:
             self._cache.check_room(len(row.job.ids) + row.pushed + 1)
         except MemoryBudgetError as full:

@@ -122,8 +122,10 @@ class Drawn:
             return
         self.recorded = True
         entropy = self.after.entropy
-        widest = max(row.job.options.top_k for row in self.rows)
-        ranked = [self.after.ranked[i] for i in self.at]
+        widest, ranked = 0, []
+        for row, i in zip(self.rows, self.at, strict=True):
+            widest = max(widest, row.job.options.top_k)
+            ranked.append(self.after.ranked[i])
         known = None if entropy is None else entropy[np.array(self.at)]
         scores = summarise_ranked(ranked, np.array(self.tokens, np.int32), widest, known)
         for i, row in enumerate(self.rows):
@@ -175,7 +177,7 @@ def _draw_one(drawn: Drawn, row: Row, i: int, deadline: float) -> bool:
     if not drawn.after.finite[i]:
         drawn.failures[id(row)] = non_finite(row.stream.position)
         return False
-    if not row.stream.ready(max(deadline - time.monotonic(), 0.0)):
+    if row.job.constraint is not None and not row.stream.ready(max(deadline - time.monotonic(), 0.0)):
         row.undrawn = drawn.after.alone(i)
         return False
     try:
@@ -186,7 +188,7 @@ def _draw_one(drawn: Drawn, row: Row, i: int, deadline: float) -> bool:
     row.started = row.started or time.monotonic()
     row.pending = token
     row.stream.take(token, u)
-    row.invoked = row.job.invoked(row.stream.new_ids)
+    row.invoked = row.job.routing is not None and row.job.invoked(row.job.routing, row.stream.new_ids)
     drawn.rows.append(row)
     drawn.at.append(i)
     drawn.tokens.append(token)

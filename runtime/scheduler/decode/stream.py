@@ -15,7 +15,7 @@ from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import empty_scores
-from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun, UInt8
+from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
@@ -256,12 +256,15 @@ class Stream:
         finish = np.zeros(n, np.uint8)
         if n == len(self._texts):
             finish[-1] = int(self.finish)
+        origin = np.full(n, int(Origin.SAMPLED), np.uint8)
+        if self._forced:
+            origin[[place in self._forced for place in range(self._sent, self._ready)]] = int(Origin.GRAMMAR)
         run = TokenRun(
             ids=np.array(ids, np.int32),
-            token_bytes=tuple(self._token_bytes[token] for token in ids),
+            token_bytes=tuple(map(self._token_bytes.__getitem__, ids)),
             texts=tuple(self._texts[:n]),
             **scores.columns,
-            origin=self._origins(),
+            origin=origin,
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
             stages=tabulated(self._stages[:n]) if self._stages else None,
@@ -270,13 +273,6 @@ class Stream:
         self._sent = self._ready
         del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
-
-    def _origins(self) -> UInt8:
-        """Of the tokens that are ready and were not sent yet."""
-        origins = np.full(self._ready - self._sent, int(Origin.SAMPLED), np.uint8)
-        if self._forced:
-            origins[[place in self._forced for place in range(self._sent, self._ready)]] = int(Origin.GRAMMAR)
-        return origins
 
     def flush(self) -> None:
         """Sends what is left, what was held back too: the stream ends."""

@@ -197,19 +197,14 @@ def by_workspace(items: Sequence[Placed]) -> list[list[Placed]]:
     return list(groups.values())
 
 
-def stops(group: Sequence[Prefill]) -> list[int]:
-    """How far each job may go in one forward, in tokens of its path.
+def stop_of(prefill: Prefill, group: Sequence[Prefill]) -> int:
+    """How far a job of a recurrent model may go in one forward, in tokens of its path.
 
-    A recurrent model can go on only where a forward has ended. So a path is cut where another one of the group ends inside it,
+    Such a model can go on only where a forward has ended. So a path is cut where another one of the group ends inside it,
     for whoever goes on from there, and every `CHECKPOINT_TOKENS`, for whoever comes later.
     """
-    if not group[0].workspace.recurrent:
-        return [prefill.total for prefill in group]
-    found = []
-    for prefill in group:
-        inside = (end.total for end in group if prefill.at < end.total < prefill.total and _leads(end, prefill))
-        found.append(min((prefill.at + CHECKPOINT_TOKENS, prefill.total, *inside)))
-    return found
+    inside = (end.total for end in group if prefill.at < end.total < prefill.total and _leads(end, prefill))
+    return min((prefill.at + CHECKPOINT_TOKENS, prefill.total, *inside))
 
 
 def _leads(end: Prefill, prefill: Prefill) -> bool:

@@ -16,7 +16,7 @@ from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters
 from runtime.scheduler.prefill.distributions import Distribution
-from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stops
+from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
 from runtime.scheduler.prefill.publish_results import ResultPublisher
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
@@ -131,12 +131,13 @@ class Prompts:
 
     def _quota(self, *, decoding: bool) -> int:
         now = time.monotonic()
-        if decoding or any(prefill.job.priority < Priority.BACKGROUND for prefill in self.running):
+        if decoding or self.running[0].job.priority < Priority.BACKGROUND:  # the most urgent one
             self._urgent = now
-        short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
-        together = min(short, self.pace.chunk(beside=False))
         chunk = self.pace.chunk(beside=decoding, quiet=now - self._urgent)
-        return min(max(chunk, together), self._options.max_batch_tokens)
+        if decoding:
+            short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
+            chunk = max(chunk, min(short, self.pace.chunk(beside=False)))
+        return min(chunk, self._options.max_batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
@@ -146,8 +147,9 @@ class Prompts:
         batch = Batch(self._most_rows)
         started = time.monotonic()
         try:
-            for prefill, stop in zip(group, stops(group), strict=True):
-                batch.advance(prefill, quota - batch.size, stop)
+            recurrent = group[0].workspace.recurrent
+            for prefill in group:
+                batch.advance(prefill, quota - batch.size, stop_of(prefill, group) if recurrent else prefill.total)
             batch.run()
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
             batch.rollback()

@@ -70,15 +70,18 @@ class ResultPublisher:
     def publish_chunk(self, prefill: Prefill) -> None:
         """Publishes a chunk's tokens and keeps its scores; `prefill.last` follows a path that is complete."""
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
-        prefill.chunk = None
+        prefill.chunk, scores = None, None
         prefill.rows.clear()
-        if chunk is None:
-            self._publish(prefill, None)
-            return
-        scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
-        if prefill.done:
-            prefill.last = chunk.end(rows[-1][1], rows[-1][0])
-        self._publish(prefill, scores)
+        if chunk is not None:
+            scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
+            if prefill.done:
+                prefill.last = chunk.end(rows[-1][1], rows[-1][0])
+        start = prefill.lease.length
+        if prefill.at > start:
+            part = None if scores is None else scores[start : prefill.at]
+            self._cache.publish(prefill, job.ids[start : prefill.at], prefill.slot, part)
+        if scores is not None and start:
+            self._cache.keep_scores(prefill.lease, scores[:start])
         if prefill.last is not None:
             self._cache.vectors.put(job.key, prefill.last)
 
@@ -94,14 +97,6 @@ class ResultPublisher:
                 raise non_finite(first + int((~finite).argmax()))
             fill_gaps(known, fresh, first + 1)
         return known
-
-    def _publish(self, prefill: Prefill, scores: Scores | None) -> None:
-        start = prefill.lease.length
-        if prefill.at > start:
-            part = None if scores is None else scores[start : prefill.at]
-            self._cache.publish(prefill, prefill.job.ids[start : prefill.at], prefill.slot, part)
-        if scores is not None and start:
-            self._cache.keep_scores(prefill.lease, scores[:start])
 
     def count(self, prefill: Prefill) -> None:
         """The job is complete: its tokens are counted, before whoever waits can look."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtime import LanguageModel, load
@@ -18,7 +17,7 @@ from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.scheduler.prefill.prefill import CHECKPOINT_TOKENS
-from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, generate_job, query_job, some_ids
 from tests.tiny_models import tiny_path
 
 
@@ -55,9 +54,7 @@ def test_a_chunk_is_what_the_model_does_in_its_time(kind: str, monkeypatch: pyte
         assert 395 <= clock.sizes[-2] <= 400
         # when it reads beside an answer, then to what takes 80
         begun, ended = threading.Event(), threading.Event()
-        job = local(model).operations._generation(
-            np.array(some_ids(2, 20), np.int32), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True)
-        )
+        job = generate_job(model, some_ids(2, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
         job.on_run = lambda _: begun.set()
         job.on_end = lambda _: ended.set()
         engine_of(model).submit([job])

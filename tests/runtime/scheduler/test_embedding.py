@@ -16,7 +16,17 @@ from runtime.errors import MemoryBudgetError, NonFiniteLogitsError, RuntimeFault
 from runtime.info import PromptProgress
 from runtime.numerics.pooling import Pool
 from runtime.options.generation import GenerationOptions
-from tests.fakes import KINDS, Gate, engine_of, fake_model, local, settled, some_ids, wait_for_close, wait_for_jobs
+from tests.fakes import (
+    KINDS,
+    Gate,
+    engine_of,
+    fake_model,
+    generate_job,
+    settled,
+    some_ids,
+    wait_for_close,
+    wait_for_jobs,
+)
 
 BIG = 262  # bytes of a fake token's KV, rounded up: 2 * 16 float64
 
@@ -82,9 +92,7 @@ def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: py
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:
-        job = local(model).operations._generation(
-            np.array(some_ids(0, 20), np.int32), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True)
-        )
+        job = generate_job(model, some_ids(0, 20), GenerationOptions(max_tokens=100_000, seed=1, ignore_eos=True))
         ended, begun = threading.Event(), threading.Event()
 
         def on_run(run: Any) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtime import LanguageModel
@@ -20,7 +19,7 @@ from runtime.errors import InvalidRequestError
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
 from runtime.scheduler.jobs import GenerateJob, Job, ScoreJob
-from tests.fakes import KINDS, Gate, engine_of, fake_model, local, query_job, some_ids
+from tests.fakes import KINDS, Gate, engine_of, fake_model, generate_job, query_job, some_ids
 
 LONG = 8_000  # tokens
 
@@ -28,7 +27,7 @@ LONG = 8_000  # tokens
 def chat(model: LanguageModel, ids: list[int], log: list[int | str], n: int) -> tuple[GenerateJob, threading.Event]:
     """A chat that writes "token" into the log; the event comes with its end."""
     ended = threading.Event()
-    job = local(model).operations._generation(np.array(ids, np.int32), GenerationOptions(max_tokens=n, seed=1, ignore_eos=True))
+    job = generate_job(model, ids, GenerationOptions(max_tokens=n, seed=1, ignore_eos=True))
     job.on_run = lambda run: log.extend(["token"] * len(run))
     job.on_end = lambda error: ended.set()
     engine_of(model).submit([job])

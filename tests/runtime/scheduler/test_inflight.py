@@ -21,7 +21,7 @@ from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
 from runtime.scheduler.kv.workspace import PartialForward, SlotRun, Workspace, begin
 from runtime.trie import Node
-from tests.fakes import assert_right, engine_of, fake_model, local, reference, settled, some_ids
+from tests.fakes import assert_right, engine_of, fake_model, generate_job, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
 from tests.tiny_models import tiny_path
@@ -100,7 +100,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
         errors: list[BaseException | None] = []
 
         def chat(i: int) -> Any:
-            job = local(model).operations._generation(np.array(prompts[i], np.int32), options)
+            job = generate_job(model, prompts[i], options)
 
             def on_run(run: TokenRun) -> None:
                 said[i] += run.ids.tolist()
@@ -178,7 +178,7 @@ def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
 def drop(model: LanguageModel, prompt: list[int], token: int) -> None:
     """Generates until `token` was drawn; in the step in which it is told, the request goes away."""
     ended = threading.Event()
-    job = local(model).operations._generation(np.array(prompt, np.int32), GREEDY)
+    job = generate_job(model, prompt, GREEDY)
 
     def on_run(run: TokenRun) -> None:
         job.cancelled = job.cancelled or token in run.ids.tolist()

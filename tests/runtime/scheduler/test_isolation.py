@@ -11,14 +11,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions
 from runtime.records import Float32
-from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, settled, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, generate_job, query_job, settled, some_ids
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 
@@ -60,9 +59,7 @@ class Scene:
 
     def chat(self, name: str, prompt: Sequence[int], tokens: int) -> None:
         assert self._model is not None
-        job = local(self._model).operations._generation(
-            np.array(prompt, np.int32), GenerationOptions(max_tokens=tokens, seed=1, ignore_eos=True)
-        )
+        job = generate_job(self._model, prompt, GenerationOptions(max_tokens=tokens, seed=1, ignore_eos=True))
         job.on_end = partial(self._end, name, self._begin(name))
         engine_of(self._model).submit([job])
 

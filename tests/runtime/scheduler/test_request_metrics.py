@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import Any
 
@@ -22,7 +21,7 @@ from runtime import (
     spawn,
 )
 from runtime.backends.fake import Behaviour
-from runtime.scheduler.metrics import RECENT, WINDOW, Window
+from runtime.scheduler.metrics import RECENT, WINDOW
 from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
 
@@ -196,17 +195,20 @@ def test_only_the_last_requests_are_kept() -> None:
         assert metrics.requests_completed == RECENT + 5
 
 
-def test_a_window_is_numpys_percentiles() -> None:
-    rng = random.Random(3)
-    values = [rng.choice([rng.random(), 0.5]) for _ in range(3 * WINDOW)]
-    window, seen = Window(), list[float]()
-    for value in values:
-        seen.append(value)
-        got = window.add(value)
-        last = np.array(seen[-WINDOW:])
-        assert got.p50 == np.percentile(last, 50, method="inverted_cdf")
-        assert got.p95 == np.percentile(last, 95, method="inverted_cdf")
-        assert got.mean == pytest.approx(last.mean())
+def test_latencies_are_numpys_percentiles_of_the_last_requests() -> None:
+    waited: list[float] = []
+    with fake_model() as model:
+        for seed in range(WINDOW + 20):
+            model.score_sync(some_ids(seed, 3))
+            metrics = model.metrics()
+            assert metrics.recent[-1].queue_seconds is not None
+            waited.append(metrics.recent[-1].queue_seconds)
+            if seed in (0, 1, 20, WINDOW, WINDOW + 19):
+                last = np.array(waited[-WINDOW:])
+                assert metrics.queue_latency.p50 == np.percentile(last, 50, method="inverted_cdf")
+                assert metrics.queue_latency.p95 == np.percentile(last, 95, method="inverted_cdf")
+                assert metrics.queue_latency.mean == pytest.approx(last.mean())
+                assert metrics.token_latency == Latency()
 
 
 @pytest.mark.slow
