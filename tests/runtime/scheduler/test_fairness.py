@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime import LanguageModel
@@ -18,8 +17,9 @@ from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.options.generation import GenerationOptions
 from runtime.options.priority import Priority
-from runtime.scheduler.jobs import GenerateJob, Job, ScoreJob
-from tests.fakes import KINDS, Gate, engine_of, fake_model, generate_job, query_job, some_ids
+from runtime.records import Scores
+from runtime.scheduler.jobs import GenerateJob, ScoreJob
+from tests.fakes import KINDS, engine_of, fake_model, generate_job, query_job, some_ids
 
 LONG = 8_000  # tokens
 
@@ -109,52 +109,36 @@ def test_the_more_urgent_prompt_is_read_first_whoever_came_first() -> None:
     assert_read_first(log)
 
 
-def test_the_more_urgent_score_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_more_urgent_score_is_read_first() -> None:
     # given a text of the background that is being scored, when a chat's prompt is to be scored
     log: list[tuple[int, int]] = []  # of each forward: the background's tokens, and the chat's
-    answered: list[Priority] = []  # as the owner thread does it: the loop may hear of both at once
-
-    gate = Gate()
+    answered: list[Priority] = []
 
     def note(tokens: Any) -> None:
         log.append((int((tokens < 100).sum()), int((tokens >= 100).sum())))
-        gate(tokens)
 
     with fake_model(Behaviour(before_forward=note), prefill_chunk_tokens=64) as model:
         path = [token % 100 for token in some_ids(5, 1_000)]
         urgent = [100 + token % 100 for token in some_ids(6, 640)]
-        submit = engine_of(model).submit
 
-        def ended(priority: Priority, settled: Callable[[object], None], value: object) -> None:
-            answered.append(priority)
-            settled(value)
+        def score(ids: list[int], priority: Priority, on_progress: Callable[[object], None]) -> Future[Scores]:
+            scores: Future[Scores] = Future()
+            scores.add_done_callback(lambda _: answered.append(priority))  # on the owner thread
+            namespace = model.info.kv_fingerprint
+            job = ScoreJob(np.array(ids, np.int32), namespace, priority, future=scores, k=2, on_progress=on_progress)
+            engine_of(model).submit([job])
+            return scores
 
-        def noted(jobs: list[Job]) -> None:
-            for job in jobs:
-                if isinstance(job, ScoreJob):
-                    settled = job.future.set_result
-                    monkeypatch.setattr(job.future, "set_result", partial(ended, job.priority, settled))
-            submit(jobs)
+        chats: list[Future[Scores]] = []
 
-        monkeypatch.setattr(engine_of(model), "submit", noted)
-        gate.shut()
+        def arrive(_: object) -> None:
+            if not chats:
+                chats.append(score(urgent, Priority.CHAT, lambda _: None))
 
-        async def main() -> None:
-            started = asyncio.Event()
-            asked = asyncio.create_task(
-                model.score_run(path, 2, priority=Priority.BACKGROUND, on_progress=lambda _: started.set())
-            )
-            await started.wait()
-            chat = asyncio.create_task(model.score(urgent, 2, priority=Priority.CHAT))
-            for _ in range(3):  # turns: it begins, what was asked in that turn is handed over, and it is there
-                await asyncio.sleep(0)
-            gate.open()
-            assert len(await chat) == 640
-            assert len(await asked) == 1_000
-            with pytest.raises(InvalidRequestError, match="unknown priority 'chat'"):
-                await model.score([1, 2], priority="chat")  # type: ignore[arg-type]  # the mistake
-
-        asyncio.run(main())
+        assert len(score(path, Priority.BACKGROUND, arrive).result(60)) == 1_000
+        assert len(chats[0].result(60)) == 640
+        with pytest.raises(InvalidRequestError, match="unknown priority 'chat'"):
+            model.score_sync([1, 2], priority="chat")  # type: ignore[arg-type]  # the mistake
     assert_read_first(log)
     assert answered == [Priority.CHAT, Priority.BACKGROUND]
 
