@@ -11,6 +11,7 @@ import numpy as np
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.options.checking import TEXT_FOR_IDS, shown
+from runtime.options.priority import Priority
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
@@ -66,15 +67,18 @@ def adapter_pairs(adapters: Adapters) -> tuple[tuple[str, float], ...] | None:
     return None if adapters is None else check_adapters(adapters)
 
 
-def text_salt(salt: object) -> str:
-    """A request's salt; empty for none.
+def request_terms(priority: object, cache_salt: object) -> dict[str, Any]:
+    """A request's priority, and its salt (empty for none), as operations take them.
 
     Raises:
-        InvalidRequestError: Something else than text.
+        InvalidRequestError: Another priority than there are, or a salt that is no text.
     """
-    if not isinstance(salt, str):
-        raise InvalidRequestError(f"cache_salt is a text, not {shown(salt)}")
-    return clean_text(salt)
+    if not isinstance(priority, Priority):
+        known = ", ".join(f"Priority.{each.name}" for each in Priority)
+        raise InvalidRequestError(f"unknown priority {priority!r:.60}: use one of {known}")
+    if not isinstance(cache_salt, str):
+        raise InvalidRequestError(f"cache_salt is a text, not {shown(cache_salt)}")
+    return {"priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
 
 
 def block_names(keys: Sequence[bytes]) -> list[bytes]:

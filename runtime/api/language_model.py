@@ -31,7 +31,7 @@ from runtime import html
 from runtime.adapters.uses import Adapters
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
-from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, text_salt
+from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
 from runtime.api.kv import KvCache
 from runtime.api.progress import ShowProgress, reporting, reporting_ends, reporting_prompt, reporting_steps
 from runtime.api.windows import Total, joined, sliding_windows
@@ -43,7 +43,7 @@ from runtime.lens import MOST_TOKENS, LensCost, LensRun, check_positions
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
 from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
-from runtime.options.priority import Priority, check_priority
+from runtime.options.priority import Priority
 from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
@@ -239,8 +239,7 @@ class LanguageModel:
             cache_salt: Requests of one salt find each other's cached tokens, and those of no other (or of none). So of all
                 members that have it.
         """
-        under = _under(adapters, cache_salt)
-        named = {"batch": [self._checks.ids(ids)], "priority": check_priority(priority), **under}
+        named = {"batch": [self._checks.ids(ids)], **_under(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
         row: Float32 = rows[0]
         return row
@@ -254,7 +253,7 @@ class LanguageModel:
         cache_salt: str = "",
     ) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
-        named = {"batch": self._checks.batch(batch), "priority": check_priority(priority), **_under(adapters, cache_salt)}
+        named = {"batch": self._checks.batch(batch), **_under(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
         return rows
 
@@ -300,7 +299,7 @@ class LanguageModel:
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
-        named = {"batch": paths, "priority": check_priority(priority), **_under(adapters, cache_salt)}
+        named = {"batch": paths, **_under(adapters, priority, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
         return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 
@@ -392,7 +391,7 @@ class LanguageModel:
     ) -> TokenRun:
         """`score` as columns."""
         check_value("top_k", top_k, ALTERNATIVES)
-        under = {"top_k": top_k, "priority": check_priority(priority), **_under(adapters, cache_salt)}
+        under = {"top_k": top_k, **_under(adapters, priority, cache_salt)}
         if stride is None:
             path = self._checks.ids(ids)
             if not is_whole(plain_number(start), 0, len(path) - 1):
@@ -600,8 +599,7 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            named: dict[str, Any] = {"n": n, "options": chosen, "priority": check_priority(priority)}
-            named["cache_salt"] = text_salt(cache_salt)
+            named: dict[str, Any] = {"n": n, "options": chosen, **request_terms(priority, cache_salt)}
             stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, **named)
             return reporting_ends(stream, progress, n)
 
@@ -1002,9 +1000,9 @@ class LanguageModel:
         return self._adapters.lora_stack
 
 
-def _under(adapters: Adapters, cache_salt: str) -> dict[str, Any]:
-    """What a request's KV belongs to, as operations take it."""
-    return {"adapters": adapter_pairs(adapters), "cache_salt": text_salt(cache_salt)}
+def _under(adapters: Adapters, priority: Priority, cache_salt: str) -> dict[str, Any]:
+    """What a request's KV belongs to and when it is computed, as operations take it."""
+    return {"adapters": adapter_pairs(adapters), **request_terms(priority, cache_salt)}
 
 
 def _eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

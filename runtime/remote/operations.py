@@ -42,6 +42,7 @@ from runtime.sampling.chain import make_sampler
 from runtime.sampling.draw import fresh_seed
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
+from runtime.scheduler.decode.stream import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from runtime.text.utf8 import Utf8Stream
 from runtime.transport.waiting import Stream
@@ -361,7 +362,8 @@ class RemoteOperations:
             assert options.seed is not None  # drawn where options are resolved
             pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
-        answer = Answer(job, self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream())
+        words = Vocabulary(self.text.facts.byte_vocab, frozenset(ends), self.info.context_length - 1, Utf8Stream)
+        answer = Answer(job, words)
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:
                 request.on_progress = on_progress

@@ -95,14 +95,18 @@ class Sampler:
         remembers = edits = False
         for name in chosen["order"]:
             spec = STAGES[name]
-            kernel = spec.made(chosen)
-            # greedy: what changes scores counts, what cuts has no say
-            if kernel is not None and (temperature != 0.0 or spec.kind is Kind.EDIT):
-                stages[name] = spec, kernel
-                remembers |= spec.remembers
-                edits |= spec.kind is Kind.EDIT
-                if spec.search is not None:
-                    cuts[name] = spec.search
+            if temperature == 0.0 and spec.kind is not Kind.EDIT:
+                continue  # greedy: what changes scores counts, what cuts has no say
+            for each in spec.parameters:
+                if each.switch and chosen[each.name] not in (None, each.default, []):
+                    break  # it is on
+            else:
+                continue
+            stages[name] = spec, spec.kernel(chosen)
+            remembers |= spec.remembers
+            edits |= spec.kind is Kind.EDIT
+            if spec.search is not None:
+                cuts[name] = spec.search
         on = tuple(stages)
         made = {
             "temperature": temperature,

@@ -107,13 +107,6 @@ class StageSpec:
     check: Callable[[Chosen, int | None], None] | None = None
     label: str = ""
 
-    def made(self, chosen: Chosen) -> Kernel | None:
-        """The stage; None where the settings leave it off."""
-        for each in self.parameters:
-            if each.switch and chosen[each.name] not in (None, each.default, []):
-                return self.kernel(chosen)
-        return None
-
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802  # as lupdate knows it
     """Marks a text that the window translates where it shows it; as it is."""

@@ -113,12 +113,8 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting.parked or self._decoding.rows or self._beams.running) or self._others()
-
-    def _others(self) -> bool:
-        """Whether anything but answers can go on."""
-        blocks = self.blocks.asked and self.blocks.busy
-        return bool(self._waiting.new or self._prompts.running or self._background.workers or blocks)
+        jobs = self._waiting.parked or self._waiting.new or self._prompts.running or self._background.workers
+        return bool(jobs or self._decoding.rows or self._beams.running) or (self.blocks.asked and self.blocks.busy)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it, where that is as urgent."""
@@ -166,7 +162,9 @@ class Scheduler:
             self._background.step(beside=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
-        if decodes and self._decoding.stalled and self._beams.stalled and not self._others():
+        others = self._waiting.new or self._prompts.running or self._background.workers
+        stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
+        if stalled and not (self.blocks.asked and self.blocks.busy):
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._tell_unused()

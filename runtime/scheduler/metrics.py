@@ -232,10 +232,9 @@ class RequestMetrics:
             self._first.append(timings.first_token_seconds)
         if generated > 1:
             self._token.append(timings.decode_seconds / (generated - 1))
+            counters.tokens_per_second = timings.tokens_per_second or counters.tokens_per_second
         counters.queue_latency, counters.first_token_latency = tuple(self._queue), tuple(self._first)
         counters.token_latency = tuple(self._token)
-        if timings.tokens_per_second is not None:
-            counters.tokens_per_second = timings.tokens_per_second
 
 
 def _latency(seconds: tuple[float, ...]) -> Latency:

@@ -11,9 +11,8 @@ import concurrent.futures
 import functools
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -33,23 +32,16 @@ def is_blocking() -> bool:
     return getattr(_mode, "blocking", False)
 
 
-@contextmanager
-def _in_blocking_mode() -> Iterator[None]:
-    before, _mode.blocking = is_blocking(), True
-    try:
-        yield
-    finally:
-        _mode.blocking = before
-
-
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that waits by the functions of this module alone; a running loop of this thread is held up."""
-    with _in_blocking_mode():
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
+    before, _mode.blocking = is_blocking(), True
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    finally:
+        _mode.blocking = before
     coroutine.close()
     raise RuntimeError("a coroutine that was to block awaited something of an event loop")
 
@@ -73,7 +65,7 @@ def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[
         try:
             while True:
                 try:
-                    item = run_blocking(_next(source))
+                    item = run_blocking(source.asend(None))
                 except StopAsyncIteration:
                     return
                 yield item
@@ -81,10 +73,6 @@ def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[
             run_blocking(source.aclose())
 
     return _renamed(twin, member)
-
-
-async def _next(source: AsyncGenerator[T, None]) -> T:
-    return await anext(source)
 
 
 def _renamed(twin: Callable[P, T], member: Callable[..., Any]) -> Callable[P, T]:

@@ -66,7 +66,7 @@ class Decoding:
         overlaps: bool,
         make_way: Callable[[], bool],
     ) -> None:
-        self._options = options
+        self._batch_rows = options.batch_rows
         self._cache = cache
         self._counters = counters
         self._finish = finish
@@ -87,7 +87,7 @@ class Decoding:
         places = [prefill]
         guesses: Guesses | None = None
         try:
-            jobs = self._continuations(prefill.job)
+            jobs = [prefill.job] if isinstance(prefill.job, GenerateJob) else self._branches(prefill.job)
             if not jobs:
                 self._cache.leave(prefill)
                 return
@@ -95,7 +95,7 @@ class Decoding:
                 places.append(self._cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
             if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
                 guesses = self._guesses(jobs[0], jobs[0].options.speculative)
-            rows = [Row(self._stream(job), place) for job, place in zip(jobs, places, strict=True)]
+            rows = [Row(Stream(job, self._vocabulary), place) for job, place in zip(jobs, places, strict=True)]
             rows[0].guesses = guesses
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
@@ -118,20 +118,13 @@ class Decoding:
                     self._cache.leave(place)
             raise
 
-    def _continuations(self, job: Job) -> Sequence[GenerateJob]:
-        """What begins where the job's path ends; what of it was dropped meanwhile ends here."""
-        if isinstance(job, GenerateJob):
-            return [job]
+    def _branches(self, job: Job) -> list[GenerateJob]:
+        """Those that begin where the job's path ends; what was dropped meanwhile ends here."""
         assert isinstance(job, FanJob)
         for dropped in (one for one in job.jobs if one.cancelled):
             self._finish.ledger.leave(dropped, "cancelled")
             dropped.leave()
         return [one for one in job.jobs if not one.cancelled]
-
-    def _stream(self, job: GenerateJob) -> Stream:
-        words = self._vocabulary
-        eos = words.eos if job.eos is None else job.eos
-        return Stream(job, words.token_bytes, eos, words.context, words.new_decoder())
 
     def _guesses(self, job: GenerateJob, options: SpeculativeOptions) -> Guesses:
         guesses: Guesses
@@ -193,8 +186,8 @@ class Decoding:
         for row in [row for row in rest if self._speculates(row)]:
             if self._push_guessed(drawn, row):
                 rest.remove(row)
-        for start in range(0, len(rest), self._options.batch_rows):
-            self._push(drawn, rest[start : start + self._options.batch_rows])
+        for start in range(0, len(rest), self._batch_rows):
+            self._push(drawn, rest[start : start + self._batch_rows])
         self._settle(drawn, rows)
 
     def _speculates(self, row: Row) -> bool:
@@ -289,7 +282,7 @@ class Decoding:
             for row in rows:
                 row.workspace.unprepare()
             return
-        chosen = rows[: self._options.batch_rows]
+        chosen = rows[: self._batch_rows]
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(chosen)

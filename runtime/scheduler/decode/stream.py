@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,20 +92,15 @@ class Stream:
 
     Args:
         job: The request.
-        token_bytes: Bytes of every id.
-        eos: Ids that end the answer.
-        context: Tokens the model can hold.
-        decoder: Fresh incremental decoder for the answer's text.
+        vocabulary: What ids stand for.
     """
 
-    def __init__(
-        self, job: GenerateJob, token_bytes: Sequence[bytes], eos: Set[int], context: int, decoder: Utf8Stream
-    ) -> None:
+    def __init__(self, job: GenerateJob, vocabulary: Vocabulary) -> None:
         self.job = job
-        self._token_bytes = token_bytes
-        self._eos = eos
-        self._decoder = decoder
-        self._room = context - len(job.ids)
+        self._token_bytes = vocabulary.token_bytes
+        self._eos = vocabulary.eos if job.eos is None else job.eos
+        self._decoder = vocabulary.new_decoder()
+        self._room = vocabulary.context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
         self._stops = StopFinder(job.options.stop) if job.options.stop else None
         self._forced: set[int] = set()  # places of tokens beside which the grammar allowed no other

@@ -97,7 +97,7 @@ class Prompts:
         park: Callable[[Job], None],
         others_give_way: Callable[[], bool],
     ) -> None:
-        self._options = options
+        self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
         self._counters = counters
         self._finish = finish
@@ -125,7 +125,7 @@ class Prompts:
         self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
         quota = self._quota(decoding=decoding)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
-            quota -= self._push(group[: self._options.batch_rows], quota)
+            quota -= self._push(group[: self._batch_rows], quota)
             if quota <= 0 or decoding:
                 return
 
@@ -137,7 +137,7 @@ class Prompts:
         if decoding:
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
             chunk = max(chunk, min(short, self.pace.chunk(beside=False)))
-        return min(chunk, self._options.max_batch_tokens)
+        return min(chunk, self._batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
@@ -252,19 +252,18 @@ class Prompts:
         if not self._guard(prefill.job, partial(self._finish.publish_chunk, prefill)):
             self._drop(prefill)
         elif prefill.done:
-            stays = isinstance(prefill.job, StayingJob)
-            self._drop(prefill, leave=not stays)
+            self.running.remove(prefill)
             self._forget(prefill.job)
-            if not stays:  # a generation's are counted at its end
+            if not isinstance(prefill.job, StayingJob):  # else it stays there, and is counted at its end
+                self._cache.leave(prefill)
                 self._finish.count(prefill)
             last, prefill.last = prefill.last, None  # else it would be kept as long as an answer runs
             return last
         return None
 
-    def _drop(self, prefill: Prefill, *, leave: bool = True) -> None:
+    def _drop(self, prefill: Prefill) -> None:
         self.running.remove(prefill)
-        if leave:
-            self._cache.leave(prefill)
+        self._cache.leave(prefill)
 
     def end(self, prefill: Prefill, error: BaseException | None) -> None:
         """The job ends here: with the error, or because nobody waits."""

@@ -14,7 +14,7 @@ from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, TokenRun
 from runtime.scheduler.decode.stops import StopFinder
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from runtime.text.utf8 import Utf8Stream
 from tests.fakes import fake_model, reference
@@ -64,7 +64,7 @@ def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_
     runs: list[TokenRun] = []
     options = GenerationOptions(stop=tuple(stops), top_k=0)
     job = GenerateJob(np.zeros(1, np.int32), None, options=options, on_run=runs.append)
-    stream = Stream(job, vocabulary, frozenset(), 1000, Utf8Stream())
+    stream = Stream(job, Vocabulary(vocabulary, frozenset(), 1000, Utf8Stream))
     cut = naive(text, stops)
     shown = ""
     for token in range(len(vocabulary)):

@@ -15,7 +15,7 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from runtime.text.utf8 import Utf8Stream
 from tests.fakes import KINDS, fake_model, reference, some_ids
@@ -33,7 +33,7 @@ class Told:
         self.runs: list[TokenRun] = []
         made = GenerationOptions(stop=tuple(stop), top_k=0, **options)  # type: ignore[arg-type]  # by name
         job = GenerateJob(np.zeros(prompt, np.int32), None, options=made, on_run=self.runs.append)
-        self.stream = Stream(job, VOCAB, frozenset({EOS}), context, Utf8Stream())
+        self.stream = Stream(job, Vocabulary(VOCAB, frozenset({EOS}), context, Utf8Stream))
 
     def feed(self, *tokens: int | str | bytes) -> Told:
         for token in tokens:
