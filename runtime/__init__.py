@@ -107,8 +107,7 @@ if TYPE_CHECKING:
         key_for,
         server_address,
     )
-    from runtime.sampling.chain import Sampler, make_sampler
-    from runtime.sampling.draw import fresh_seed
+    from runtime.sampling.chain import Sampler, fresh_seed, make_sampler
     from runtime.sampling.history import History
     from runtime.sampling.replay import Replayed, replay_draw
     from runtime.sampling.step import draw_step
@@ -282,9 +281,9 @@ _NAMES = {
     ),
     "runtime.sampling.chain": (
         "Sampler",
+        "fresh_seed",
         "make_sampler",
     ),
-    "runtime.sampling.draw": ("fresh_seed",),
     "runtime.sampling.history": ("History",),
     "runtime.sampling.replay": (
         "Replayed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import TypeVar
@@ -97,14 +97,6 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
                 yield branch, record
     finally:
         await runs.aclose()
-
-
-def merged(arrived: Iterable[tuple[int, TokenRun]]) -> list[tuple[int, TokenRun]]:
-    """One run for each branch that has something, in the order of first arrivals."""
-    runs: dict[int, list[TokenRun]] = {}
-    for branch, run in arrived:
-        runs.setdefault(branch, []).append(run)
-    return [(branch, each[0] if len(each) == 1 else TokenRun.concat(each)) for branch, each in runs.items()]
 
 
 def check_count(n: int, first: int) -> None:

@@ -43,8 +43,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
 from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
-from runtime.sampling.chain import Sampler, make_sampler
-from runtime.sampling.draw import fresh_seed
+from runtime.sampling.chain import Sampler, fresh_seed, make_sampler
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.jobs import (

@@ -38,8 +38,7 @@ from runtime.remote.distribution import answer_scores, dense, prompt_scores, top
 from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
 from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
-from runtime.sampling.chain import make_sampler
-from runtime.sampling.draw import fresh_seed
+from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
 from runtime.scheduler.decode.stream import Vocabulary

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,11 @@ from runtime.numerics.scoring import COLDEST
 from runtime.numerics.select import Place
 from runtime.options.sampling import DEFAULTS, STAGES, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
-from runtime.sampling.draw import DRAW_STAGE, uniform
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View
 from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
 
+DRAW_STAGE = 0  # in the counter; other stages have `StageSpec.draws`
 LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
 _FEWEST = 512  # entries looked for by value where a stage looks for a mass: settles most rows that the head does not
 _USUAL = 0.9  # a share of the mass
@@ -28,6 +29,9 @@ _TIMES = 4.0  # times as many tokens have it, mostly, as equally likely ones of 
 _MORE_TIMES = 8.0  # have more than that; and where it is warm
 _COLD = 0.9  # a temperature at which they are fewer
 _COLD_TIMES = 2.0
+_WORD = (1 << 64) - 1
+_FACTOR_0, _FACTOR_1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_STEP_0, _STEP_1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
 NOTHING_SAID = History([])
 Bool = npt.NDArray[np.bool_]
@@ -57,8 +61,10 @@ class Traced:
 class Sampler:
     """Resolved settings of one stream.
 
-    A draw is a number from a counter (seed, position, branch, stage) through the inverse of the cumulative distribution over
-    falling probability, ties by id: it depends on nothing else that runs.
+    A draw is u from Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF over falling probability,
+    ties by id. u belongs to its place: the same stream samples the same alone, in a batch, on a branch and after a reload where
+    the model's numbers are the same there, within the rounding of float32. Models whose numbers are rounded further say so in
+    `ModelInfo.warnings` (docs/tolerances.md).
 
     Args:
         settings: Unset fields have their defaults.
@@ -322,3 +328,27 @@ def make_sampler(
     dry = settings.dry_multiplier and (settings.order is None or "dry" in settings.order)
     breakers = settings.dry_breakers if settings.dry_breakers is not None else DEFAULTS["dry_breakers"]
     return Sampler(settings, seed, branch, breaker_ids(breakers, pieces()) if dry else ())
+
+
+def fresh_seed() -> int:
+    """A random seed within 63 bits so that SQLite stores it as it is."""
+    return secrets.randbits(63)
+
+
+def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) -> float:
+    """The number in [0, 1) that belongs to this place of this stream.
+
+    From the first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one.
+    """
+    c0, c1, c2, c3 = 1, position, branch, stage
+    for k0, k1 in _keys(seed):
+        a, b = _FACTOR_0 * c0, _FACTOR_1 * c2
+        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _WORD, (a >> 64) ^ c3 ^ k1, a & _WORD
+    return (c0 >> 11) * 2.0**-53
+
+
+@lru_cache(maxsize=1024)  # streams
+def _keys(key: int) -> tuple[tuple[int, int], ...]:
+    """The keys of all rounds."""
+    first = key & _WORD, key >> 64
+    return tuple(((first[0] + i * _STEP_0) & _WORD, (first[1] + i * _STEP_1) & _WORD) for i in range(10))

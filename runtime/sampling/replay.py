@@ -12,8 +12,7 @@ from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import Stage
 from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
 from runtime.records import Float32, Int32, TokenRecord
-from runtime.sampling.chain import Bool, Traced, make_sampler
-from runtime.sampling.draw import uniform
+from runtime.sampling.chain import Bool, Traced, make_sampler, uniform
 from runtime.sampling.heads import Heads
 from runtime.sampling.report import report
 

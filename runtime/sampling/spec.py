@@ -90,7 +90,7 @@ class StageSpec:
         parameters: The one that a cut is made by first.
         kernel: Makes the stage from settings that turn it on.
         search: Of a cut; None: it looks for nothing that a larger head of the sorted row would help.
-        draws: The number of its random number in the counter of `runtime.sampling.draw`; None: it is deterministic.
+        draws: The number of its random number in the counter of `runtime.sampling.chain`; None: it is deterministic.
         remembers: Whether it depends on the tokens before.
         check: Raises `InvalidRequestError` where the options that are set contradict each other, or the vocabulary's size.
         label: In the window, where it cut a token.

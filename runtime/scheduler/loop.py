@@ -28,7 +28,6 @@ from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
-from runtime.scheduler.prefill.publish_results import ResultPublisher
 from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.text.utf8 import Utf8Stream
 from runtime.trie.tree import common_prefix
@@ -67,7 +66,6 @@ class Scheduler:
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
-        self._finish = ResultPublisher(self.cache, self.counters, self._ledger)
         self._drafter = None if draft is None else self.cache.beside(draft)
         self._waiting = Waiting()
         self._stayed = False  # whether a job still waits after a step
@@ -78,7 +76,7 @@ class Scheduler:
             options,
             self.cache,
             self.counters,
-            self._finish,
+            self._ledger,
             guard=self._guard,
             forget=self._forget,
             start=self._start,
@@ -94,7 +92,7 @@ class Scheduler:
             options,
             self.cache,
             self.counters,
-            self._finish,
+            self._ledger,
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
@@ -297,9 +295,9 @@ class Scheduler:
         self.cache.check_room(job.least_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
-            first_wanted = self._finish.first_unscored(job) - 1
+            first_wanted = self._prompts.first_unscored(job) - 1
             if first_wanted == len(job.ids) - 1:
-                self._finish.scores_are_known(job)
+                self._prompts.scores_are_known(job)
                 self.cache.answered(job)
                 return
         elif (known := self.cache.vectors.get(job.key)) is not None:

@@ -18,7 +18,7 @@ from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
 from runtime.options.checking import check_fields, instance, is_whole, option, shown
 from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
 from runtime.records import Finish, Float32, TokenRecord, TokenRun, shortened
-from runtime.sampling.draw import fresh_seed
+from runtime.sampling.chain import fresh_seed
 from runtime.session.manifest import Manifest, stack_of
 from runtime.session.snapshot import Generation, Snapshot
 from runtime.session.state import Guard, Path, SessionState

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from runtime.aio import Mailbox
-from runtime.branches import merged
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
@@ -197,7 +196,7 @@ class Stream(Reader):
         check_callback(on_progress)
         super().__init__(mailbox)
         self._on_progress, self._dropped, self._resumed = on_progress, dropped, resumed
-        self._arrived: list[tuple[int, TokenRun]] = []
+        self._arrived: dict[int, list[TokenRun]] = {}  # by branch, in the order of first arrivals
         self._over = False
         self._error: BaseException | None = None
 
@@ -207,10 +206,10 @@ class Stream(Reader):
             while self._arrived or not self._over:
                 if not self._arrived:
                     await self._wait()
-                arrived, self._arrived = self._arrived, []
-                for branch, run in merged(arrived):
+                arrived, self._arrived = self._arrived, {}
+                for branch, runs in arrived.items():
                     if branch not in self._dropped:
-                        yield branch, run
+                        yield branch, runs[0] if len(runs) == 1 else TokenRun.concat(runs)
                         if self._mailbox is None:
                             self._resumed()
         finally:
@@ -234,7 +233,7 @@ class Stream(Reader):
         self.post(partial(self._end, error))
 
     def _arrive(self, branch: int, run: TokenRun) -> None:
-        self._arrived.append((branch, run))
+        self._arrived.setdefault(branch, []).append(run)
         self._wake()
 
     def _end(self, error: BaseException | None) -> None:

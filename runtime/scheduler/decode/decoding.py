@@ -6,14 +6,18 @@ made, and sent, while it runs.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from runtime.aio import together
 from runtime.errors import MemoryBudgetError
+from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
-from runtime.records import Finish
+from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, draw_late, temperatures
 from runtime.scheduler.decode.stream import Stream, Vocabulary
@@ -29,14 +33,14 @@ from runtime.scheduler.kv.workspace import (
     forward_on_device,
     prepare,
 )
-from runtime.scheduler.metrics import Counters
+from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
-from runtime.scheduler.prefill.publish_results import ResultPublisher
 from runtime.speculation.draft import Drafter
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 
+log = logging.getLogger(__name__)
 HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
 
 
@@ -47,7 +51,7 @@ class Decoding:
         options: Batch limits.
         cache: Where they stand.
         counters: What was done.
-        finish: Publishes tails, ends streams.
+        ledger: Told when prompts are in place and when answers end.
         vocabulary: What ids stand for.
         drafter: Guesses ahead, where there is a draft model.
         overlaps: Whether a forward that was begun computes by itself.
@@ -59,7 +63,7 @@ class Decoding:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        finish: ResultPublisher,
+        ledger: RequestMetrics,
         vocabulary: Vocabulary,
         drafter: Drafter | None,
         *,
@@ -69,7 +73,7 @@ class Decoding:
         self._batch_rows = options.batch_rows
         self._cache = cache
         self._counters = counters
-        self._finish = finish
+        self._ledger = ledger
         self._vocabulary = vocabulary
         self._drafter = drafter
         self._overlaps = overlaps
@@ -102,7 +106,7 @@ class Decoding:
             self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
             for row in rows:
-                self._finish.ledger.prompted(row.job)
+                self._ledger.prompted(row.job)
             at = [0] * len(rows)
             self._settle([draw(rows, Distributions.known(last, temperatures(rows, at, 1)), at)])
             with together():
@@ -122,7 +126,7 @@ class Decoding:
         """Those that begin where the job's path ends; what was dropped meanwhile ends here."""
         assert isinstance(job, FanJob)
         for dropped in (one for one in job.jobs if one.cancelled):
-            self._finish.ledger.leave(dropped, "cancelled")
+            self._ledger.leave(dropped, "cancelled")
             dropped.leave()
         return [one for one in job.jobs if not one.cancelled]
 
@@ -143,7 +147,47 @@ class Decoding:
             workspace.abandon()
         if row.guesses is not None:
             row.guesses.close()
-        self._finish.end_row(row, error)
+        self._counters.tokens_reused += row.prefill.reused
+        made = len(row.stream.new_ids)
+        if row.job.constraint is not None:
+            self._counters.count_grammar(made, row.job.constraint)
+        try:
+            if error is None:
+                self._publish(row)
+        finally:
+            self._cache.leave(row.prefill)
+            self._ledger.leave(
+                row.job,
+                "error" if error is not None else row.stream.finish.label or "cancelled",
+                generated=made,
+                reused=row.prefill.reused,
+                computed=row.prefill.computed,
+                first=row.started,
+                drafted=row.drafted,
+                accepted=row.accepted,
+            )
+            self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
+            try:
+                row.stream.flush()
+            finally:
+                row.job.on_end(error)
+
+    def _publish(self, row: Row) -> None:
+        """Publishes what a generation has pushed since the last time; where that fails, the answer goes on without."""
+        job, lease = row.job, row.prefill.lease
+        count = row.unpublished
+        if count <= 0:
+            return
+        tail = min(count, row.pushed)
+        try:
+            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
+            scores = None
+            if tail:
+                own = row.take_scores(tail)
+                scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
+            self._cache.publish(row.prefill, tokens, row.slot, scores)
+        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
+            log.exception("the KV of a running answer could not be kept")
 
     def drop_cancelled(self) -> None:
         """Ends those for which nobody waits."""
@@ -342,7 +386,7 @@ class Decoding:
         are needed than there are rows.
         """
         for row in [row for row in rows if row.invoked]:
-            self._finish.publish_row(row)  # what was computed under the route so far
+            self._publish(row)  # what was computed under the route so far
             if (slot := self._guarded(row, partial(activate, self._cache, row))) is not None:
                 row.slot = slot
         rows = [row for row in rows if row in self.rows]
@@ -394,7 +438,7 @@ class Decoding:
                 ending.append(row)
             elif row.due:
                 row.tried = row.pushed
-                self._finish.publish_row(row)
+                self._publish(row)
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:

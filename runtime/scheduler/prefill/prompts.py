@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from runtime.aio import together
+from runtime.info import PromptProgress
+from runtime.numerics.scoring import summarise
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
+from runtime.records import Scores
 from runtime.scheduler.faults import bisect
 from runtime.scheduler.jobs import Job, ScoreJob, StayingJob
-from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.metrics import Counters
-from runtime.scheduler.prefill.distributions import Distribution
+from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
-from runtime.scheduler.prefill.publish_results import ResultPublisher
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
 ALONE_SECONDS = 0.4  # and when nobody does
@@ -76,7 +80,7 @@ class Prompts:
         options: Batch limits.
         cache: Where prefills stand.
         counters: What was done.
-        finish: Publishes chunks and answers.
+        ledger: Told when they are in place and when they end.
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
         start: The prompt of a job that goes on from it is in place; this follows it.
@@ -89,7 +93,7 @@ class Prompts:
         options: LoadOptions,
         cache: Cache,
         counters: Counters,
-        finish: ResultPublisher,
+        ledger: RequestMetrics,
         *,
         guard: Guard,
         forget: Callable[[Job], None],
@@ -100,7 +104,7 @@ class Prompts:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
         self._counters = counters
-        self._finish = finish
+        self._ledger = ledger
         self._guard = guard
         self._forget = forget
         self._start = start
@@ -230,7 +234,7 @@ class Prompts:
 
     def _take_scores(self, prefill: Prefill, job: ScoreJob) -> None:
         try:
-            prefill.first_wanted = max(self._finish.first_unscored(job) - 1, 0)
+            prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
         except BaseException:  # the job is told by the caller
             self._drop(prefill)
             raise
@@ -249,17 +253,52 @@ class Prompts:
         Returns:
             What follows the job's path when it is complete; its lease is then released.
         """
-        if not self._guard(prefill.job, partial(self._finish.publish_chunk, prefill)):
+        if not self._guard(prefill.job, partial(self._publish_chunk, prefill)):
             self._drop(prefill)
         elif prefill.done:
             self.running.remove(prefill)
             self._forget(prefill.job)
             if not isinstance(prefill.job, StayingJob):  # else it stays there, and is counted at its end
                 self._cache.leave(prefill)
-                self._finish.count(prefill)
+                self._counters.tokens_reused += prefill.reused
+            if isinstance(prefill.job, ScoreJob):
+                self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+                self._ledger.prompted(prefill.job)
+                self._ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
             last, prefill.last = prefill.last, None  # else it would be kept as long as an answer runs
             return last
         return None
+
+    def _publish_chunk(self, prefill: Prefill) -> None:
+        """Publishes a chunk's tokens and keeps its scores; `prefill.last` follows a path that is complete."""
+        job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
+        prefill.chunk, scores = None, None
+        prefill.rows.clear()
+        if chunk is not None:
+            scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
+            if prefill.done:
+                prefill.last = chunk.end(rows[-1][1], rows[-1][0])
+        start = prefill.lease.length
+        if prefill.at > start:
+            part = None if scores is None else scores[start : prefill.at]
+            self._cache.publish(prefill, job.ids[start : prefill.at], prefill.slot, part)
+        if scores is not None and start:
+            self._cache.keep_scores(prefill.lease, scores[:start])
+        if prefill.last is not None:
+            self._cache.vectors.put(job.key, prefill.last)
+
+    def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
+        """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
+        known = job.known
+        assert known is not None
+        inner = [row for row in rows if row[0] + 1 < len(job.ids)]
+        if inner:
+            first, n = inner[0][0], len(inner)
+            fresh, finite = chunk.score([row for _, row in inner], job.ids[first + 1 : first + 1 + n], job.k)
+            if not finite.all():
+                raise non_finite(first + int((~finite).argmax()))
+            fill_gaps(known, fresh, first + 1)
+        return known
 
     def _drop(self, prefill: Prefill) -> None:
         self.running.remove(prefill)
@@ -270,9 +309,46 @@ class Prompts:
         self._forget(prefill.job)
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
-        self._finish.ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
+        self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         self._counters.publish(self._cache)  # before the answer, so that who has it sees the numbers
         if error is not None:
             prefill.job.fail(error)
         elif isinstance(prefill.job, StayingJob):
             prefill.job.leave()
+
+    # ---- scores -----------------------------------------------------------------------------------------------------
+
+    def first_unscored(self, job: ScoreJob) -> int:
+        """The first position from `job.start` whose score must be computed; past the end when all are known."""
+        known = self._cache.known_scores(job)
+        if job.known is not None:  # worked out by the job itself; the trie may have had no room for them
+            fill_gaps(known, job.known, 0)
+        first, n = max(job.start, 1), len(job.ids)
+        unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
+        if unknown.size and self._score_by_vector(job, known, first + int(unknown[0])):
+            unknown = unknown[1:]
+        job.known = known
+        if not unknown.size:
+            return n
+        return first + int(unknown[0])
+
+    def _score_by_vector(self, job: ScoreJob, known: Scores, at: int) -> bool:
+        """Scores a text's first new token by the distribution that was kept where the old text ended, if it was.
+
+        Without it the last old token would have to be pushed again, from a checkpoint before it on recurrent models.
+        """
+        last = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
+        if last is None:
+            return False
+        fill_gaps(known, summarise(last.logprobs()[None], job.ids[at : at + 1], job.k), at)
+        return True
+
+    def scores_are_known(self, job: ScoreJob) -> None:
+        """Answers from what is remembered."""
+        self._counters.tokens_reused += len(job.ids)
+        self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
+        number = job.number
+        self._ledger.leave(job, "done", reused=len(job.ids))
+        self._counters.publish(self._cache)
+        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
+        job.answer()

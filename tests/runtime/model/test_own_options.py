@@ -16,7 +16,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.options.generation import GenerationOptions
 from runtime.records import TokenRecord
-from runtime.sampling.draw import uniform
+from runtime.sampling.chain import uniform
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 

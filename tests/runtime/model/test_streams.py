@@ -16,7 +16,7 @@ from runtime.info import ModelInfo
 from runtime.options.generation import GenerationOptions
 from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRecord
-from runtime.sampling.draw import uniform
+from runtime.sampling.chain import uniform
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import TOLERANCE, random_ids
 from tests.tiny_models import tiny_path

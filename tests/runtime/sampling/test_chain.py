@@ -15,8 +15,7 @@ from runtime.numerics.ranking import SHALLOW, Ranked
 from runtime.numerics.scoring import log_softmax
 from runtime.options.sampling import ORDER, SamplingOptions
 from runtime.records import Float32
-from runtime.sampling.chain import Sampler
-from runtime.sampling.draw import uniform
+from runtime.sampling.chain import Sampler, uniform
 from runtime.sampling.report import report
 from tests.runtime.sampling.naive import naive_draw, naive_scores, softmax
 

@@ -13,8 +13,7 @@ from runtime.numerics.scoring import log_softmax
 from runtime.options.checking import LARGEST
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Float32
-from runtime.sampling.chain import Sampler
-from runtime.sampling.draw import fresh_seed, uniform
+from runtime.sampling.chain import Sampler, fresh_seed, uniform
 
 MASK = (1 << 64) - 1
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenRecord, load, replay_draw
-from runtime.sampling.draw import uniform
+from runtime.sampling.chain import uniform
 from tests.runtime.backends.reference import expected, random_ids
 from tests.runtime.sampling.test_draw import sampler_of, warped
 from tests.tiny_models import tiny_path
