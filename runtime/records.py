@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -77,6 +78,7 @@ _PLAIN = {
     Finish.EOS_UNSOUND: Finish.EOS,
     Finish.GRAMMAR_UNSOUND: Finish.GRAMMAR,
 }
+_ENDS = {int(finish): (finish.label, finish.incomplete) for finish in Finish}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ class TokenRun(Tabular):
         """Row `i` as a record."""
         rank = int(self.rank[i])
         logprob, entropy, covered = float(self.logprob[i]), float(self.entropy[i]), float(self.covered_mass[i])
-        finish = Finish(int(self.finish[i]))
+        finish_reason, incomplete = _ENDS[int(self.finish[i])]
         top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
         if NO_TOKEN in top_ids:
             held = top_ids.index(NO_TOKEN)
@@ -229,8 +231,8 @@ class TokenRun(Tabular):
             top_logprobs=tuple(top_logprobs),
             covered_mass=_known(covered),
             origin=Origin(int(self.origin[i])),
-            finish_reason=finish.label,
-            incomplete=finish.incomplete,
+            finish_reason=finish_reason,
+            incomplete=incomplete,
             **({} if self.stages is None else self._told(self.stages, i)),
         )
 
@@ -435,7 +437,7 @@ class Scores(Tabular):
     @property
     def columns(self) -> dict[str, Any]:
         """By name, as `TokenRun` has them."""
-        return {name: getattr(self, name) for name in _SCORE_COLUMNS}
+        return dict(zip(_SCORE_COLUMNS, _score_columns(self), strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -465,6 +467,7 @@ class Scores(Tabular):
 _RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name not in ("stages", "vocabulary"))
 _NEEDED = frozenset({*_RUN_COLUMNS, "data", "lengths", "text_data", "text_lengths"}) - {"token_bytes", "texts"}
 _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
+_score_columns = attrgetter(*_SCORE_COLUMNS)
 
 
 def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], list[str]]:

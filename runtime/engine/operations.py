@@ -43,7 +43,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.options.resolution import resolve_options
 from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
-from runtime.sampling.chain import Sampler, fresh_seed, make_sampler
+from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.sampling.report import SHOWN
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.jobs import (
@@ -470,7 +470,7 @@ class Operations:
         if callable(start):
             start()
         else:
-            for job in start:
+            for job in start if on_progress is not None else ():
                 job.on_progress = stream.progress
             self.turns.submit(*start)
         try:
@@ -551,8 +551,8 @@ class Operations:
         chosen.check_within(self._engine.backend.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
-        if chosen.seed is None:
-            chosen = replace(chosen, seed=fresh_seed())
+        seed = fresh_seed() if chosen.seed is None else chosen.seed
+        chosen = replace(chosen, seed=seed)
         routing = self._adapters.routing(chosen.adapters, cache_salt)
         namespace, before = routing.route(ids)
         constraint = None
@@ -567,22 +567,16 @@ class Operations:
             before=before,
             options=chosen,
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
-            sampler=self._sampler(chosen),
+            sampler=make_sampler(chosen.sampling, seed, chosen.branch, pieces=lambda: self.byte_vocab),
             constraint=constraint,
             routing=routing if routing.uses and routing.invocations else None,
         )
 
     def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
         """The same request with other random numbers; the grammar's state is forked, with the mask that is known."""
-        options = replace(job.options, branch=branch)
+        options, sampler = replace(job.options, branch=branch), replace(job.sampler, branch=branch)
         constraint = None if job.constraint is None else job.constraint.fork()
-        return replace(job, options=options, sampler=self._sampler(options), constraint=constraint)
-
-    def _sampler(self, options: GenerationOptions) -> Sampler:
-        """Of options that were checked."""
-        assert options.seed is not None  # drawn where they are resolved
-        pieces = self.byte_vocab
-        return make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces)
+        return replace(job, options=options, sampler=sampler, constraint=constraint)
 
     def _constraint(self, ids: Int32, grammar: Grammar, prefix: int) -> Constraint:
         """The state of the answer's grammar, its beginning at the end of the prompt included."""

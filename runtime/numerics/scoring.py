@@ -159,6 +159,7 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
     n = len(ranked)
     top_ids, top_logprobs = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     logprob, rank = [math.nan] * n, [0] * n
+    spread = [] if entropy is None else entropy.tolist()
     for i, order in enumerate(ranked):
         order.reach(k)
         held = min(len(order.ids), k)
@@ -169,10 +170,11 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
             own = order.value(int(targets[i]))
             logprob[i] = float(own)
             rank[i] = 1 + order.above(own)
-    spread = np.array([_entropy(order.row[None])[0] for order in ranked]) if entropy is None else entropy
+        if entropy is None:
+            spread.append(_entropy(order.row[None])[0])
     covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)
     mass = np.minimum(covered, 1.0).astype(np.float32)
-    columns = np.array(logprob, np.float32), np.array(rank, np.int32), spread.astype(np.float32)
+    columns = np.array(logprob, np.float32), np.array(rank, np.int32), np.array(spread, np.float32)
     return Scores(*columns, top_ids, top_logprobs, mass)
 
 

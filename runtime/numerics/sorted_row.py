@@ -178,18 +178,17 @@ class SortedRow:
 
     def at_mass(self, target: float, *, left: bool = False) -> Place:
         """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
-        if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
-            i = int(self.edges.searchsorted(target, "left" if left else "right"))
+        weights, edges = self._weighed
+        if self.complete or (target <= edges[-1] if left else target < edges[-1]):
+            i = int(edges.searchsorted(target, "left" if left else "right"))
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
-                i = int(np.flatnonzero(self.weights)[-1])
+                i = int(np.flatnonzero(weights)[-1])
             return self.at_rank(i)
         deep = self.reaching(target, left=left)
         if deep is not None:
             return self.at_known(deep, int(deep.edges.searchsorted(target, "left" if left else "right")))
         guesses = [guess for guess in around(self, target) if guess is not None]
-        return place_of_mass(
-            self.row, self.tail, target, left=left, known=float(self.edges[-1]), total=self.total, guesses=guesses
-        )
+        return place_of_mass(self.row, self.tail, target, left=left, known=float(edges[-1]), total=self.total, guesses=guesses)
 
     def reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> Deep | None:
         """So many of the first entries that they exceed (`left`: reach) a mass, and all that reach the score `least`.
@@ -260,8 +259,8 @@ class SortedRow:
         if rank >= len(self.ids) and not self.complete:
             self.reach(rank + 1)
         rank = min(rank, len(self.ids) - 1)
-        before = float(self.edges[rank - 1]) if rank else 0.0
-        return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
+        weights, edges = self._weighed
+        return Place(rank, int(self.ids[rank]), float(edges[rank - 1]) if rank else 0.0, float(weights[rank]))
 
     def last_at_least(self, weight: float) -> Place:
         """The last entry whose weight is so much or more; the first one where there is none."""

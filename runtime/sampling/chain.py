@@ -161,7 +161,8 @@ class Sampler:
             return int(logprobs.ids[0]), float("nan")
         pool = Pool(logprobs, shift, look=self._looks[False])
         number = partial(uniform, self.seed, position, self.branch)
-        self._run(pool, number, history, allowed, None)
+        if self._kernels or allowed is not None:
+            self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
         return place.token, u
 

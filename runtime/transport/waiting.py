@@ -110,11 +110,15 @@ class Reader:
 
     Args:
         mailbox: Of the loop; None for a thread that blocks.
+
+    Attributes:
+        post: Runs a callback at the reader soon; from any thread, in order.
     """
 
     def __init__(self, mailbox: Mailbox | None) -> None:
         self._mailbox = mailbox
         self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.post: Callable[[Callable[[], object]], None] = self._queue.put if mailbox is None else mailbox.post
         self._waiter: asyncio.Future[None] | None = None
         self.left = False  # it reads no more
 
@@ -123,10 +127,6 @@ class Reader:
         if self.left or self._mailbox is None:
             return self.left
         return self._mailbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
-
-    def post(self, callback: Callable[[], object]) -> None:
-        """Runs `callback` at the reader soon; from any thread, in order."""
-        (self._queue.put if self._mailbox is None else self._mailbox.post)(callback)
 
     def _wake(self) -> None:
         """Ends the wait on a loop; called by callbacks."""

@@ -143,7 +143,7 @@ class Decoding:
         """A generation ends: its tail is published, what was held back is sent."""
         self.rows.remove(row)
         workspace = row.workspace
-        if all(other.workspace is not workspace for other in self.rows):
+        if self._overlaps and all(other.workspace is not workspace for other in self.rows):
             workspace.abandon()
         if row.guesses is not None:
             row.guesses.close()

@@ -48,10 +48,9 @@ class GrowingScores:
 
     def append(self, scores: Scores, row: int) -> None:
         """Takes in row `row` of `scores`, its likeliest alternatives."""
-        n, k = self._n, self._k
-        if n == len(self._columns):
-            self._columns = Scores.concat([self._columns, empty_scores(n, k)])
-        into = self._columns
+        n, k, into = self._n, self._k, self._columns
+        if n == len(into.rank):
+            into = self._columns = Scores.concat([into, empty_scores(n, k)])
         into.logprob[n] = scores.logprob[row]
         into.rank[n] = scores.rank[row]
         into.entropy[n] = scores.entropy[row]
@@ -184,7 +183,13 @@ class Stream:
         if self._history is not None:
             self._history.append(token)
         self._draws.append(u)
-        self.finish = self._ending(token)
+        eos = token in self._eos and not self.job.options.ignore_eos
+        if (eos or self.job.constraint is not None) and (end := own_end(self.job.constraint, eos=eos)):
+            self.finish = end
+        elif len(self.new_ids) >= self._room + 1:
+            self.finish = Finish.CONTEXT
+        elif len(self.new_ids) >= self._limit:
+            self.finish = Finish.LENGTH
         text = self._decoder.feed(self._token_bytes[token])
         self._texts.append(text + self._decoder.flush() if self.finish else text)
         held = 0
@@ -203,16 +208,6 @@ class Stream:
         self.scores.append(scores, row)
         if self._traced:
             self._stages.append(told_of(self._traced.popleft()))
-
-    def _ending(self, token: int) -> Finish:
-        eos = token in self._eos and not self.job.options.ignore_eos
-        if (eos or self.job.constraint is not None) and (end := own_end(self.job.constraint, eos=eos)):
-            return end
-        if len(self.new_ids) >= self._room + 1:
-            return Finish.CONTEXT
-        if len(self.new_ids) >= self._limit:
-            return Finish.LENGTH
-        return Finish.NONE
 
     def _tokens_of(self, characters: int) -> tuple[int, int]:
         """How many of the last tokens hold the last `characters`, and how many they hold before these."""

@@ -18,7 +18,6 @@ from runtime import (
     load,
     spawn,
 )
-from runtime.engine.operations import Operations
 from runtime.grammar.grammars import Grammars
 from tests.fakes import fake_model, settled
 from tests.runtime.grammar.judge import accepts
@@ -64,22 +63,16 @@ def test_every_branch_is_what_it_is_alone_and_the_state_is_made_once(monkeypatch
     assert all(accepts(GRAMMAR, text) for text in texts)
 
 
-def test_without_a_seed_all_branches_have_the_same_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[tuple[int | None, int]] = []
-    sampler = Operations._sampler
-
-    def noted(self: Operations, options: GenerationOptions) -> object:
-        seeds.append((options.seed, options.branch))
-        return sampler(self, options)
-
-    monkeypatch.setattr(Operations, "_sampler", noted)
+def test_without_a_seed_all_branches_have_the_same_fresh_one() -> None:
+    seeds: list[int | None] = []
     with fake_model() as model:
         for _ in range(2):
-            asyncio.run(fan(model, 4, GenerationOptions(max_tokens=2)))
-    first, second = {seed for seed, _ in seeds[:4]}, {seed for seed, _ in seeds[4:]}
-    assert len(first) == len(second) == 1
-    assert first != second
-    assert [branch for _, branch in seeds] == [0, 1, 2, 3] * 2
+            together = asyncio.run(fan(model, 4, GenerationOptions(max_tokens=2)))
+            seeds += {timings.seed for timings in model.metrics().recent[-4:]}
+            for branch in range(4):
+                alone = GenerationOptions(max_tokens=2, seed=seeds[-1], branch=branch)
+                assert told(list(model.generate_sync(PROMPT, alone))) == told(together[branch])
+    assert len(seeds) == len(set(seeds)) == 2
 
 
 def test_what_every_branch_may_not_begin_with_is_refused() -> None:
