@@ -74,7 +74,7 @@ class Oracle(PromptLookup):
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Oracle]]:
-    monkeypatch.setattr("runtime.scheduler.prefill.start_decode.PromptLookup", Oracle)
+    monkeypatch.setattr("runtime.scheduler.decode.decoding.PromptLookup", Oracle)
     yield Oracle
     Oracle.said, Oracle.spoilt = (), False
 
