@@ -361,7 +361,7 @@ class RemoteOperations:
             assert options.seed is not None  # drawn where options are resolved
             pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
-        words = Vocabulary(self.text.facts.byte_vocab, frozenset(ends), self.info.context_length - 1, Utf8Stream)
+        words = Vocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream)
         answer = Answer(job, words)
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +59,7 @@ class BeamRules:
         stops: Sequence[str],
         constraint: Constraint | None,
         *,
-        eos: frozenset[int],
+        eos: Set[int],
         token_bytes: Sequence[bytes],
         decoder: Utf8Stream,
     ) -> None:
@@ -75,7 +75,7 @@ class BeamRules:
         stops: Sequence[str],
         constraint: Constraint | None,
         *,
-        eos: frozenset[int],
+        eos: Set[int],
         token_bytes: Sequence[bytes],
         new_decoder: Callable[[], Utf8Stream],
     ) -> BeamRules | None:

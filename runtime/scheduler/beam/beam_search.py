@@ -9,7 +9,7 @@ on, and only allowed ones. Sums are float64; among equals the better beam and th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,7 @@ class BeamSearch:
     """
 
     def __init__(
-        self, options: BeamOptions, eos: frozenset[int], limit: int, at_limit: Finish, rules: BeamRules | None = None
+        self, options: BeamOptions, eos: Set[int], limit: int, at_limit: Finish, rules: BeamRules | None = None
     ) -> None:
         self._options = options
         self._eos = frozenset() if options.ignore_eos else eos

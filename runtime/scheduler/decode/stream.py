@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,13 +73,13 @@ class Vocabulary:
 
     Attributes:
         token_bytes: Bytes of every id.
-        eos: Ids that end an answer.
+        eos: Ids that end an answer; a server may tell of more while it answers.
         context: Tokens that the model can hold.
         new_decoder: Makes an incremental UTF-8 decoder.
     """
 
     token_bytes: Sequence[bytes]
-    eos: frozenset[int]
+    eos: Set[int]
     context: int
     new_decoder: Callable[[], Utf8Stream]
 
