@@ -274,7 +274,6 @@ def test_the_global_options_choose_the_model_too(elsewise: Elsewise) -> None:
             2,
             "--seed must be a whole number below 2**64",
         ),
-        (("ask", "hi", "--backend", "fake", "--seed", "-1"), 2, "--seed must be a whole number, 0 or more"),
         (("ask", "hi", "--backend", "fake", "--alternatives", "1001"), 2, "--alternatives"),
         (("ask", "hi", "--session", "A", "--raw"), 2, "leave out --system and --raw"),
         (("ask", "hi", "--raw", "--system", "be"), 2, "leave out --system and --format"),
