@@ -226,7 +226,7 @@ def test_what_is_typed_is_coloured_as_it_settles(in_window: Play, bench: FakeWor
         assert len(coloured(composer.field)) == 1
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: composer.draft == "")
-        assert not composer.field.extraSelections()
+        assert not colours.spans
 
     in_window(scene)
 
