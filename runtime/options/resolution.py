@@ -76,9 +76,9 @@ def resolve_options(
         layers = {"call": layers["call"]}
     values: dict[str, Any] = {**_DEFAULTS}
     sources = dict.fromkeys(values, "default")
-    for who, layer in reversed(layers.items()):
+    for source, layer in reversed(layers.items()):
         values |= layer
-        sources |= dict.fromkeys(layer, who)
+        sources |= dict.fromkeys(layer, source)
     if sources[_ORDER] != "default":
         values[_ORDER], sources[_ORDER] = _order(layers, values, sources)
     if values["grammar"] is not None or values["grammar_prefix"]:
@@ -95,14 +95,14 @@ def resolve_options(
 def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
     """The first layer's order that leaves out no stage which a layer above it has set, and whose it is."""
     set_above: set[str] = set()  # stages
-    for who, layer in layers.items():
+    for source, layer in layers.items():
         order = layer.get(_ORDER)
         if order is not None and set_above.issubset(order):
-            return tuple(order), who
+            return tuple(order), source
         set_above |= {
             stage
             for name, stage in STAGE_OF.items()
-            if sources[_PREFIX + name] == who and values[_PREFIX + name] not in (None, DEFAULTS[name])
+            if sources[_PREFIX + name] == source and values[_PREFIX + name] not in (None, DEFAULTS[name])
         }
     return DEFAULTS["order"], "default"
 

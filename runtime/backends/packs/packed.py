@@ -230,13 +230,13 @@ class PackedBackend(ABC, Generic[P]):
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
 
-    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for who can
+    def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for libraries that can
         """The newest slots of the tree as chains that attend apart, where that costs less than one attention with a mask."""
         return None
 
     def ready(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for who can
+        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
         steps: Sequence[Step],  # noqa: ARG002  # the same
     ) -> Callable[[Int64], Callable[[], Float32]] | None:
         """`launch` as far as it goes without tokens: called with them, it does the rest. The packs' buffers stay as they are.
@@ -256,7 +256,7 @@ class PackedBackend(ABC, Generic[P]):
 
     def launch_on_device(
         self,
-        packs: Sequence[P],  # noqa: ARG002  # for who can
+        packs: Sequence[P],  # noqa: ARG002  # for libraries that can
         steps: Sequence[Step],  # noqa: ARG002  # the same
     ) -> DeviceLogits:
         """`launch` whose logits stay; for libraries that say `on_device`."""

@@ -148,7 +148,7 @@ class Bucket:
         return wanted
 
     def visible(self, window: int | None) -> Bool:
-        """``(rows, width, past + width)``: who sees whom; only for rows that are `masked`.
+        """``(rows, width, past + width)``: which slots each token sees; only for rows that are `masked`.
 
         Args:
             window: Positions that a sliding layer sees, the token itself included.
@@ -314,7 +314,7 @@ class Call:
         return self.shared and not rows[0].fresh
 
     def view(self, tree: SlotTree, indices: Int64) -> Shared:
-        """What the tokens `indices` ``(rows, width)`` see there; whoever asks for it fills what is blank."""
+        """What the tokens `indices` ``(rows, width)`` see there; the caller fills what is blank."""
         base, last = int(self.step.slots[0]), int(indices.max())
         if self._visible is None:
             self._visible = tree.visible(base)

@@ -166,7 +166,7 @@ class Decoding:
                 drafted=row.drafted,
                 accepted=row.accepted,
             )
-            self._counters.publish(self._cache)  # before the end, so that who sees the end sees the numbers
+            self._counters.publish(self._cache)  # before the end, so that the numbers are there when it is seen
             try:
                 row.stream.flush()
             finally:
