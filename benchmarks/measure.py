@@ -19,13 +19,9 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Subject(Protocol):
-    """Something that answers requests: Elsewise or a peer. Blocking; one thread.
+    """Something that answers requests: Elsewise or a peer. Blocking; one thread."""
 
-    Attributes:
-        name: As the table shows it.
-    """
-
-    name: str
+    name: str  # as the table shows it
 
     @property
     def tokens_computed(self) -> int:

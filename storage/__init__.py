@@ -32,17 +32,7 @@ if TYPE_CHECKING:
     from storage.blocks.file import BlockFile, open_blocks
     from storage.lock import DataFolderLock, read_focus, request_focus
     from storage.repair.row_repair import salvage
-    from storage.rows import (
-        DamageRow,
-        Imported,
-        NewChunk,
-        NewNode,
-        NodeRow,
-        Salvage,
-        SessionRow,
-        SessionTree,
-        StoredChunk,
-    )
+    from storage.rows import DamageRow, Imported, NewChunk, NewNode, NodeRow, Salvage, SessionRow, SessionTree, StoredChunk
     from storage.store import SessionStore
     from storage.tables.key_value import vocabulary_digest
     from storage.tables.node_columns import NodeColumns, SessionShape

@@ -28,26 +28,17 @@ _NAMES = {
     "ui.window.recovery": ("RecoveryPage",),
     "ui.core.shown": ("Spot",),
     "ui.sidebar.sessions": ("SessionPanel",),
-    "ui.theme": (
-        "DARK",
-        "HIGH_DARK",
-        "HIGH_LIGHT",
-        "LIGHT",
-        "Contrast",
-        "Motion",
-        "Palette",
-        "Scheme",
-        "apply_theme",
-    ),
+    "ui.theme": ("DARK", "HIGH_DARK", "HIGH_LIGHT", "LIGHT", "Contrast", "Motion", "Palette", "Scheme", "apply_theme"),
     "ui.transcript": ("Measure", "TranscriptView"),
     "ui.tree.panel": ("TreePanel",),
     "ui.window.window": ("MainWindow", "WindowState"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = [*port.__all__, *_HOMES]
+__all__ = [*_HOMES]
 
 
 if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+    __all__ += port.__all__
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

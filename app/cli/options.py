@@ -516,20 +516,15 @@ def answer_options(command: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The options, checked.
+    """The options, checked."""
 
-    Attributes:
-        model: What to load, on `backend`, with `load` (of `LoadOptions`).
-        call: How answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`;
-            the seed is set, except for sessions without `--seed`.
-        naming: More of them, that name tokens by what they say.
-    """
-
-    model: str
+    model: str  # what to load, on `backend`, with `load` (of `LoadOptions`)
     backend: str
     load: dict[str, Any]
+    # how answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`; the seed is
+    # set, except for sessions without `--seed`
     call: dict[str, Any]
-    naming: dict[str, Any]
+    naming: dict[str, Any]  # more of them, that name tokens by what they say
     system: str | None
     raw: bool
     alternatives: int

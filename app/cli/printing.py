@@ -37,13 +37,7 @@ UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the end line says.
-
-    Attributes:
-        model: The name; with the server's, of a model on one.
-        guesses: Tokens drafted, and of them the accepted ones; None without speculation.
-        options: Every option in force, by name, with its value and source.
-    """
+    """What the end line says."""
 
     tokens: int = 0
     finish: str | None = None
@@ -51,11 +45,11 @@ class Summary:
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
-    guesses: tuple[int, int] | None = None
-    model: str = ""
+    guesses: tuple[int, int] | None = None  # tokens drafted, and of them the accepted ones; None without speculation
+    model: str = ""  # the name; with the server's, of a model on one
     backend: str = ""
     precision: str = ""  # `ModelInfo.precision`; told where the weights are in another form than their dtype
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # every option in force, by name, with its value and source
 
 
 class Printer:

@@ -13,35 +13,22 @@ _PATH = re.compile(r"(?<![\w.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}/?|\b[A-Za-z]:\\\S+
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One figure of the check.
+    """One figure of the check."""
 
-    Attributes:
-        name: What was looked at.
-        figure: What was found, with its unit.
-        bar: What it is held against; "" for a figure without one.
-        verdict: "ok", "missed" (the bar), "failed" (it could not be measured) or "skipped" (it does not apply here).
-        advice: What to do, or why it was skipped.
-    """
-
-    name: str
-    figure: str
-    bar: str = ""
+    name: str  # what was looked at
+    figure: str  # what was found, with its unit
+    bar: str = ""  # what it is held against; "" for a figure without one
+    # "ok", "missed" (the bar), "failed" (it could not be measured) or "skipped" (it does not apply here)
     verdict: Verdict = "ok"
-    advice: str = ""
+    advice: str = ""  # what to do, or why it was skipped
 
 
 class Report(msgspec.Struct):
-    """Everything that was found so far.
+    """Everything that was found so far."""
 
-    Attributes:
-        machine: Facts of the machine: no name of it, no paths.
-        findings: By part, in the order of the parts.
-        interrupted: Whether the person stopped it.
-    """
-
-    machine: dict[str, str]
-    findings: dict[str, list[Finding]]
-    interrupted: bool = False
+    machine: dict[str, str]  # facts of the machine: no name of it, no paths
+    findings: dict[str, list[Finding]]  # by part, in the order of the parts
+    interrupted: bool = False  # whether the person stopped it
 
     @property
     def is_sound(self) -> bool:

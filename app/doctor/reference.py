@@ -30,39 +30,24 @@ SMOLLM2: Final = "smollm2"  # a model of the shelf, of which only answers are st
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Natural log-probabilities of some tokens after one position.
+    """Natural log-probabilities of some tokens after one position."""
 
-    Attributes:
-        position: The last token that was read.
-        ids: Of the tokens.
-        logprobs: One for each.
-    """
-
-    position: int
-    ids: list[int]
-    logprobs: list[float]
+    position: int  # the last token that was read
+    ids: list[int]  # of the tokens
+    logprobs: list[float]  # one for each
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """One model.
+    """One model."""
 
-    Attributes:
-        name: Of the architecture.
-        kinds: Of its layers, the first one first: "full attention", "sliding window", "state space", ...
-        config: Its config.json; empty for a model of the shelf.
-        shapes: Of its tensors by name.
-        text: Ids that it reads.
-        answers: What follows some of them.
-        layers: By layer, what would follow the last token if the model ended there (the logit lens); log-probabilities of
-            the tokens of the last answer. Empty where it was not recorded.
-    """
-
-    name: str
-    kinds: list[str]
-    config: dict[str, Any]
-    shapes: dict[str, list[int]]
-    text: list[int]
-    answers: list[Answer]
+    name: str  # of the architecture
+    kinds: list[str]  # of its layers, the first one first: "full attention", "sliding window", "state space", ...
+    config: dict[str, Any]  # its config.json; empty for a model of the shelf
+    shapes: dict[str, list[int]]  # of its tensors by name
+    text: list[int]  # ids that it reads
+    answers: list[Answer]  # what follows some of them
+    # by layer, what would follow the last token if the model ended there (the logit lens); log-probabilities of the tokens of
+    # the last answer. Empty where it was not recorded
     layers: list[list[float]]
 
 

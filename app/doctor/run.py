@@ -41,19 +41,12 @@ GRACE: Final = 5.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What is being done.
+    """What is being done."""
 
-    Attributes:
-        done: Parts that have ended.
-        total: Of all.
-        part: The one that runs.
-        last: The name of its last finding; empty before the first.
-    """
-
-    done: int
-    total: int
-    part: str
-    last: str
+    done: int  # parts that have ended
+    total: int  # of all
+    part: str  # the one that runs
+    last: str  # the name of its last finding; empty before the first
 
 
 def machine() -> dict[str, str]:

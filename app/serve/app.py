@@ -58,21 +58,13 @@ Handler = Callable[[Engine, Any], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """An endpoint that takes JSON.
+    """An endpoint that takes JSON."""
 
-    Attributes:
-        path: Its path.
-        schema: The body's struct.
-        handler: Answers it.
-        answer: The answer's struct.
-        streams: Whether it can answer with events.
-    """
-
-    path: str
-    schema: type[msgspec.Struct]
-    handler: Handler
-    answer: type[msgspec.Struct]
-    streams: bool = False
+    path: str  # its path
+    schema: type[msgspec.Struct]  # the body's struct
+    handler: Handler  # answers it
+    answer: type[msgspec.Struct]  # the answer's struct
+    streams: bool = False  # whether it can answer with events
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,17 +283,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Log-probabilities that a request asks for.
+    """Log-probabilities that a request asks for."""
 
-    Attributes:
-        top: Alternatives a position; -1 is the whole vocabulary.
-        chosen: Ids reported at every position beside them.
-        vocab_size: Of the model.
-    """
-
-    top: int
-    chosen: tuple[int, ...]
-    vocab_size: int
+    top: int  # alternatives a position; -1 is the whole vocabulary
+    chosen: tuple[int, ...]  # ids reported at every position beside them
+    vocab_size: int  # of the model
 
     @property
     def count(self) -> int:

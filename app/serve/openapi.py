@@ -14,21 +14,13 @@ from runtime import __version__
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path for the document.
+    """One path for the document."""
 
-    Attributes:
-        path: Its path.
-        summary: What it does, in a sentence.
-        body: The struct of its request; None: it is read with GET.
-        answer: The struct of its answer; None: plain text or an object without a schema.
-        streams: Whether ``stream: true`` makes its answer server-sent events.
-    """
-
-    path: str
-    summary: str
-    body: type[msgspec.Struct] | None
-    answer: type[msgspec.Struct] | None
-    streams: bool
+    path: str  # its path
+    summary: str  # what it does, in a sentence
+    body: type[msgspec.Struct] | None  # the struct of its request; None: it is read with GET
+    answer: type[msgspec.Struct] | None  # the struct of its answer; None: plain text or an object without a schema
+    streams: bool  # whether ``stream: true`` makes its answer server-sent events
 
 
 def document(operations: Iterable[Operation]) -> bytes:

@@ -23,21 +23,14 @@ OPEN_PATHS: Final = frozenset({"/health"})  # no key needed: says nothing but th
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask.
+    """Who may ask."""
 
-    Attributes:
-        keys: Accepted keys; none: everyone who can connect.
-        hosts: Names that a Host header may have beside localhost, IP addresses and, on other interfaces, this machine's name.
-        origins: Web origins that may ask, such as ``http://localhost:3000``.
-        loopback: Whether only this machine can connect.
-        salt_per_key: Whether clients with different keys have caches apart.
-    """
-
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # accepted keys; none: everyone who can connect
+    # names that a Host header may have beside localhost, IP addresses and, on other interfaces, this machine's name
     hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()
-    loopback: bool = True
-    salt_per_key: bool = False
+    origins: frozenset[str] = frozenset()  # web origins that may ask, such as ``http://localhost:3000``
+    loopback: bool = True  # whether only this machine can connect
+    salt_per_key: bool = False  # whether clients with different keys have caches apart
 
     def check(self, request: Request) -> None:
         """Refuses a request that may not ask.

@@ -332,19 +332,12 @@ def _sliding_pattern(layer_types: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The model that a configuration describes.
+    """The model that a configuration describes."""
 
-    Attributes:
-        architecture: ``model_type``.
-        context: Tokens, where the configuration has a length.
-        quantisation: "4 bit (mlx)", the method's name for a foreign one, None for plain weights.
-        backends: Those of "hf" and "mlx" that can run it, by architecture, rope type and form of the weights.
-    """
-
-    architecture: str
-    context: int | None
-    quantisation: str | None
-    backends: tuple[str, ...]
+    architecture: str  # ``model_type``
+    context: int | None  # tokens, where the configuration has a length
+    quantisation: str | None  # "4 bit (mlx)", the method's name for a foreign one, None for plain weights
+    backends: tuple[str, ...]  # those of "hf" and "mlx" that can run it, by architecture, rope type and form of the weights
 
 
 def describe(config: Mapping[str, Any]) -> Description:
@@ -410,17 +403,11 @@ MLX_GROUPS = (32, 64, 128)  # numbers that share a scale
 
 
 class SmallGroups(NamedTuple):
-    """A layer that stays quantised on disk in groups that MLX does not have.
+    """A layer that stays quantised on disk in groups that MLX does not have."""
 
-    Attributes:
-        bits: Of a number.
-        group: Numbers that share a scale and a bias, both float32.
-        numbers: In all.
-    """
-
-    bits: int
-    group: int
-    numbers: int
+    bits: int  # of a number
+    group: int  # numbers that share a scale and a bias, both float32
+    numbers: int  # in all
 
     @property
     def nbytes(self) -> int:

@@ -89,17 +89,11 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Size of a model's weights.
+    """Size of a model's weights."""
 
-    Attributes:
-        parameters: Numbers in all; packed ones count one by one.
-        bytes: Of the tensors.
-        dtype: Of most bytes, as safetensors spells it ("F32", "BF16", "U32").
-    """
-
-    parameters: int
-    bytes: int
-    dtype: str
+    parameters: int  # numbers in all; packed ones count one by one
+    bytes: int  # of the tensors
+    dtype: str  # of most bytes, as safetensors spells it ("F32", "BF16", "U32")
 
 
 def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:

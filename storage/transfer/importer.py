@@ -46,21 +46,15 @@ SLICE_SECONDS: Final = 0.015  # that one transaction works before it is committe
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """How far an import is. A slice makes a new one, so that a transaction that is tried again begins where it should.
+    """How far an import is. A slice makes a new one, so that a transaction that is tried again begins where it should."""
 
-    Attributes:
-        sessions: Numbers of the sessions, the last one perhaps still growing.
-        nodes: Numbers of the growing session's nodes, in the order of the file; shared by slices, each of which knows how
-            many are its own.
-        count: How many of them.
-        created: When the growing session was made.
-        known: Its models and vocabularies, which are written when the sessions are complete.
-    """
-
-    sessions: tuple[int, ...] = ()
+    sessions: tuple[int, ...] = ()  # numbers of the sessions, the last one perhaps still growing
+    # numbers of the growing session's nodes, in the order of the file; shared by slices, each of which knows how many are its
+    # own
     nodes: array[int] = field(default_factory=lambda: array("q"))
-    count: int = 0
-    created: float = 0.0
+    count: int = 0  # how many of them
+    created: float = 0.0  # when the growing session was made
+    # its models and vocabularies, which are written when the sessions are complete
     known: tuple[ModelPart | VocabularyPart, ...] = ()
 
     def take(self, number: int) -> ImportState:

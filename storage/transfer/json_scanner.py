@@ -35,22 +35,15 @@ PieceKind = Literal["list", "object", "member", "items", "element", "end"]
 
 
 class Piece(Struct, frozen=True):
-    """One step through a file.
+    """One step through a file."""
 
-    Attributes:
-        kind: A top-level "list" or "object" begins; an object's "member" with its value; the "items" of a member that is read
-            element by element begin; an "element" of those, or of a top-level list; the "end" of a top-level value.
-        line: Where it begins, counted from 1.
-        key: The member's.
-        index: The element's, from 0.
-        value: Decoded.
-    """
-
+    # a top-level "list" or "object" begins; an object's "member" with its value; the "items" of a member that is read element
+    # by element begin; an "element" of those, or of a top-level list; the "end" of a top-level value
     kind: PieceKind
-    line: int
-    key: str = ""
-    index: int = 0
-    value: Any = None
+    line: int  # where it begins, counted from 1
+    key: str = ""  # the member's
+    index: int = 0  # the element's, from 0
+    value: Any = None  # decoded
 
 
 class Scanner:

@@ -20,51 +20,29 @@ OnCompared = Callable[[str, int, int], None]  # what is done, how much of how mu
 
 
 class SecondChoice(Struct, frozen=True):
-    """What a path can be compared with.
+    """What a path can be compared with."""
 
-    Attributes:
-        source: The model.
-        backend: What runs it.
-        label: What it is called beside the model in use.
-        detail: A few words more.
-        adapters: That it is under; None: whatever it is loaded with.
-        dtype: What it computes in; "" as set.
-        weights: How it holds its linear weights, as `LoadChoice.weights` has it; "" the engine's own form.
-        same_engine: It needs no second engine: the one that runs answers under other adapters.
-        problem: Why it cannot be had here; "" where it can.
-    """
-
-    source: str
-    backend: str
-    label: str
-    detail: str = ""
-    adapters: tuple[AdapterChoice, ...] | None = None
-    dtype: str = ""
-    weights: str = ""
-    same_engine: bool = False
-    problem: str = ""
+    source: str  # the model
+    backend: str  # what runs it
+    label: str  # what it is called beside the model in use
+    detail: str = ""  # a few words more
+    adapters: tuple[AdapterChoice, ...] | None = None  # that it is under; None: whatever it is loaded with
+    dtype: str = ""  # what it computes in; "" as set
+    weights: str = ""  # how it holds its linear weights, as `LoadChoice.weights` has it; "" the engine's own form
+    same_engine: bool = False  # it needs no second engine: the one that runs answers under other adapters
+    problem: str = ""  # why it cannot be had here; "" where it can
 
 
 class PathComparison(Struct, frozen=True):
-    """The numbers of two models for the tokens of a path; nothing of it is saved.
+    """The numbers of two models for the tokens of a path; nothing of it is saved."""
 
-    Attributes:
-        session_id: Whose path.
-        left: What the model in use is called.
-        right: What the second one is called.
-        found: The numbers, by spans.
-        spans: For each turn by its node: ``(n,)`` the span that each token of its run is in.
-        read: Tokens of the path that were compared; what follows no model has read.
-        kl_from: The token of the path from which on the KL is known; 0: of all, where it is known at all.
-    """
-
-    session_id: int
-    left: str
-    right: str
-    found: ModelComparison
-    spans: Mapping[int, npt.NDArray[np.int64]]
-    read: int
-    kl_from: int = 0
+    session_id: int  # whose path
+    left: str  # what the model in use is called
+    right: str  # what the second one is called
+    found: ModelComparison  # the numbers, by spans
+    spans: Mapping[int, npt.NDArray[np.int64]]  # for each turn by its node: ``(n,)`` the span that each token of its run is in
+    read: int  # tokens of the path that were compared; what follows no model has read
+    kl_from: int = 0  # the token of the path from which on the KL is known; 0: of all, where it is known at all
 
 
 class NoRoomRefusal(Refusal):
@@ -98,55 +76,31 @@ class ComparisonCommands(Protocol):
 
 
 class SimilarTurn(Struct, frozen=True):
-    """One turn beside the one that was asked about.
+    """One turn beside the one that was asked about."""
 
-    Attributes:
-        node_id: Its last node.
-        role: system, user, assistant, tool.
-        words: The first of them, on one line.
-        similarity: The cosine of the two turns' vectors, -1 to 1.
-        on_path: Whether it is part of the path shown.
-        branch: What its branch is called, where it is not.
-        tokens: That it has, where only the first of them were compared; 0: all of it was.
-    """
-
-    node_id: int
-    role: str
-    words: str
-    similarity: float
-    on_path: bool = True
-    branch: str = ""
-    tokens: int = 0
+    node_id: int  # its last node
+    role: str  # system, user, assistant, tool
+    words: str  # the first of them, on one line
+    similarity: float  # the cosine of the two turns' vectors, -1 to 1
+    on_path: bool = True  # whether it is part of the path shown
+    branch: str = ""  # what its branch is called, where it is not
+    tokens: int = 0  # that it has, where only the first of them were compared; 0: all of it was
 
 
 class SimilarTurns(Struct, frozen=True):
-    """All turns that have words, the most similar first. Vectors are remembered in memory; nothing of it is saved.
+    """All turns that have words, the most similar first. Vectors are remembered in memory; nothing of it is saved."""
 
-    Attributes:
-        session_id: Whose turns.
-        node_id: The turn that the others were compared with.
-        words: The first of its words.
-        pooling: How vectors were made of hidden states.
-        model: What the model is called that made them.
-        rows: The other turns.
-        poolings: What this model can be asked for.
-        limit: Tokens that are compared of a turn.
-        tokens: That the turn asked about has, where that is more; else 0.
-        damaged: Turns that were left out since what is stored of them cannot be trusted.
-        computed: Tokens that were pushed through the model for this, padding too; 0: all vectors were remembered.
-    """
-
-    session_id: int
-    node_id: int
-    words: str
-    pooling: Pooling
-    model: str
-    rows: tuple[SimilarTurn, ...]
-    poolings: tuple[Pooling, ...]
-    limit: int
-    tokens: int = 0
-    damaged: int = 0
-    computed: int = 0
+    session_id: int  # whose turns
+    node_id: int  # the turn that the others were compared with
+    words: str  # the first of its words
+    pooling: Pooling  # how vectors were made of hidden states
+    model: str  # what the model is called that made them
+    rows: tuple[SimilarTurn, ...]  # the other turns
+    poolings: tuple[Pooling, ...]  # what this model can be asked for
+    limit: int  # tokens that are compared of a turn
+    tokens: int = 0  # that the turn asked about has, where that is more; else 0
+    damaged: int = 0  # turns that were left out since what is stored of them cannot be trusted
+    computed: int = 0  # tokens that were pushed through the model for this, padding too; 0: all vectors were remembered
 
 
 class SimilarCommands(Protocol):

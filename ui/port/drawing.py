@@ -17,27 +17,16 @@ if TYPE_CHECKING:  # a type alone: the window opens without its module
 
 
 class Drawing(Struct, frozen=True):
-    """How the token of a place was drawn, as far as it is stored.
+    """How the token of a place was drawn, as far as it is stored."""
 
-    Attributes:
-        sampling: The settings in force, DRY's breakers as ids; None where they are not stored.
-        seed: Of the stream; None where it is not stored.
-        branch: Of the stream, among those with that seed.
-        history: ``(position,) int32``, the ids before the token from the first of the path on.
-        model: Whose numbers they are; "" where that is not known.
-        stale: Another model is in use now, its name; or the same one with other adapters, which are named with it.
-        can_ask: The model of these numbers runs: it can be asked for the whole row.
-        beams: Nothing was drawn: a search of so many beams found it; 0 where none did.
-    """
-
-    sampling: SamplingOptions | None
-    seed: int | None
-    branch: int
-    history: npt.NDArray[np.int32]
-    model: str
-    stale: str
-    can_ask: bool
-    beams: int = 0
+    sampling: SamplingOptions | None  # the settings in force, DRY's breakers as ids; None where they are not stored
+    seed: int | None  # of the stream; None where it is not stored
+    branch: int  # of the stream, among those with that seed
+    history: npt.NDArray[np.int32]  # ``(position,) int32``, the ids before the token from the first of the path on
+    model: str  # whose numbers they are; "" where that is not known
+    stale: str  # another model is in use now, its name; or the same one with other adapters, which are named with it
+    can_ask: bool  # the model of these numbers runs: it can be asked for the whole row
+    beams: int = 0  # nothing was drawn: a search of so many beams found it; 0 where none did
 
     @property
     def position(self) -> int:
@@ -46,28 +35,19 @@ class Drawing(Struct, frozen=True):
 
 
 class TurnDepth(Struct, frozen=True):
-    """At which layer each token of a turn was decided.
+    """At which layer each token of a turn was decided."""
 
-    Attributes:
-        leads: ``(n,) int32``: the layer from which the token is the likeliest, without a break up to the last; -1: it is not
-            there, -2: not known, as of the first token of a text.
-        layers: Of the model.
-    """
-
+    # ``(n,) int32``: the layer from which the token is the likeliest, without a break up to the last; -1: it is not there, -2:
+    # not known, as of the first token of a text
     leads: npt.NDArray[np.int32]
-    layers: int
+    layers: int  # of the model
 
 
 class TurnDepthCost(Struct, frozen=True):
-    """What `turn_depth` takes.
+    """What `turn_depth` takes."""
 
-    Attributes:
-        tokens: Of the turn.
-        like_tokens: Reading so many tokens of a prompt takes about as long.
-    """
-
-    tokens: int
-    like_tokens: int
+    tokens: int  # of the turn
+    like_tokens: int  # reading so many tokens of a prompt takes about as long
 
 
 class ColumnKind(StrEnum):
@@ -78,59 +58,35 @@ class ColumnKind(StrEnum):
 
 
 class BeamRules(Struct, frozen=True):
-    """What a beam search goes by; see `runtime.BeamOptions`.
+    """What a beam search goes by; see `runtime.BeamOptions`."""
 
-    Attributes:
-        length_penalty: A sum of log-probabilities is divided by the length to this power: above 0 longer ones gain.
-        early_stopping: The search ends: True, when as many are complete as were asked for; False, when the best that is
-            still running, as long as it is now, is no better than the worst of those; "never", when it could not be so at
-            any length.
-    """
-
-    length_penalty: float = 1.0
+    length_penalty: float = 1.0  # a sum of log-probabilities is divided by the length to this power: above 0 longer ones gain
+    # the search ends: True, when as many are complete as were asked for; False, when the best that is still running, as long as
+    # it is now, is no better than the worst of those; "never", when it could not be so at any length
     early_stopping: bool | Literal["never"] = False
 
 
 class Column(Struct, frozen=True):
-    """One continuation.
+    """One continuation."""
 
-    Attributes:
-        node_id: Its node in the tree; below 0 while a beam search has not ended, for its beams come and go.
-        run: Its tokens so far.
-        logprob: The sum of their raw log-probabilities, nats; None before the first.
-        score: That, normalised by the length; beams only.
-        running: More tokens are expected.
-        note: Why it ended, where that is worth a word ("reached the length limit").
-    """
-
-    node_id: int
-    run: TokenRun
-    logprob: float | None = None
-    score: float | None = None
-    running: bool = True
-    note: str = ""
+    node_id: int  # its node in the tree; below 0 while a beam search has not ended, for its beams come and go
+    run: TokenRun  # its tokens so far
+    logprob: float | None = None  # the sum of their raw log-probabilities, nats; None before the first
+    score: float | None = None  # that, normalised by the length; beams only
+    running: bool = True  # more tokens are expected
+    note: str = ""  # why it ended, where that is worth a word ("reached the length limit")
 
 
 class Columns(Struct, frozen=True):
-    """Several continuations of one place, side by side.
+    """Several continuations of one place, side by side."""
 
-    Attributes:
-        session_id: Where they are saved.
-        kind: How they are found.
-        before: The last words in front of the place.
-        wanted: How many were asked for.
-        columns: In the order of their numbers; beams best first. Empty until the engine has begun.
-        running: More tokens are expected.
-        note: What happens or happened to all ("starting the engine…").
-    """
-
-    session_id: int
-    kind: ColumnKind
-    before: str
-    wanted: int
-    columns: tuple[Column, ...] = ()
-    running: bool = True
-    note: str = ""
+    session_id: int  # where they are saved
+    kind: ColumnKind  # how they are found
+    before: str  # the last words in front of the place
+    wanted: int  # how many were asked for
+    columns: tuple[Column, ...] = ()  # in the order of their numbers; beams best first. Empty until the engine has begun
+    running: bool = True  # more tokens are expected
+    note: str = ""  # what happens or happened to all ("starting the engine…")
 
 
 class DrawingCommands(Protocol):

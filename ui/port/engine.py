@@ -113,35 +113,21 @@ class LoadChoice(Struct, frozen=True):
 
 
 class WeightsForm(Struct, frozen=True):
-    """A form that weights can be held in.
+    """A form that weights can be held in."""
 
-    Attributes:
-        name: As `LoadChoice.weights` has it.
-        cost: The perplexity of a fixed text with it and without; "" where it was not measured.
-    """
-
-    name: str
-    cost: str = ""
+    name: str  # as `LoadChoice.weights` has it
+    cost: str = ""  # the perplexity of a fixed text with it and without; "" where it was not measured
 
 
 class LoadPlan(Struct, frozen=True):
-    """What loading a model of the shelf means.
+    """What loading a model of the shelf means."""
 
-    Attributes:
-        choice: What it is reckoned for.
-        fit: What it takes then; None where that is not known.
-        most: Tokens that the model was made for, where it says so.
-        forms: That its weights can be held in here; empty where there is no choice.
-        set_context: Tokens that the settings have for every model; None: those that it was made for.
-        set_weights: The form that the settings have; "auto": the engine's own.
-    """
-
-    choice: LoadChoice
-    fit: FitView | None
-    most: int | None = None
-    forms: Sequence[WeightsForm] = ()
-    set_context: int | None = None
-    set_weights: str = "auto"
+    choice: LoadChoice  # what it is reckoned for
+    fit: FitView | None  # what it takes then; None where that is not known
+    most: int | None = None  # tokens that the model was made for, where it says so
+    forms: Sequence[WeightsForm] = ()  # that its weights can be held in here; empty where there is no choice
+    set_context: int | None = None  # tokens that the settings have for every model; None: those that it was made for
+    set_weights: str = "auto"  # the form that the settings have; "auto": the engine's own
 
 
 class ModelCommands(Protocol):
@@ -189,48 +175,31 @@ class EdgeView(Struct, frozen=True):
 
 
 class CacheView(Struct, frozen=True):
-    """The trie at one moment, and what it has of the path that is shown.
-
-    Attributes:
-        hits: Lookups that found something; `misses` those that found nothing.
-        leases: Held by running requests, pins among them.
-        working_bytes: Of prompts and answers in work, beside `bytes`.
-        found: Tokens that the last request found.
-        ended: Why its prefix ended there; "" where none was asked for.
-        kept: Tokens at the beginning of the path shown that are pinned; None where it is not pinned.
-        largest: The edges with the most bytes.
-    """
+    """The trie at one moment, and what it has of the path that is shown."""
 
     edges: int
     tokens: int
     bytes: int
     budget: int
-    leases: int
+    leases: int  # held by running requests, pins among them
     leased_bytes: int
-    hits: int
+    hits: int  # lookups that found something; `misses` those that found nothing
     misses: int
     pins: int
-    working_bytes: int
-    found: int
-    ended: str
-    kept: int | None = None
-    largest: tuple[EdgeView, ...] = ()
+    working_bytes: int  # of prompts and answers in work, beside `bytes`
+    found: int  # tokens that the last request found
+    ended: str  # why its prefix ended there; "" where none was asked for
+    kept: int | None = None  # tokens at the beginning of the path shown that are pinned; None where it is not pinned
+    largest: tuple[EdgeView, ...] = ()  # the edges with the most bytes
 
 
 class CacheCheck(Struct, frozen=True):
-    """What the cache answers beside what the model answers without it.
+    """What the cache answers beside what the model answers without it."""
 
-    Attributes:
-        difference: The largest |difference| of all log-probabilities, nats.
-        tokens: Of the path, that both had before them.
-        entries: Of the vocabulary.
-        same_first: Both have the same token in the first place.
-    """
-
-    difference: float
-    tokens: int
-    entries: int
-    same_first: bool
+    difference: float  # the largest |difference| of all log-probabilities, nats
+    tokens: int  # of the path, that both had before them
+    entries: int  # of the vocabulary
+    same_first: bool  # both have the same token in the first place
 
 
 class CacheCommands(Protocol):

@@ -17,67 +17,37 @@ Kind = Literal["model", "adapter", "server"]  # of a row of the shelf
 
 
 class ShelfModel(Struct, frozen=True):
-    """One model or adapter of the shelf.
+    """One model or adapter of the shelf."""
 
-    Attributes:
-        name: What it is opened by.
-        title: What users see.
-        folder: Where it is.
-        size: Bytes of its files.
-        form: "4 bit (mlx), download".
-        context: Tokens, where it says how many.
-        engines: Those that can run it.
-        last_used: Seconds since 1970; None where it was not noted.
-        fingerprint: Hexadecimal; "" where its weights were never read.
-        problem: Why it cannot be used; "" where it can.
-        loaded: It is the one in use here.
-        linked: It stays in a folder elsewhere, which removing it leaves alone.
-        kind: A model, an adapter, or a model on a server, which has neither folder nor size here.
-        own_load: What it alone is loaded with, in a few words; "" where the settings hold.
-        convertible: It can be quantised for mlx.
-    """
-
-    name: str
-    title: str
-    folder: str
-    size: int
-    form: str = ""
-    context: int | None = None
-    engines: Sequence[str] = ()
-    last_used: float | None = None
-    fingerprint: str = ""
-    problem: str = ""
-    loaded: bool = False
-    linked: bool = False
-    kind: Kind = "model"
-    own_load: str = ""
-    convertible: bool = False
+    name: str  # what it is opened by
+    title: str  # what users see
+    folder: str  # where it is
+    size: int  # bytes of its files
+    form: str = ""  # "4 bit (mlx), download"
+    context: int | None = None  # tokens, where it says how many
+    engines: Sequence[str] = ()  # those that can run it
+    last_used: float | None = None  # seconds since 1970; None where it was not noted
+    fingerprint: str = ""  # hexadecimal; "" where its weights were never read
+    problem: str = ""  # why it cannot be used; "" where it can
+    loaded: bool = False  # it is the one in use here
+    linked: bool = False  # it stays in a folder elsewhere, which removing it leaves alone
+    kind: Kind = "model"  # a model, an adapter, or a model on a server, which has neither folder nor size here
+    own_load: str = ""  # what it alone is loaded with, in a few words; "" where the settings hold
+    convertible: bool = False  # it can be quantised for mlx
 
 
 class FitView(Struct, frozen=True):
-    """What a model takes on this machine, in bytes, by the engine that would run it.
+    """What a model takes on this machine, in bytes, by the engine that would run it."""
 
-    Attributes:
-        engine: Its name.
-        context: Tokens that it is reckoned for.
-        weights: As the engine keeps them.
-        kv: Of the whole context.
-        working: The engine itself, and one chunk of a prompt.
-        loading: What more is needed for a moment, while it is loaded.
-        memory: What the machine has for it.
-        free: Of that, what is free now.
-        longest: The largest context that there is room for; 0 where there is none for any.
-    """
-
-    engine: str
-    context: int
-    weights: int
-    kv: int
-    working: int
-    memory: int
-    free: int
-    longest: int
-    loading: int = 0
+    engine: str  # its name
+    context: int  # tokens that it is reckoned for
+    weights: int  # as the engine keeps them
+    kv: int  # of the whole context
+    working: int  # the engine itself, and one chunk of a prompt
+    memory: int  # what the machine has for it
+    free: int  # of that, what is free now
+    longest: int  # the largest context that there is room for; 0 where there is none for any
+    loading: int = 0  # what more is needed for a moment, while it is loaded
 
     @property
     def total(self) -> int:
@@ -91,41 +61,23 @@ class FitView(Struct, frozen=True):
 
 
 class ModelPlan(Struct, frozen=True):
-    """What fetching a repository means; nothing but its configuration was fetched to find out.
+    """What fetching a repository means; nothing but its configuration was fetched to find out."""
 
-    Attributes:
-        repository: ``org/name``.
-        commit: What is fetched, hexadecimal.
-        name: What it will be called on the shelf.
-        files: Their names and sizes, in bytes.
-        size: Of all of them.
-        kept: Bytes that are here from a download that was stopped.
-        disk: Bytes free where it goes.
-        licence: As its page says; "" where it does not.
-        engines: Those that can run it.
-        here: It is on the shelf already.
-        kind: A model, or an adapter.
-        base: The model that an adapter says it was made for.
-        context: Tokens that the model was made for, where it says so.
-        fit: Into this machine; None for an adapter, and where no engine here runs it.
-        own_context: Tokens that it alone is to be loaded with; None: as all models.
-    """
-
-    repository: str
-    commit: str
-    name: str
-    files: Sequence[tuple[str, int]]
-    size: int
-    kept: int = 0
-    disk: int = 0
-    licence: str = ""
-    engines: Sequence[str] = ()
-    here: bool = False
-    kind: Holds = "model"
-    base: str = ""
-    context: int | None = None
-    fit: FitView | None = None
-    own_context: int | None = None
+    repository: str  # ``org/name``
+    commit: str  # what is fetched, hexadecimal
+    name: str  # what it will be called on the shelf
+    files: Sequence[tuple[str, int]]  # their names and sizes, in bytes
+    size: int  # of all of them
+    kept: int = 0  # bytes that are here from a download that was stopped
+    disk: int = 0  # bytes free where it goes
+    licence: str = ""  # as its page says; "" where it does not
+    engines: Sequence[str] = ()  # those that can run it
+    here: bool = False  # it is on the shelf already
+    kind: Holds = "model"  # a model, or an adapter
+    base: str = ""  # the model that an adapter says it was made for
+    context: int | None = None  # tokens that the model was made for, where it says so
+    fit: FitView | None = None  # into this machine; None for an adapter, and where no engine here runs it
+    own_context: int | None = None  # tokens that it alone is to be loaded with; None: as all models
 
     @property
     def pinned(self) -> str:
@@ -134,49 +86,28 @@ class ModelPlan(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """A model that Elsewise proposes, known without the network.
+    """A model that Elsewise proposes, known without the network."""
 
-    Attributes:
-        name: For users.
-        wanted: ``org/name``, to download it.
-        parameters: Numbers in all.
-        size: Bytes to fetch, about.
-        licence: Its name.
-        good_for: A short phrase.
-        fit: Into this machine, on its own engine.
-        gated: Its owners want consent first.
-        here: It is on the shelf.
-        best: It suits this machine: one of the few to begin with.
-    """
-
-    name: str
-    wanted: str
-    parameters: int
-    size: int
-    licence: str
-    good_for: str
-    fit: FitView
-    gated: bool = False
-    here: bool = False
-    best: bool = False
+    name: str  # for users
+    wanted: str  # ``org/name``, to download it
+    parameters: int  # numbers in all
+    size: int  # bytes to fetch, about
+    licence: str  # its name
+    good_for: str  # a short phrase
+    fit: FitView  # into this machine, on its own engine
+    gated: bool = False  # its owners want consent first
+    here: bool = False  # it is on the shelf
+    best: bool = False  # it suits this machine: one of the few to begin with
 
 
 class HubFind(Struct, frozen=True):
-    """What the hub says of a repository that it found.
+    """What the hub says of a repository that it found."""
 
-    Attributes:
-        source: ``org/name``.
-        facts: In a few words: numbers, weights, licence, downloads.
-        problem: Why it cannot run here; "" where it can.
-        gated: Its owners want consent first.
-        kind: A model, or an adapter.
-    """
-
-    source: str
-    facts: str
-    problem: str = ""
-    gated: bool = False
-    kind: Holds = "model"
+    source: str  # ``org/name``
+    facts: str  # in a few words: numbers, weights, licence, downloads
+    problem: str = ""  # why it cannot run here; "" where it can
+    gated: bool = False  # its owners want consent first
+    kind: Holds = "model"  # a model, or an adapter
 
 
 class DownloadState(StrEnum):
@@ -189,37 +120,21 @@ class DownloadState(StrEnum):
 
 
 class Download(Struct, frozen=True):
-    """One download; in `RUNNING` its numbers move.
+    """One download; in `RUNNING` its numbers move."""
 
-    Attributes:
-        repository: What it is known by.
-        state: How it is.
-        file: That is being worked on.
-        file_done: Bytes of it.
-        file_total: Its size.
-        done: Bytes of all files that are here.
-        total: Of so many; 0 until that is known.
-        rate: Bytes a second; 0 where nothing moves.
-        eta: Seconds that are left; None where it is not known.
-        step: "look up", "fetch", "wait", "check" or "install".
-        note: Why it waits, or why it failed.
-        name: What it is called on the shelf, once it is there.
-        kind: What it turned out to be, once it is there.
-    """
-
-    repository: str
-    state: DownloadState = DownloadState.RUNNING
-    file: str = ""
-    file_done: int = 0
-    file_total: int = 0
-    done: int = 0
-    total: int = 0
-    rate: float = 0.0
-    eta: float | None = None
-    step: str = "look up"
-    note: str = ""
-    name: str = ""
-    kind: Holds = "model"
+    repository: str  # what it is known by
+    state: DownloadState = DownloadState.RUNNING  # how it is
+    file: str = ""  # that is being worked on
+    file_done: int = 0  # bytes of it
+    file_total: int = 0  # its size
+    done: int = 0  # bytes of all files that are here
+    total: int = 0  # of so many; 0 until that is known
+    rate: float = 0.0  # bytes a second; 0 where nothing moves
+    eta: float | None = None  # seconds that are left; None where it is not known
+    step: str = "look up"  # "look up", "fetch", "wait", "check" or "install"
+    note: str = ""  # why it waits, or why it failed
+    name: str = ""  # what it is called on the shelf, once it is there
+    kind: Holds = "model"  # what it turned out to be, once it is there
 
 
 class ModelsChanged(Struct, frozen=True):
@@ -237,53 +152,32 @@ Bits = Literal[4, 8]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A model on a server that is to be connected to.
+    """A model on a server that is to be connected to."""
 
-    Attributes:
-        url: ``http://127.0.0.1:8000``, ``https://host/v1``.
-        name: What it is called here; "" names it after the address.
-        model: Its id there; "" where the server has one.
-        key: The server's; "" where it wants none. It goes into the system keychain, and to that host alone.
-        plain_http: Unencrypted HTTP to another machine was confirmed.
-    """
-
-    url: str
-    name: str = ""
-    model: str = ""
+    url: str  # ``http://127.0.0.1:8000``, ``https://host/v1``
+    name: str = ""  # what it is called here; "" names it after the address
+    model: str = ""  # its id there; "" where the server has one
+    # the server's; "" where it wants none. It goes into the system keychain, and to that host alone
     key: str = field(default="", repr=False)
-    plain_http: bool = False
+    plain_http: bool = False  # unencrypted HTTP to another machine was confirmed
 
 
 class GgufPlan(Struct, frozen=True):
-    """What taking in a GGUF file means, by its header.
+    """What taking in a GGUF file means, by its header."""
 
-    Attributes:
-        path: Of the file.
-        kept: Bytes of its weights where they stay quantised; 0 where none can.
-        float32: Bytes of its weights in float32, for all engines.
-        keeps: They stay quantised unless asked otherwise.
-        note: What becomes float32 on mlx all the same, and why; "" where all stays as it is.
-    """
-
-    path: Path
-    kept: int
-    float32: int
-    keeps: bool = False
-    note: str = ""
+    path: Path  # of the file
+    kept: int  # bytes of its weights where they stay quantised; 0 where none can
+    float32: int  # bytes of its weights in float32, for all engines
+    keeps: bool = False  # they stay quantised unless asked otherwise
+    note: str = ""  # what becomes float32 on mlx all the same, and why; "" where all stays as it is
 
 
 class TokenView(Struct, frozen=True):
-    """Whether private models can be asked for. The token itself is never shown.
+    """Whether private models can be asked for. The token itself is never shown."""
 
-    Attributes:
-        kept: One is in the system keychain.
-        hub: The address that it is for.
-        variable: Of the environment, whose token is used before that one; "" where none is set.
-    """
-
-    kept: bool
-    hub: str
-    variable: str = ""
+    kept: bool  # one is in the system keychain
+    hub: str  # the address that it is for
+    variable: str = ""  # of the environment, whose token is used before that one; "" where none is set
 
 
 class ShelfCommands(Protocol):

@@ -12,23 +12,14 @@ OnTransfer = Callable[[int, int], None]  # done and in all; on the window's thre
 
 
 class ExportFormat(Struct, frozen=True):
-    """A kind of file that a session is exported as.
+    """A kind of file that a session is exported as."""
 
-    Attributes:
-        name: By which it is asked for, on the command line too.
-        ending: Of its files, without a dot in front.
-        menu: Its entry in the File menu, and
-        files: its line in the file dialogue; both to be translated in the context "Exports".
-        keys: Of the entry.
-        comes_back: Whether such a file can be imported again.
-    """
-
-    name: str
-    ending: str
-    menu: str
-    files: str
-    keys: str = ""
-    comes_back: bool = False
+    name: str  # by which it is asked for, on the command line too
+    ending: str  # of its files, without a dot in front
+    menu: str  # its entry in the File menu, and
+    files: str  # its line in the file dialogue; both to be translated in the context "Exports"
+    keys: str = ""  # of the entry
+    comes_back: bool = False  # whether such a file can be imported again
 
 
 class ImportResult(Struct, frozen=True):
@@ -56,23 +47,14 @@ class DiffPart(Struct, frozen=True):
 
 
 class BranchDiff(Struct, frozen=True):
-    """Two branches compared token by token.
+    """Two branches compared token by token."""
 
-    Attributes:
-        left_name: What the first is called.
-        right_name: And the second.
-        stem: The beginning that both have; `logprob` belongs to it.
-        parts: What follows, in order.
-        left: All of the first branch after the stem.
-        right: All of the second.
-    """
-
-    left_name: str
-    right_name: str
-    stem: DiffSide
-    parts: tuple[DiffPart, ...]
-    left: DiffSide
-    right: DiffSide
+    left_name: str  # what the first is called
+    right_name: str  # and the second
+    stem: DiffSide  # the beginning that both have; `logprob` belongs to it
+    parts: tuple[DiffPart, ...]  # what follows, in order
+    left: DiffSide  # all of the first branch after the stem
+    right: DiffSide  # all of the second
 
     @property
     def is_same(self) -> bool:

@@ -23,64 +23,49 @@ class Workbench(Protocol):
     """
 
     @property
-    def sessions(self) -> SessionCommands:
-        """The list of sessions, and the one that is open."""
+    def sessions(self) -> SessionCommands: ...
 
     @property
-    def answers(self) -> AnswerCommands:
-        """Messages and answers."""
+    def answers(self) -> AnswerCommands: ...
 
     @property
-    def drafts(self) -> DraftCommands:
-        """The message before it is sent."""
+    def drafts(self) -> DraftCommands: ...
 
     @property
-    def branches(self) -> BranchCommands:
-        """The branches of the open session."""
+    def branches(self) -> BranchCommands: ...
 
     @property
-    def continuations(self) -> ContinuationCommands:
-        """Several continuations of one place."""
+    def continuations(self) -> ContinuationCommands: ...
 
     @property
-    def drawings(self) -> DrawingCommands:
-        """How tokens were drawn."""
+    def drawings(self) -> DrawingCommands: ...
 
     @property
-    def cache(self) -> CacheCommands:
-        """The KV cache of the model that runs."""
+    def cache(self) -> CacheCommands: ...
 
     @property
-    def setup(self) -> SetupCommands:
-        """What a session is set to."""
+    def setup(self) -> SetupCommands: ...
 
     @property
-    def settings(self) -> SettingsCommands:
-        """What holds for the whole app."""
+    def settings(self) -> SettingsCommands: ...
 
     @property
-    def server(self) -> ServerCommands:
-        """The model for other programs."""
+    def server(self) -> ServerCommands: ...
 
     @property
-    def models(self) -> ModelCommands:
-        """Which model answers."""
+    def models(self) -> ModelCommands: ...
 
     @property
-    def shelf(self) -> ShelfCommands:
-        """Models on this machine and on the hub."""
+    def shelf(self) -> ShelfCommands: ...
 
     @property
-    def transfers(self) -> TransferCommands:
-        """Files."""
+    def transfers(self) -> TransferCommands: ...
 
     @property
-    def comparison(self) -> ComparisonCommands:
-        """A second model beside the one in use."""
+    def comparison(self) -> ComparisonCommands: ...
 
     @property
-    def similar(self) -> SimilarCommands:
-        """Turns that are alike."""
+    def similar(self) -> SimilarCommands: ...
 
     @property
     def status(self) -> StatusView:

@@ -18,38 +18,23 @@ from runtime.loading.gguf.rope import FACTORS, MAX_CONTEXT, rope_parameters
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture. All are decoders of llama's build: RMS norms, rotary positions, gated MLPs.
+    """One architecture. All are decoders of llama's build: RMS norms, rotary positions, gated MLPs."""
 
-    Attributes:
-        model_type: In config.json.
-        transformers: The class of the model there.
-        interleaved: Rows of q and k have llama.cpp's order of rotary pairs.
-        biased: q, k and v have biases.
-        normed: q and k are normed per head.
-        fused: q, k and v are one matrix, gate and up another.
-        narrow: All heads together are as wide as the model; its config has no head size.
-        gemma: Built as Gemma: norms after attention and MLP as well, all stored 1 higher in GGUF than in the model's own
-            folder; GELU; tied embeddings; a query scale in config.json.
-        capped: Logits and attention scores are capped by a tanh.
-        windowed: The file's sliding window applies.
-        full_every: Every n-th layer has full attention, the others the window; 1: all have the window.
-        ropes: Proven kinds of ``rope_parameters``.
-        largest: Layers of the largest model, whose queries are scaled by width / heads instead of the head size.
-    """
-
-    model_type: str
-    transformers: str
-    interleaved: bool = False
-    biased: bool = False
-    normed: bool = False
-    fused: bool = False
-    narrow: bool = False
+    model_type: str  # in config.json
+    transformers: str  # the class of the model there
+    interleaved: bool = False  # rows of q and k have llama.cpp's order of rotary pairs
+    biased: bool = False  # q, k and v have biases
+    normed: bool = False  # q and k are normed per head
+    fused: bool = False  # q, k and v are one matrix, gate and up another
+    narrow: bool = False  # all heads together are as wide as the model; its config has no head size
+    # built as Gemma: norms after attention and MLP as well, all stored 1 higher in GGUF than in the model's own folder; GELU;
+    # tied embeddings; a query scale in config.json
     gemma: bool = False
-    capped: bool = False
-    windowed: bool = False
-    full_every: int = 1
-    ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
-    largest: int = 0
+    capped: bool = False  # logits and attention scores are capped by a tanh
+    windowed: bool = False  # the file's sliding window applies
+    full_every: int = 1  # every n-th layer has full attention, the others the window; 1: all have the window
+    ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")  # proven kinds of ``rope_parameters``
+    largest: int = 0  # layers of the largest model, whose queries are scaled by width / heads instead of the head size
 
 
 _PLAIN = ("default",)

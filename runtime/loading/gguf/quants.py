@@ -34,17 +34,11 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A matrix in affine form, ``scale * number + bias``, groups along its rows.
+    """A matrix in affine form, ``scale * number + bias``, groups along its rows."""
 
-    Attributes:
-        words: ``(rows, columns * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
-        scales: ``(rows, columns / group) float32``.
-        biases: The same shape: the value of the number 0.
-    """
-
-    words: Words
-    scales: Floats
-    biases: Floats
+    words: Words  # ``(rows, columns * bits / 32) uint32``, numbers one behind the other from the lowest bit on
+    scales: Floats  # ``(rows, columns / group) float32``
+    biases: Floats  # the same shape: the value of the number 0
 
 
 def form_of(name: str) -> Form | None:

@@ -89,21 +89,13 @@ _TEKKEN = (  # words end where lower case goes over into upper case; a slash goe
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is split before the merges.
+    """How text is split before the merges."""
 
-    Attributes:
-        pattern: Regular expression of the pieces; empty: GPT-2's own.
-        digits: Each digit is a piece, before the pattern applies.
-        composed: Text is normalised to NFC first.
-        whole: A piece that is a token is never merged from parts (`ignore_merges`).
-        adds_bos: Raw text begins with a bos where the file does not say.
-    """
-
-    pattern: str = ""
-    digits: bool = False
-    composed: bool = False
-    whole: bool = False
-    adds_bos: bool = False
+    pattern: str = ""  # regular expression of the pieces; empty: GPT-2's own
+    digits: bool = False  # each digit is a piece, before the pattern applies
+    composed: bool = False  # text is normalised to NFC first
+    whole: bool = False  # a piece that is a token is never merged from parts (`ignore_merges`)
+    adds_bos: bool = False  # raw text begins with a bos where the file does not say
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         """Splits text into pieces spelled in GPT-2's byte characters."""
