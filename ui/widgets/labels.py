@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QAccessible,
     QAccessibleAnnouncementEvent,
@@ -34,10 +34,22 @@ class Label(QLabel):
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setProperty("kind", kind)
         self.setFont(font or interface_font())
+        self._alignment = self.alignment()
+        self.setAlignment(self._alignment)
         self.setText(text)
 
     def setText(self, text: str) -> None:
         super().setText(seen(text))
+
+    def setAlignment(self, alignment: Qt.AlignmentFlag) -> None:
+        """Left and right as the window is read. Qt's own label goes by its text: Latin words would stay at the left."""
+        self._alignment = alignment
+        super().setAlignment(QStyle.visualAlignment(self.layoutDirection(), alignment))
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.LayoutDirectionChange:
+            self.setAlignment(self._alignment)
 
 
 class ElidedLabel(Label):
@@ -67,8 +79,7 @@ class ElidedLabel(Label):
         painter.setPen(self.palette().color(self.foregroundRole()))
         # numbers, names and tokens run as they are written, in a window that is read from the right too
         painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
-        aligned = QStyle.visualAlignment(self.layoutDirection(), self.alignment() | Qt.AlignmentFlag.AlignVCenter)
-        painter.drawText(self.contentsRect(), int(aligned), self.shown)
+        painter.drawText(self.contentsRect(), int(self.alignment() | Qt.AlignmentFlag.AlignVCenter), self.shown)
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

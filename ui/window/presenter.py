@@ -162,6 +162,9 @@ class Presenter(QObject):
         can_choose = turn is not None and turn.role != "system" and not self._status.lacking("branch")
         own = spot is not None and spot.record.origin is not Origin.TEMPLATE
         can_continue = own and can_choose and turn is not None and turn.role == "assistant" and not self._status.lacks_model
+        focused = QApplication.focusWidget()
+        if spot is None and focused is not None and self._parts.inspector.token.isAncestorOf(focused):
+            self._parts.transcript.setFocus()  # the keyboard is not lost with the button
         for part in (self._parts.inspector, self._parts.pinned):
             part.show_spot(spot, self._controller.token_bytes, can_choose=can_choose, can_continue=can_continue)
         self.second.show_spot(spot)

@@ -279,6 +279,21 @@ def test_a_joint_probability_beyond_floats() -> None:
 
 
 @pytest.mark.slow
+def test_the_keyboard_stays_in_the_text_where_the_pin_is_lost(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        await pinned(window, idle)
+        button = window.parts.inspector.token.draws.buttons[8]
+        button.setFocus()
+        window.presenter.take_pin(None)  # as where a sample is left for a copy
+        await until(lambda: not button.isVisible())
+        focused = window.focusWidget()
+        assert focused is not None
+        assert window.parts.transcript.isAncestorOf(focused)
+
+    in_window(scene)
+
+
+@pytest.mark.slow
 def test_short_columns_leave_the_room_to_the_transcript(in_window: Play, idle: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         # given two short continuations

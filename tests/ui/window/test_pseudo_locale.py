@@ -18,7 +18,7 @@ from tests.ui.window.test_conversation import finish
 from ui import MainWindow
 from ui.inspector.alternatives import AlternativeButton
 from ui.transcript import Mode
-from ui.widgets.labels import ElidedLabel
+from ui.widgets.labels import Caption, ElidedLabel, Label
 
 Play = Callable[[Scene], None]
 
@@ -115,3 +115,34 @@ def test_a_label_runs_as_it_is_written(app: QApplication, text: str) -> None:
         finally:
             app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
     assert images[0] == images[1]
+
+
+@pytest.mark.parametrize("kind", [Label, Caption, ElidedLabel])
+def test_words_begin_where_the_window_is_read_from(app: QApplication, kind: type[Label]) -> None:
+    """Latin words too: a heading does not stay at the left of a window that is read from the right."""
+
+    def inked(label: Label) -> int:
+        image = label.grab().toImage()
+        base = image.pixelColor(image.width() // 2, 0)
+        columns = [x for x in range(image.width()) if any(image.pixelColor(x, y) != base for y in range(image.height()))]
+        assert columns
+        return (columns[0] + columns[-1]) // 2
+
+    top = QWidget()
+    label = kind("SmolLM2 · 8,192")
+    label.setParent(top)
+    label.resize(400, 24)
+    assert inked(label) < 200
+    top.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+    assert inked(label) > 200
+    label.setAlignment(Qt.AlignmentFlag.AlignRight)
+    assert inked(label) < 200
+    top.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+    assert inked(label) > 200
+    app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+    try:
+        alone = kind("SmolLM2 · 8,192")
+        alone.resize(400, 24)
+        assert inked(alone) > 200
+    finally:
+        app.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
