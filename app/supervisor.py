@@ -67,7 +67,7 @@ class Supervisor:
         self.options = options
         self._now: frozenset[str] = frozenset()
         self._loaded_with: tuple[str, dict[str, Any]] = (backend, {})
-        self._start_engine = start
+        self.start_engine = start
         self._model: LanguageModel | None = None
         self._starting: asyncio.Task[LanguageModel] | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -98,7 +98,7 @@ class Supervisor:
         if "log_path" in options:
             log_path = Path(options["log_path"])
             options["log_path"] = log_path.with_stem(f"{log_path.stem}-second")
-        return Supervisor(source, backend, start=self._start_engine, **{**options, **changes})
+        return Supervisor(source, backend, start=self.start_engine, **{**options, **changes})
 
     async def model(self) -> LanguageModel:
         """The loaded model; starts the engine if it does not run.
@@ -120,7 +120,7 @@ class Supervisor:
         told = partial(self._loading, asyncio.current_task(), loading)
         loaded_with = (self.backend, self._lasting())
         try:
-            self._model = await self._start_engine(self.source, self.backend, on_progress=told, **self.options)
+            self._model = await self.start_engine(self.source, self.backend, on_progress=told, **self.options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, not_loaded(error))
             raise

@@ -144,7 +144,7 @@ class SnapshotWriter:
             "seal": _SEAL,
         }
         text = json.dumps({"__metadata__": metadata, **self._entries}, separators=(",", ":"))
-        text = text.replace(_SEAL, _sealed(text), 1)
+        text = text.replace(_SEAL, sealed(text), 1)
         header = text.encode()
         if len(header) > self._room:
             raise OSError(f"a snapshot's header of {len(header):,} bytes where {self._room:,} were set aside")
@@ -284,9 +284,10 @@ def _check_seal(path: Path) -> None:
         raise SnapshotFormatError(f"{path.name} is no snapshot of ours, or is cut") from error
     if not ours:
         raise SnapshotFormatError(f"{path.name} is no snapshot of ours: its format is {metadata['format']!r}")
-    if len(seal) != len(_SEAL) or _sealed(text.replace(seal, _SEAL, 1)) != seal:
+    if len(seal) != len(_SEAL) or sealed(text.replace(seal, _SEAL, 1)) != seal:
         raise SnapshotFormatError(f"{path.name}: its header is damaged")
 
 
-def _sealed(text: str) -> str:
+def sealed(text: str) -> str:
+    """The seal of a header whose own place of it holds zeros: a SHA-256 in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

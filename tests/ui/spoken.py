@@ -14,11 +14,11 @@ SHARES = (0.412, 0.221, 0.098, 0.061, 0.044, 0.032, 0.029, 0.02, 0.015, 0.01)
 
 
 class Vocabulary:
-    """Ids for words as they come; the alternatives have the first ones."""
+    """Ids for words as they come; `first` have the first ones: the alternatives."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Sequence[str] = OTHERS) -> None:
         self._ids: dict[str, int] = {}
-        for word in OTHERS:
+        for word in first:
             self.id_of(word)
 
     def id_of(self, word: str) -> int:

@@ -130,7 +130,7 @@ def test_another_tokenizer_is_refused_instead_of_reading_wrong_words(play: Play)
         async def start(*_: object, **__: object) -> LanguageModel:
             return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
-        s.workbench.services.supervisor._start_engine = start
+        s.workbench.services.supervisor.start_engine = start
         session_id = (await s.workbench.sessions.list())[0].session_id
         before = rows(s.path, "SELECT count(*) FROM token_chunks")
         await s.view(session_id)

@@ -160,7 +160,7 @@ def shifted(s: Scene) -> None:
     async def start(*_: object, **__: object) -> LanguageModel:
         return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
-    s.workbench.services.supervisor._start_engine = start
+    s.workbench.services.supervisor.start_engine = start
 
 
 def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:

@@ -158,7 +158,7 @@ def test_a_model_that_cannot_read_the_sample_is_named_and_nothing_is_copied(play
             return cast("LanguageModel", Shifted(await asyncio.to_thread(load, "x", backend="fake")))
 
         await s.workbench.services.supervisor.close()
-        s.workbench.services.supervisor._start_engine = start
+        s.workbench.services.supervisor.start_engine = start
         await s.workbench.services.supervisor.model()
         with pytest.raises(Refusal, match=r"another tokenizer.*Choose the model it was written with"):
             await s.workbench.answers.send(sample.session_id, "and then?")

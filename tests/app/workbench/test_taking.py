@@ -194,7 +194,7 @@ def test_a_path_of_two_models_has_no_snapshot(tmp_path: Path) -> None:
         async def start(*_: object, **__: object) -> LanguageModel:
             return cast("LanguageModel", Renamed(await asyncio.to_thread(load, "x", backend="fake")))
 
-        here.workbench.services.supervisor._start_engine = start
+        here.workbench.services.supervisor.start_engine = start
         await here.workbench.answers.send(session_id, "two")
         said = await here.workbench.transfers.export(session_id, "portable", tmp_path / "two.elsewise", heard)
         assert said == NO_SNAPSHOT

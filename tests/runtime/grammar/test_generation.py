@@ -26,7 +26,7 @@ from runtime import (
     load,
 )
 from runtime.backends.fake import Behaviour
-from tests.fakes import Gate, fake_model, local, reference, some_ids, wait_for_close
+from tests.fakes import Gate, fake_model, reference, some_ids, wait_for_close
 from tests.runtime.grammar.judge import accepts, begins
 from tests.runtime.grammar.samples import ALL, JSON, LARK, REGEX, SCHEMA, Parcel
 from tests.tiny_models import tiny_folder
@@ -275,9 +275,11 @@ def test_closed_while_it_runs_nobody_waits() -> None:
 
 
 def test_who_uses_no_grammar_starts_no_worker() -> None:
+    before = {thread.ident for thread in threading.enumerate()}
     with fake_model() as model:
         stream(model, PROMPT, max_tokens=3)
-        assert local(model).operations.grammars._worker is None
+        started = [thread.name for thread in threading.enumerate() if thread.ident not in before]
+        assert not any(name.startswith("elsewise-grammar") for name in started)
         assert model.metrics().grammar_tokens == 0
         stream(model, PROMPT, grammar=LARK, seed=1)
         metrics = model.metrics()

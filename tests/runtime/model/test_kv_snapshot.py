@@ -129,7 +129,7 @@ def rewritten(file: Path, old: str, new: str) -> None:
     seal = text.split('"seal":"')[1][:64]
     assert old in text
     text = text.replace(seal, "0" * 64).replace(old, new)
-    text = text.replace("0" * 64, snapshot._sealed(text), 1)
+    text = text.replace("0" * 64, snapshot.sealed(text), 1)
     file.write_bytes(data[:8] + text.encode().ljust(size) + data[8 + size :])
 
 

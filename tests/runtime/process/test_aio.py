@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,8 +72,13 @@ def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
     mailbox = Mailbox(loop)
     loop.close()
     for _ in range(3):
-        mailbox.post(lambda: pytest.fail("nobody is there"))
-    assert not mailbox._waiting
+        message = Mock()
+        left = weakref.ref(message)
+        mailbox.post(message)
+        message.assert_not_called()
+        del message
+        gc.collect()
+        assert left() is None
 
 
 def test_a_coroutine_is_run_to_its_end_with_and_without_a_loop() -> None:

@@ -18,8 +18,8 @@ Play = Callable[[Scene], None]
 
 def marks(window: MainWindow) -> list[bytes]:
     """The colours and underlines of all turns, as they are painted."""
-    turns = window.parts.transcript._path.turns
-    return [bytes(mark & (STEP | RARE) for mark in turn.tokens.marks) for turn in turns]
+    boxes = window.parts.transcript.tokens.page.boxes
+    return [bytes(mark & (STEP | RARE) for mark in box.turn.tokens.marks) for box in boxes]
 
 
 async def menu() -> QMenu:

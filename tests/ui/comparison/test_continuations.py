@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
-from ui import BeamRules, ColumnsChanged, MainWindow, TurnStatus
+from ui import BeamRules, Columns, ColumnsChanged, MainWindow, TurnStatus
 from ui.comparison.continuations import LEAST_PX, joint
 from ui.transcript.measure import Measure
 
@@ -194,9 +194,12 @@ def test_news_of_columns_that_were_closed_does_not_open_them_again(in_window: Pl
     async def scene(window: MainWindow) -> None:
         panel = window.parts.columns
         await pinned(window, idle)
+        views: list[Columns | None] = []
+        window.controller.draws.columns_changed.connect(views.append)
         window.acts.four_ways.trigger()
         await until(lambda: len(panel.cards) == 4 and not window.controller.running)
-        view = window.controller.draws._columns[TRIP]
+        view = views[-1]
+        assert view is not None
         told = replace(view, note="reopened", columns=tuple(replace(column, note="reopened") for column in view.columns))
         idle.emit(ColumnsChanged(TRIP, told))
         await until(lambda: panel.note.text() == "reopened")

@@ -218,7 +218,7 @@ def test_the_same_token_again_keeps_the_sliders(inspector: Inspector, vocabulary
     moved = tab.dials.sampling
     inspector.show_spot(spot_of(run), vocabulary.bytes_of, can_choose=True)  # another node id each time
     assert tab.dials.sampling == moved  # until its drawing is there
-    spot = tab._spot
+    spot = inspector.token.spot
     assert spot is not None
     inspector.show_spot(spot, vocabulary.bytes_of, can_choose=True)
     assert tab.dials.sampling == moved
@@ -239,8 +239,7 @@ def test_a_row_of_a_large_vocabulary_is_quick_enough_for_a_slider(vocabulary: Vo
 
 
 def test_emoji_chinese_and_right_to_left_tokens_stand_in_the_bars(inspector: Inspector) -> None:
-    strange = Vocabulary()
-    strange._ids.clear()
+    strange = Vocabulary(())
     for word in ("说", " 🎨", " שלום", " مرحبا", "\u202e", "\x1b[31m", " Rome", "a" * 400):
         strange.id_of(word)
     run = drawn_run(strange, ROW, IN_FORCE)

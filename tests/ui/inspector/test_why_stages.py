@@ -60,7 +60,7 @@ def show(inspector: Inspector, vocabulary: Vocabulary, sampling: SamplingOptions
 
 
 def row_of_stage(tab: WhyTab, name: str) -> StageRow:
-    return next(row for row in tab.dials._all() if row.stage == name and not row.isHidden())
+    return next(row for row in tab.dials.findChildren(StageRow) if row.stage == name and not row.isHidden())
 
 
 def stages_of(run: TokenRun) -> dict[str, Stage]:
@@ -156,11 +156,11 @@ def test_a_stage_is_chosen_with_the_keyboard_and_stays_for_the_next_token(inspec
 def test_the_rows_stand_in_the_order_in_which_the_stages_acted(inspector: Inspector, vocabulary: Vocabulary) -> None:
     tab, _ = show(inspector, vocabulary, SamplingOptions(temperature=0.8, top_p=0.9, order=("min_p", "top_p", "temperature")))
     inspector.grab()  # lays it out
-    rows = sorted((row.y(), row.stage) for row in tab.dials._all() if not row.isHidden())
+    rows = sorted((row.y(), row.stage) for row in tab.dials.findChildren(StageRow) if not row.isHidden())
     assert [stage for _, stage in rows] == ["raw", "min_p", "top_p", "temperature", "draw"]
     show(inspector, vocabulary, SamplingOptions(temperature=0.8, top_p=0.9))
     inspector.grab()
-    rows = sorted((row.y(), row.stage) for row in tab.dials._all() if not row.isHidden())
+    rows = sorted((row.y(), row.stage) for row in tab.dials.findChildren(StageRow) if not row.isHidden())
     assert [stage for _, stage in rows][-4:] == ["top_p", "min_p", "typical", "draw"]
 
 

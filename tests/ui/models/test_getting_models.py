@@ -16,6 +16,7 @@ from tests.ui.fakes import FakeWorkbench
 from ui import Download, DownloadState, MainWindow
 from ui.models.page import ModelsPage
 from ui.settings import MODELS
+from ui.widgets.labels import ElidedLabel
 
 Play = Callable[[Scene], None]
 LEFT = Qt.MouseButton.LeftButton
@@ -53,7 +54,12 @@ def test_a_plan_is_shown_before_anything_is_fetched(in_window: Play, bench: Fake
         assert card.fit_words.text() == "fits with 8,192 tokens: about 2.2 GB of this machine's 8 GB, 5 GB free now"
         assert card.download_button.text() == "Download 251 MB"
         QTest.keyClick(card.files_button, Qt.Key.Key_Space)
-        assert [label.text() for label in card._files.findChildren(type(card.title))] == ["config.json", "model.safetensors"]
+        names = [
+            label.text()
+            for label in card.findChildren(ElidedLabel)
+            if label.isVisible() and label.text()[-4:] in ("json", "sors")
+        ]
+        assert names == ["config.json", "model.safetensors"]
         # another context: one that does not fit may be taken all the same
         bench.plan = replace(PLAN, fit=replace(FIT, context=32_768))
         place = card.context.findData(40_960)

@@ -84,13 +84,15 @@ def test_what_was_found_is_in_sight(qtbot: QtBot, show: Show, monkeypatch: pytes
     transcript.set_mode(mode)
     settle(qtbot, transcript)
     transcript.set_text_scale(1.2)
+    places: list[int | None] = []
+    transcript.found_changed.connect(lambda place, _total: places.append(place))
     # when words far away are looked for before anything is laid out
     transcript.look_for("word149")
     transcript.find_next(+1)
     settle(qtbot, transcript)
     # then they are in sight at the end of it, and selected
     pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
-    place = transcript._finder.place
+    place = places[-1]
     assert place is not None
     box = pane.page.boxes[place]
     top = box.top + box.body.top_of(149) - pane.verticalScrollBar().value()

@@ -112,7 +112,7 @@ def test_long_typed_text_is_cut_at_lines_and_comes_back_whole(qtbot: QtBot, show
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     body = transcript.read.page.boxes[0].body
-    assert len(body.layout._laid) > 2
+    assert len(body.layout) > 2
     transcript.read.select_all()
     assert transcript.read.selected_text == text.removesuffix("\n")
 
@@ -137,12 +137,12 @@ def test_only_the_last_stretch_of_a_stream_is_rendered_again(qtbot: QtBot, show:
     transcript.set_mode(Mode.READ)
     settle(qtbot, transcript)
     body = transcript.read.page.boxes[0].body
-    before = [laid.document for laid in body.layout._laid]
+    before = [body.layout.document(number) for number in range(len(body.layout))]
     # when more arrives
     transcript.append_tokens(2, pieces(ANSWER[half:]))
-    qtbot.waitUntil(lambda: len(body.layout._laid) > len(before), timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: len(body.layout) > len(before), timeout=PATIENCE_MS)
     # then what was finished is the same object
-    after = [laid.document for laid in body.layout._laid]
+    after = [body.layout.document(number) for number in range(len(body.layout))]
     assert [a is b for a, b in zip(before[:-1], after, strict=False)] == [True] * (len(before) - 1)
 
 
@@ -214,10 +214,12 @@ def test_a_link_is_only_reported_and_only_if_it_leads_to_the_web_or_to_mail(qtbo
 def test_a_block_of_code_can_be_copied(qtbot: QtBot, reading: TranscriptView) -> None:
     pane = reading.read
     box = pane.page.boxes[1]
-    inside = box.top + box.body.layout.tops()[3] + 20
-    QTest.mouseMove(pane.viewport(), pos=QPoint(pane.column()[0] + 30, inside))
+    code = box.body.code_at(box.body.top_of_stretch(3))
+    assert code is not None
+    corner = QPoint(pane.column()[0] + round(code[1].right()) - 16, box.top + round(code[1].top()) + 14)
+    QTest.mouseMove(pane.viewport(), pos=corner)
     with qtbot.waitSignal(reading.copy_requested) as said:
-        QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=pane._copy_rect().center().toPoint())
+        QTest.mouseClick(pane.viewport(), Qt.MouseButton.LeftButton, pos=corner)
     assert said.args == ["def f(x):\n\n    return x"]
 
 
@@ -347,4 +349,4 @@ def test_hostile_markdown_is_survived(qtbot: QtBot, show: Show, text: str) -> No
     settle(qtbot, transcript)
     box = transcript.read.page.boxes[0]
     assert box.body.height > 0
-    assert all(laid.height is not None for laid in box.body.layout._laid)
+    assert box.body.layout.done

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFontDatabase
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from runtime import Origin, TokenRun
@@ -106,9 +108,8 @@ def test_right_to_left_tokens_are_found_under_the_mouse(show: Show) -> None:
     for index in range(5):
         box = transcript.tokens.token_box(1, index)
         assert box is not None
-        found = transcript.tokens._token_at(box.center())
-        assert found is not None
-        assert found.token == index
+        QTest.mouseClick(transcript.tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
+        assert transcript.pinned == (1, index)
 
 
 def test_unscored_tokens_have_no_colour(show: Show) -> None:
