@@ -2,8 +2,9 @@
 
 `python -m benchmarks.children.window MODEL BACKEND TURNS PROMPT SECONDS LAPS`: real store, real engine, real window; a 5 ms
 timer ticks while nothing happens, while a session of so many turns opens, while a prompt of so many tokens prefills, while
-answers stream, and while the long session is exported as JSON. An answer is left for alternatives and for typed words: until
-the first token behind them. Its tokens are clicked: until the card is painted.
+answers stream, and while the long session is exported as JSON. An answer is left by the keys of a token's card, for
+alternatives and for typed words: from the last key until the first token behind them is painted. Tokens are clicked: until the
+card is painted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TICK_MS = 5
 AFTERWARDS_SECONDS = 0.3  # of an opened session: what follows from showing it is part of it
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.002
+KEY_SECONDS = 0.08  # between the keys of a person who types fast
 SENTENCE = "What happened next?"
 LEFT_AT = 16  # tokens of an answer, the header's among them
 SEED = 7  # of an answer that does not end before
@@ -79,11 +81,12 @@ class Ticks(QObject):
 
 
 class Painted(QObject):
-    """How many times a widget was painted."""
+    """How many times a widget was painted while `counts` held."""
 
-    def __init__(self, widget: QWidget) -> None:
+    def __init__(self, widget: QWidget, counts: Callable[[], bool] = lambda: True) -> None:
         super().__init__(widget)
         self.times = 0
+        self._counts = counts
         widget.installEventFilter(self)
 
     def since(self, times: int) -> bool:
@@ -91,7 +94,7 @@ class Painted(QObject):
         return self.times > times
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:  # noqa: N802  # Qt's name
-        self.times += event.type() == QEvent.Type.Paint
+        self.times += event.type() == QEvent.Type.Paint and self._counts()
         return False
 
 
@@ -156,28 +159,41 @@ class Scenes:
         await self._stop()
 
     async def _branches(self) -> None:
-        """An answer is left at one token, for each of its alternatives and for as many words, by turns."""
+        """An answer is left at one token by the keys of its card: for each alternative and for as many words, by turns."""
         await self._new_session()
-        shown, answers = self._window.controller.shown, self._window.controller.answers
+        shown = self._window.controller.shown
         assert shown is not None  # the new session
         await self._workbench.setup.set_option(shown.session_id, "seed", SEED)
-        answers.send(SENTENCE)
+        self._window.controller.answers.send(SENTENCE)
         await until(lambda: generated(self._last()) > LEFT_AT)
         await self._stop()
         left = self._last()
         assert left is not None  # there is an answer
         record = left.run.record(LEFT_AT)
-        others = [token for token in record.top_ids if token != record.token_id]
-        for token, word in zip(others, WORDS, strict=False):
-            await self._first_token("alternative", partial(answers.branch, left.node_id, LEFT_AT, token))
-            await self._first_token("typed", partial(answers.write, left.node_id, LEFT_AT, f" {word}", print))
+        numbers = [key for key, token in zip("123456789", record.top_ids, strict=False) if token != record.token_id]
+        for number, word in zip(numbers, WORDS, strict=False):
+            await self._first_token("alternative", left, number)
+            await self._first_token("typed", left, f"{word}\r")
 
-    async def _first_token(self, name: str, ask: Callable[[], None]) -> None:
-        before, start = self._last(), time.perf_counter()
-        ask()
-        await until(lambda: self._is_other(before))
+    async def _first_token(self, name: str, left: TurnView, keys: str) -> None:
+        """From the last of these keys, pressed at a token of `left`, to the token that follows it; then back to `left`."""
+        parts, tokens = self._window.parts, self._window.parts.transcript.tokens
+        painted = Painted(tokens.viewport(), lambda: self._is_other(left))
+        box = tokens.token_box(left.node_id, LEFT_AT)
+        assert box is not None  # it is no token of the header's
+        QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
+        await until(parts.pinned.isVisible)
+        for key in keys:
+            await asyncio.sleep(KEY_SECONDS)
+            start = time.perf_counter()
+            QTest.keyClicks(parts.pinned.field, key)
+        await until(lambda: painted.times)
         self.waits[name].append((time.perf_counter() - start) * 1000)
+        painted.deleteLater()
         await self._stop()
+        self._window.controller.tree.select(left.node_id)
+        await until(lambda: (last := self._last()) is not None and last.node_id == left.node_id)
+        await asyncio.sleep(KEY_SECONDS)
 
     async def _cards(self) -> None:
         """Tokens of the answer are clicked, one after the other; the press on the next one closes the card before."""
@@ -194,11 +210,11 @@ class Scenes:
             await until(partial(painted.since, before))
             self.waits["card"].append((time.perf_counter() - start) * 1000)
 
-    def _is_other(self, before: TurnView | None) -> bool:
-        """Whether another answer than before has a token of the model's behind those it was begun with."""
+    def _is_other(self, left: TurnView) -> bool:
+        """Whether another answer than `left` has a token of the model's behind those it was begun with."""
         last = self._last()
-        other = last is not None and before is not None and last.node_id != before.node_id
-        return other and last is not None and len(last.run) > LEFT_AT + 1 and last.run.origin[-1] == Origin.SAMPLED
+        other = last is not None and last.node_id != left.node_id
+        return other and last is not None and len(last.run) > LEFT_AT + 1 and bool(last.run.origin[-1] == Origin.SAMPLED)
 
     async def _answer(self, end: float) -> None:
         """One answer in a new session, whole or until the time is up."""

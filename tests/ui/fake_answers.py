@@ -99,6 +99,9 @@ class FakeAnswers(_Group):
         self._bench.change(session_id, turns[:at])
         await self._stream(session_id, start, beside=turns[at].variants, left=turns[-1].node_id)
 
+    async def tokenise(self, text: str) -> None:
+        self._bench.note("tokenise", text)
+
     async def suggest_title(self, session_id: int) -> str:
         self._bench.note("suggest_title", session_id)
         return "A boat in Lisbon"

@@ -110,6 +110,10 @@ class AnswersController(QObject):
         if shown is not None:
             self._showing.tasks.run(self._workbench.answers.write(shown.session_id, node_id, index, text), refused)
 
+    def tokenise(self, text: str) -> None:
+        """Prepares `write` for words that are being typed."""
+        self._showing.ask_latest("tokenise", lambda _session: self._workbench.answers.tokenise(text), in_silence)
+
     def answer_call(self, node_id: int, results: Sequence[str]) -> None:
         self._showing.ask(lambda session: self._workbench.answers.answer_call(session, node_id, results))
 

@@ -54,6 +54,9 @@ class AnswerCommands(Protocol):
     async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
         """Makes a sibling that has these words in the place of token `index` and what follows it, and streams on."""
 
+    async def tokenise(self, text: str) -> None:
+        """Prepares `write` for words that are being typed; they do not leave this machine."""
+
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn `node_id`."""
 

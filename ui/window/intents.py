@@ -406,6 +406,7 @@ class Intents(QObject):
         parts.transcript.words_begun.connect(card.begin_words)
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
+        card.text_typed.connect(controller.answers.tokenise)
         card.text_written.connect(self.write)
         card.preview_wanted.connect(parts.transcript.preview)
         card.columns_wanted.connect(self.find_columns_at)

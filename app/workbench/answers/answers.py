@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -27,7 +28,7 @@ from app.workbench.setup.beginning import AS_TEXT
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template, pick
 from app.workbench.tree.session import UNTITLED, WholeSession
 from app.workbench.windows import Windows
-from runtime import EngineDiedError, Finish, InvalidRequestError, RuntimeFault, TokenRun, clean_text, fresh_seed
+from runtime import EngineDiedError, Finish, InvalidRequestError, LanguageModel, RuntimeFault, TokenRun, clean_text, fresh_seed
 from storage import NewNode, NodeRow, StoreError
 from ui import Made, OnTransfer, Refusal, SessionBegun, SessionChanged, SessionsChanged, translate
 
@@ -70,6 +71,7 @@ class Answers:
         self._tokeniser = tokeniser
         self._vocabulary = vocabulary
         self._windows = windows
+        self._words: tuple[tuple[str, str], TokenRun] | None = None  # model fingerprint and text of those asked for last
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
@@ -80,7 +82,7 @@ class Answers:
         if replaces is not None and session.role_of(replaces) == "assistant":
             await self._edit_answer(session, replaces, text)
             return
-        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        text = _as_stored(text)
         if not text.strip():
             raise Refusal(translate("Workbench", "write a message first"))
         if replaces is not None and session.tree.opening(self._node(session, replaces)).role != "user":
@@ -107,7 +109,7 @@ class Answers:
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
         """The results of the calls in an answer, each as a tool's turn; then streams an answer to them."""
         session = await self._sessions.whole(session_id, node_id)
-        results = [clean_text(text).replace("\0", "\ufffd") for text in results]
+        results = [_as_stored(text) for text in results]
         if not results or not all(text.strip() for text in results):
             raise Refusal(translate("Workbench", "write the result first; for a call that failed, write its error"))
         node = self._node(session, node_id)
@@ -160,7 +162,7 @@ class Answers:
         session = await self._sessions.whole(session_id, node_id)
         check_has(self._supervisor.running, "branch")
         new = beside(session, node_id, index)
-        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        text = _as_stored(text)
         if not text:
             raise Refusal(translate("Workbench", "write what the answer should say from here on"))
         self._running.check_idle(session_id)
@@ -168,13 +170,20 @@ class Answers:
         try:
             check_tokens(model, session, session.tree.path(node_id))
             speaker = await self._adapters.speaker(session, model)
-            given = Given(await typed_run(model, text), speaker.numbers)
+            given = Given(await self._tokens_of(model, text), speaker.numbers)
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
         with self._running.claim(target.session) as answer:
             await self._running.settle(target.session)
             await self._go_on(answer, target.place(replace(new, text=text)), given)
+
+    async def tokenise(self, text: str) -> None:
+        """Looks up the tokens of words that `write` may be asked for next: the answer need not wait for them."""
+        model = self._supervisor.running
+        if model is not None and model.has("kv"):  # a server is not sent what was not sent
+            with suppress(RuntimeFault):  # writing them says why
+                await self._tokens_of(model, _as_stored(text))
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
@@ -297,7 +306,7 @@ class Answers:
         The words are on the disk first; they get their tokens at once where a model runs, else when one goes on from them.
         """
         opening = session.tree.opening(self._node(session, node_id))
-        text = clean_text(text).replace("\0", "\ufffd")  # as the store keeps it
+        text = _as_stored(text)
         if not text.strip():
             raise Refusal(translate("Workbench", "write what the answer should say; to get another one, regenerate it"))
         target = await self._copies.target(session)
@@ -367,6 +376,13 @@ class Answers:
 
     # ---- how ----------------------------------------------------------------------------------------------------------
 
+    async def _tokens_of(self, model: LanguageModel, text: str) -> TokenRun:
+        """The tokens of words that a person writes inside an answer."""
+        words = model.info.model_fingerprint, text
+        if self._words is None or self._words[0] != words:
+            self._words = words, await typed_run(model, text)
+        return self._words[1]
+
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
         """An answer that begins with tokens which are known already."""
         session = answer.session
@@ -420,6 +436,11 @@ class Answers:
         if node is None:
             raise Refusal(translate("Workbench", GONE))
         return node
+
+
+def _as_stored(text: str) -> str:
+    """A text that was typed, as the store keeps it."""
+    return clean_text(text).replace("\0", "\ufffd")
 
 
 def _scored(session: WholeSession) -> int:

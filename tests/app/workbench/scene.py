@@ -59,6 +59,7 @@ class Engine:
     starts: int = 0
     tell: Callable[[LoadProgress], None] | None = None  # how far the last start is
     prompts: list[list[int]] = field(default_factory=list)
+    tokenised: list[str] = field(default_factory=list)
     priorities: list[Priority] = field(default_factory=list)  # of what was scored
     drawn_as: list[Priority] = field(default_factory=list)  # of branches
 
@@ -84,6 +85,10 @@ class FrailModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+    async def tokenize_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self._engine.tokenised.append(text)
+        return await self.model.tokenize_async(text, add_special_tokens=add_special_tokens)
 
     async def score_run(
         self,

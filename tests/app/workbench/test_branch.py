@@ -116,6 +116,24 @@ def test_words_make_a_sibling_that_goes_on_from_them(play: Play) -> None:
     play(scene)
 
 
+def test_words_whose_tokens_were_looked_up_while_they_were_typed_are_not_tokenised_again(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        for text in (" two", " two words"):
+            await s.workbench.answers.tokenise(text)
+        before = list(s.engine.tokenised)
+        await s.workbench.answers.write(session_id, old.node_id, at, " two words")
+        assert s.engine.tokenised == before
+        written = words(" two words")
+        assert (await s.last(session_id)).run.ids[at : at + len(written)].tolist() == written
+        # other words are
+        await s.workbench.answers.write(session_id, old.node_id, at, " two")
+        assert s.engine.tokenised == [*before, " two"]
+
+    play(scene)
+
+
 def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Play) -> None:
     seen: list[str] = []
     made: list[tuple[int, TurnView]] = []

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 from runtime import Origin, TokenRun
 from tests.ui.transcript.conftest import Show
 from tests.ui.transcript.samples import drawing, run_of, session, turn, written
-from ui.theme.palette import DARK, LIGHT, Palette
+from ui.theme.palette import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette
 from ui.transcript import TranscriptView
 from ui.transcript.text.faces import Faces
 from ui.transcript.text.ink import Ink
@@ -78,6 +78,16 @@ def test_colours_are_those_of_the_ramp(show: Show) -> None:
             assert box is not None
             wanted = palette.surprise[step] or palette.window
             assert picture.pixelColor(box.center().x(), box.top() + 2) == QColor(wanted)
+
+
+def test_words_that_were_found_look_alike_on_every_colour(show: Show) -> None:
+    view = show(session(turn(1, "assistant", written("cat| cat=a| cat=b| cat=c| cat=d| cat=e| catnip=e"))))
+    view.look_for("cat")
+    for palette in (LIGHT, DARK, HIGH_LIGHT, HIGH_DARK):
+        view.set_palette_of(palette)
+        for index in range(1, 7):  # the first one is selected
+            colours = colours_of(view, 1, index)
+            assert {palette.bar_rest, palette.text} <= colours
 
 
 @pytest.mark.parametrize("bits", ["", "c", "e"])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby, product
 
 import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtGui import QAccessible
+from PySide6.QtGui import QAccessible, QColor, QImage, QPainter
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QMenu
+from PySide6.QtWidgets import QApplication, QMenu, QStyleOptionViewItem
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow, TreeRow
+from ui import Contrast, MainWindow, RowText, Scheme, TreeRow, apply_theme
 from ui.sidebar.branch_tree import NameBox
 from ui.transcript import Measure
-from ui.tree.rows import words_of
+from ui.tree.painting import RowDelegate
+from ui.tree.rows import TreeRows, words_of
 from ui.tree.view import TreeView
 
 Play = Callable[[Scene], None]
@@ -251,6 +253,26 @@ def test_the_words_of_a_row_are_coloured_as_in_the_conversation(in_window: Play,
         await until(lambda: view.rows.words(view.rows.all[2]) == words_of(run, Measure.RANK))
 
     in_window(scene)
+
+
+def test_words_that_were_found_look_alike_on_every_colour(qapp: QApplication, bench: FakeWorkbench) -> None:
+    texts = ["a", " cat", " cat", " cat", " cat", " cat", " catnip"]
+    run = bench.turn("assistant", texts, [0.1, 0.1, 1, 2, 4, 6, 9]).run
+    tree = TreeRow(1, 0, 1, -1, 0, 0, "assistant")
+    rows = TreeRows(qapp)
+    rows.take([tree], {tree.key: RowText(run, None)}, afresh=True)
+    rows.mark("cat")
+    for scheme, contrast in product((Scheme.LIGHT, Scheme.DARK), (Contrast.NORMAL, Contrast.HIGH)):
+        palette = apply_theme(qapp, scheme, contrast).palette
+        picture, option = QImage(420, 32, QImage.Format.Format_RGB32), QStyleOptionViewItem()
+        picture.fill(QColor(palette.window))
+        option.rect = picture.rect()
+        with QPainter(picture) as painter:
+            RowDelegate(rows, rows).paint(painter, option, rows.index(0))
+        middle = [picture.pixelColor(x, 7).name() for x in range(picture.width())]  # above the letters
+        assert [colour for colour, _ in groupby(middle)].count(palette.bar_rest) == 6
+        assert palette.surprise[-1] in middle  # the rest of the word keeps its own
+    apply_theme(qapp, Scheme.LIGHT, Contrast.NORMAL)
 
 
 def test_white_space_is_one_space_and_has_no_colour(bench: FakeWorkbench) -> None:

@@ -46,6 +46,7 @@ class PinnedCard(QWidget):
     """
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
+    text_typed = Signal(str)  # the words that will stand there, if they are written
     text_written = Signal(int, int, str)  # node id, index, the words that stand there instead
     preview_wanted = Signal(int, int, int)
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
@@ -399,6 +400,7 @@ class PinnedCard(QWidget):
         spot, tokens = self._spot, self._transcript.tokens
         if spot is not None and self.typed and self._can_choose:
             tokens.set_ghost(typed_ghost(spot.node_id, spot.index, self.typed))
+            self.text_typed.emit(self.typed)
         elif tokens.ghost is not None and tokens.ghost.token_id == TYPED:
             tokens.set_ghost(None)
 

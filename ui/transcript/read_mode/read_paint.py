@@ -97,6 +97,7 @@ def _hits(document: QTextDocument, words: QRegularExpression, ink: Ink) -> Itera
         hit = QAbstractTextDocumentLayout.Selection()
         hit.cursor, hit.format = cursor, QTextCharFormat()
         hit.format.setBackground(ink.hit)
+        hit.format.setForeground(ink.text)
         hit.format.setFontUnderline(True)
         hit.format.setUnderlineColor(ink.accent)
         yield hit

@@ -31,7 +31,7 @@ class Ink:
     accent: QColor = field(init=False)
     disk: QColor = field(init=False)
     selection: QColor = field(init=False)
-    hit: QColor = field(init=False)  # the ground of words that were looked for
+    hit: QColor = field(init=False)  # the ground of words that were looked for: in place of colours, on which no accent is seen
     steps: tuple[QBrush | None, ...] = field(init=False)
     strongest: int | None = field(init=False)  # the step whose text has a colour of its own
     stamps: Stamps = field(init=False)
@@ -46,12 +46,10 @@ class Ink:
         p = self.palette
         for name in ("window", "text", "soft", "faint", "hairline", "accent", "disk"):
             object.__setattr__(self, name, QColor(getattr(p, name)))
+        object.__setattr__(self, "hit", QColor(p.bar_rest))
         selection = QColor(p.accent)
         selection.setAlphaF(0.26)
         object.__setattr__(self, "selection", selection)
-        hit = QColor(p.accent)
-        hit.setAlphaF(0.14)
-        object.__setattr__(self, "hit", hit)
         ramp = p.difference if self.diverging else p.surprise
         object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
         object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
+from PySide6.QtCore import QLineF, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QPainter, QRegion
 
 from ui.transcript.path import Turn
@@ -16,7 +16,7 @@ from ui.transcript.text.shape import ShapedLine, Span
 from ui.transcript.text.wrap import LineTable
 
 _KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
-_HIT_LINE_PX = 1.5
+_HIT_LINE_PX = 2
 _PADDING = 1.5  # above and below the glyphs
 
 
@@ -183,17 +183,18 @@ class TokensBody:
         ratio = painter.device().devicePixelRatio()
         stamps = ink.stamps if self._turn.is_answer else ink.own_stamps
         stamps.draw(painter, ((span.x0, span.x1, span.step) for span in shaped.spans if span.step), y, height, ratio)
+        hits = QRegion()
         for first, last in self._hits_on(shaped):
             for left, right in shaped.ranges(first, last):
-                painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.hit)
-                painter.fillRect(
-                    QRectF(left, top + self._faces.pitch - 2 - _HIT_LINE_PX, right - left, _HIT_LINE_PX), ink.accent
-                )
+                ground = QRect(round(left), round(top) + 1, round(right) - round(left), round(self._faces.pitch) - 2)
+                painter.fillRect(ground, ink.hit)
+                painter.fillRect(ground.adjusted(0, ground.height() - _HIT_LINE_PX, 0, 0), ink.accent)
+                hits += ground
         if self.selection is not None:
             for left, right in shaped.ranges(*self.selection):
                 painter.fillRect(QRectF(left, top + 1, right - left, self._faces.pitch - 2), ink.selection)
         baseline = top + self._faces.lead + self._faces.ascent
-        self._paint_glyphs(painter, ink, shaped, top, baseline)
+        self._paint_glyphs(painter, ink, shaped, top, baseline, hits)
 
     def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[Place, Place]]:
         """The words looked for that touch a line."""
@@ -203,7 +204,9 @@ class TokensBody:
         first = bisect_left(self.hits, held[0], key=lambda hit: hit[1].token)
         return self.hits[first : bisect_right(self.hits, held[-1], key=lambda hit: hit[0].token)]
 
-    def _paint_glyphs(self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float) -> None:
+    def _paint_glyphs(
+        self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float, hits: QRegion
+    ) -> None:
         """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
         pitch, strongest = self._faces.pitch, ink.strongest if self._turn.is_answer or ink.own == 1 else None
         rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
@@ -216,6 +219,7 @@ class TokensBody:
                     on_strongest += part
                 else:
                     template += part
+        on_strongest -= hits  # they have a ground of their own
         at = QPointF(0, baseline - shaped.line.ascent())
         if on_strongest.isEmpty() and template.isEmpty():
             painter.setPen(ink.text)
