@@ -1,4 +1,4 @@
-"""Numbers of this machine against stored float32 answers, and against themselves: cached, batched, restored, scored."""
+"""Numbers of this machine against stored float32 answers, and against themselves: cached, batched, restored, scored, drawn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ import numpy as np
 from app.doctor.bare import bare_logprobs
 from app.doctor.finding import Finding, held
 from app.doctor.reference import SMOLLM2, Float32, Reference, references, write_reference
-from runtime import LanguageModel, ModelMissingError, RuntimeFault, list_models, load
+from runtime import (
+    GenerationOptions,
+    LanguageModel,
+    ModelMissingError,
+    RuntimeFault,
+    SamplingOptions,
+    list_models,
+    load,
+)
 
 BAR: Final = 1e-4  # nats, as docs/tolerances.md has them; where sums are of another order it is calibrated
 CALIBRATED: Final = 2.0  # times what the bare library is off there
 WIDEST: Final = 1e-3
+DRAWN: Final = 6  # tokens
+GREEDY: Final = SamplingOptions(temperature=0.0)
 LAYER_BAR: Final = 1e-2  # above it a layer is named as the one that departs
 ADVICE: Final = "do not trust this model's numbers on this backend; report it with this table"
 
@@ -69,6 +79,9 @@ def _compared(name: str, model: LanguageModel, folder: Path, reference: Referenc
     after = {answer.position + 1: row for answer, row in zip(answers, plain, strict=True) if answer.position + 1 < len(text)}
     scored = [np.append(run.top_logprobs[at], run.logprob[at]) for at in after]
     alone = [row[np.append(run.top_ids[at], text[at])] for at, row in after.items()]
+    drawn = list(model.generate_sync(text, GenerationOptions(max_tokens=DRAWN, sampling=GREEDY, ignore_eos=True)))  # as there
+    path = [*text, *(record.token_id for record in drawn)]
+    rows = [model.next_token_logprobs_sync(path[:at]) for at in range(len(text), len(path))]
     stored = [np.array(answer.logprobs, np.float32) for answer in answers]
     found = {
         "reference": _apart([row[answer.ids] for row, answer in zip(plain, answers, strict=True)], stored),
@@ -76,6 +89,10 @@ def _compared(name: str, model: LanguageModel, folder: Path, reference: Referenc
         "batched from alone": _apart(batched, cached),
         "restored from fresh": _apart([restored], cached[-1:]),
         "scored from alone": _apart(scored, alone),
+        "drawn from alone": _apart(
+            [np.array(record.top_logprobs, np.float32) for record in drawn],
+            [row[list(record.top_ids)] for row, record in zip(rows, drawn, strict=True)],
+        ),
     }
     worst, bar = max(found.values()), BAR
     if BAR < worst <= WIDEST:

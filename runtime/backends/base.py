@@ -19,7 +19,7 @@ from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
-from runtime.numerics.ranking import Ranked
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.records import Scores
 
 Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
@@ -76,19 +76,8 @@ class DeviceLogits(Protocol):
     ]:
         """Some rows ``(len(chosen), vocab)``, and as columns of them what `runtime.numerics.scoring.normalisers` says."""
 
-    def ranked(
-        self, width: int, temperatures: npt.NDArray[np.float64] | None
-    ) -> tuple[list[Ranked], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """The distributions of all rows, computed on the device: of each about `width` of the likeliest cross.
-
-        Args:
-            width: How many; fewer where the last ones are equals, whose order is not known.
-            temperatures: ``(n,)``, for each row the one at which draws will ask for the weight of all of it; None: for none.
-
-        Returns:
-            The rows, each of which crosses when more of it is asked for; their normalisers ``(n,)``; and which rows held
-            numbers only: the others' distributions mean nothing.
-        """
+    def ranked(self, request: RankRequest) -> RankedRows:
+        """The distributions of all rows, computed on the device: of each about `request.width` of the likeliest cross."""
 
 
 class Backend(Protocol):
@@ -199,11 +188,20 @@ class Backend(Protocol):
             once, before a pack is touched. Either half may raise as `forward` does; then every pack is as it was.
         """
 
-    def prepare(self, parts: Sequence[Part]) -> Callable[[npt.NDArray[np.int64]], Callable[[], npt.NDArray[np.float32]]] | None:
+    def begin_ranked(self, parts: Sequence[Part], request: RankRequest) -> Callable[[], RankedRows]:
+        """`begin` for a backend that says `on_device`: the logits stay there, ranked by the same wait."""
+
+    def prepare(
+        self, parts: Sequence[Part], request: RankRequest | None = None
+    ) -> Callable[[npt.NDArray[np.int64]], Callable[[], Any]] | None:
         """What a `begin` needs to do before it needs the tokens; the packs stay as they are.
 
+        Args:
+            parts: Of the forward.
+            request: Of a `begin_ranked`; None: for a `begin`.
+
         Returns:
-            The rest of `begin`, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
+            The rest of either, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
             None: nothing of it can be done before.
         """
 

@@ -26,6 +26,7 @@ from runtime.backends.packs.tree import ROOT, Bool, Int64
 from runtime.backends.stored import Stored
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.model_folder import ModelFolder
+from runtime.numerics.ranking import RankRequest
 from runtime.options.load import LoadOptions
 
 TEMPLATE = CHATML
@@ -143,7 +144,12 @@ class FakeBackend(PackedBackend[FakePack]):
         logits = compute()
         return lambda: logits
 
-    def ready(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[Int64], Callable[[], Float32]] | None:
+    def ready(
+        self,
+        packs: Sequence[FakePack],
+        steps: Sequence[Step],
+        request: RankRequest | None,  # noqa: ARG002  # its logits are on the host
+    ) -> Callable[[Int64], Callable[[], Float32]] | None:
         if not self.overlaps:
             return None
         ends = np.cumsum([len(step.tokens) for step in steps])[:-1]

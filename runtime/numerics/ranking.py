@@ -202,6 +202,36 @@ class Ranked:
         return int(np.count_nonzero(self.row > value))
 
 
+class RankRequest(NamedTuple):
+    """What is asked of rows that are ranked where they were computed.
+
+    Attributes:
+        width: How many of the likeliest; fewer come where the last ones are equals, whose order is not known.
+        temperatures: For each row the one at which draws will ask for the weight of all of it; 1 where they will not.
+    """
+
+    width: int
+    temperatures: tuple[float, ...]
+
+
+class RankedRows(NamedTuple):
+    """Rows that were ranked where they were computed; one crosses when more of it is asked for.
+
+    Attributes:
+        rows: n of them.
+        shift: ``(n,)`` their normalisers.
+        finite: ``(n,)`` which held numbers only; what is said of the others means nothing.
+    """
+
+    rows: list[Ranked]
+    shift: Row
+    finite: npt.NDArray[np.bool_]
+
+    def part(self, rows: slice) -> RankedRows:
+        """Some of them."""
+        return RankedRows(self.rows[rows], self.shift[rows], self.finite[rows])
+
+
 def ranked_rows(
     rows: Row,
     mass: Numbers,

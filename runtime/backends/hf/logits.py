@@ -44,11 +44,17 @@ class TorchLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed(torch.cat([_numbers(self._logits[places[b]].float(), own_ids[b], width) for b in blocks]))
 
-    def _heads(self, colder: Float32 | None, width: int) -> Float32:
+    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
         with self._computing():
             by = None if colder is None else to_device(colder, self._logits.device)
             parts = [_heads(self._logits[b].float(), None if by is None else by[b], width) for b in self._blocks(len(self))]
-            return _crossed(torch.cat(parts))
+            heads = torch.cat(parts)
+
+        def wait() -> Float32:
+            with self._computing():
+                return _crossed(heads)
+
+        return wait
 
 
 def _crossed(numbers: torch.Tensor) -> Float32:

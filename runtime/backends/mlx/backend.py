@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -55,10 +55,12 @@ from runtime.errors import ForkedError, MemoryBudgetError, UnsupportedFeatureErr
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
 from runtime.loading.rope import rope_tables, with_other_table
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.options.load import LoadOptions
 
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
+T = TypeVar("T")
 SLOW_SECONDS = 5.0  # that a forward may take, beyond which it is to be seen to go on
 
 
@@ -212,9 +214,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             self.count(n)
             self._slow = self._takes_long(n)
             logits, state = self._forward(pack, step, rows=False)
-            mx.eval(logits, pack.arrays(), [a for a in state or () if a is not None])
-            self._last = n, time.monotonic() - started
-            return self._fetched(pack, logits), state
+        due = [*logits, *(a for a in state or () if a is not None)]
+        return self._awaited([pack], due, n, started, lambda: self._on_host(logits)), state
 
     def _takes_long(self, tokens: int) -> bool:
         """Whether a forward of so many tokens may, be its time the same as the last one's or in proportion to the tokens."""
@@ -236,14 +237,26 @@ class MlxBackend(PackedBackend[MlxPack]):
                 self.count(n)
                 logits = self._forward_together(packs, steps)
                 mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-                return lambda: self._awaited(packs, logits, n, started)
+                return lambda: self._awaited(packs, logits, n, started, lambda: self._on_host(logits))
             for part, rows in self._parts(steps[0]):
                 self.count(len(part.tokens))
                 logits += self._forward(packs[0], part, rows=rows)[0]
                 mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # the same
-        return lambda: self._awaited(packs, logits, n, started)
+        return lambda: self._awaited(packs, logits, n, started, lambda: self._on_host(logits))
 
-    def ready(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[Int64], Callable[[], Float32]] | None:
+    def launch_ranked(self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest) -> Callable[[], RankedRows]:
+        started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
+        self._slow = self._takes_long(n)
+        with _memory():
+            self.count(n)
+            staying = self._staying(packs, steps)
+            ranked = staying.begin_ranked(request)
+            mx.async_eval(staying.due, _arrays(packs))  # type: ignore[no-untyped-call]  # the same
+        return lambda: self._awaited(packs, staying.due, n, started, ranked)
+
+    def ready(
+        self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
+    ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """The graph of a forward, whose tokens are put into its input when they are known."""
         together = self._goes_together(steps)
         (part, rows), *more = [(steps[0], False)] if together else self._parts(steps[0])
@@ -251,22 +264,28 @@ class MlxBackend(PackedBackend[MlxPack]):
         if more or self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
             return None  # parts are evaluated one by one: each would copy what the next one writes to
         blank, self._slow = Blank(n), False
+        answer: Callable[[], Float32 | RankedRows]
         with _memory(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
-            if together:
-                logits = self._forward_together(packs, steps, tokens=blank.array)
+            if request is not None:
+                staying = self._staying(packs, steps, blank.array)
+                answer, due = staying.begin_ranked(request), staying.due
+            elif together:
+                due = self._forward_together(packs, steps, tokens=blank.array)
             else:
-                logits = self._forward(packs[0], part, rows=rows, tokens=blank.array)[0]
+                due = self._forward(packs[0], part, rows=rows, tokens=blank.array)[0]
+            if request is None:
+                answer = partial(self._on_host, due)
 
-        def launch(tokens: Int64) -> Callable[[], Float32]:
+        def launch(tokens: Int64) -> Callable[[], Float32 | RankedRows]:
             started = time.monotonic()
             self.count(blank.size)
             blank.fill(tokens)
             with _memory():
                 for pack, buffers in zip(packs, built, strict=True):
                     pack.adopt(buffers)
-                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited(packs, logits, blank.size, started)
+                mx.async_eval(due, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            return lambda: self._awaited(packs, due, blank.size, started, answer)
 
         return launch
 
@@ -275,15 +294,16 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = self._takes_long(n)
         with _memory():
             self.count(n)
-            if self._goes_together(steps):
-                found = self._forward_together(packs, steps)
-            else:
-                found = self._forward(packs[0], steps[0], rows=False)[0]
-            (logits,) = found or [mx.zeros((0, self._vocabulary))]
-            mx.eval(logits, _arrays(packs))
-            self._last = n, time.monotonic() - started
-            if not self.shapes:
-                self._learn(packs[0])
+            staying = self._staying(packs, steps)
+        return self._awaited(packs, staying.due, n, started, lambda: staying)
+
+    def _staying(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
+        """The graph of a forward whose logits stay; nothing evaluated."""
+        if self._goes_together(steps):
+            found = self._forward_together(packs, steps, tokens)
+        else:
+            found = self._forward(packs[0], steps[0], rows=False, tokens=tokens)[0]
+        (logits,) = found or [mx.zeros((0, self._vocabulary))]
         return MlxLogits(logits, _memory)
 
     def _goes_together(self, steps: Sequence[Step]) -> bool:
@@ -320,15 +340,16 @@ class MlxBackend(PackedBackend[MlxPack]):
         """The calls of the model that a step takes, and whether each one's tokens are rows."""
         return [(step, False)] if step.mask is None else list(parts_of(step))
 
-    def _awaited(self, packs: Sequence[MlxPack], logits: Sequence[mx.array], n: int, started: float) -> Float32:
+    def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
+        """Waits for a forward, and then for what is made of it."""
         with _memory():
-            mx.eval(logits, _arrays(packs))
+            mx.eval(due, _arrays(packs))
             self._last = n, time.monotonic() - started
-            return self._fetched(packs[0], logits)
+            if not self.shapes:
+                self._learn(packs[0])
+            return answer()
 
-    def _fetched(self, pack: MlxPack, logits: Sequence[mx.array]) -> Float32:
-        if not self.shapes:
-            self._learn(pack)
+    def _on_host(self, logits: Sequence[mx.array]) -> Float32:
         arrays = [np.array(part) for part in logits]
         if len(arrays) == 1:
             return arrays[0]
@@ -354,9 +375,8 @@ class MlxBackend(PackedBackend[MlxPack]):
                 states = pack.get_states(rows)
                 pack.put_states([None])
             answer = [logits] if len(bucket.want) else []
-            mx.eval(answer, pack.arrays(), [a for state in states for a in state or () if a is not None])
-            self._last = bucket.tokens.size, time.monotonic() - started
-            return self._fetched(pack, answer), states
+        due = [*answer, *(a for state in states for a in state or () if a is not None)]
+        return self._awaited([pack], due, bucket.tokens.size, started, lambda: self._on_host(answer)), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from runtime.backends.packs.logits import Int64, StayingLogits
-from runtime.numerics.scoring import score_logits
+from runtime.numerics.ranking import RankRequest
+from runtime.numerics.scoring import heated_masses, normalisers, score_logits
 from runtime.records import Float32
 
 PART = 64  # entries of a row whose largest stands for them: sorting is what a GPU does worst
@@ -22,13 +23,14 @@ class MlxLogits(StayingLogits):
     """Raw logits of a forward. Owner thread only.
 
     Args:
-        logits: ``(n, vocab) float32``, evaluated.
+        logits: ``(n, vocab) float32``; evaluated, or about to be with what is `due`.
         computing: The context in which MLX is called: out of memory as our error.
     """
 
     def __init__(self, logits: mx.array, computing: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(*logits.shape)
         self._logits, self._computing = logits, computing
+        self.due = [logits]  # what `begin_ranked` waits for, to be evaluated with the forward
 
     def rows(self, chosen: Int64) -> Float32:
         with self._computing():
@@ -49,25 +51,38 @@ class MlxLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed([_numbers(self._chosen(chosen[b]), own_ids[b], width) for b in blocks])
 
-    def _heads(self, colder: Float32 | None, width: int) -> Float32:
+    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
         with self._computing():
             by = None if colder is None else mx.array(colder)
-            return _crossed([_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))])
+            parts = [_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))]
+            self.due += parts[:1]  # together they would need memory for all
+
+        def wait() -> Float32:
+            with self._computing():
+                return _crossed(parts)
+
+        return wait
 
 
 @cache
 def as_on_host(vocab: int) -> bool:
-    """Whether this device's kernels give the scores that the host gives, tried on three rows."""
+    """Whether this device's kernels give the scores and the order that the host gives, tried on three rows."""
     raw = (np.round(np.random.default_rng(0).normal(0, 32, (3, vocab))) / 8).astype(np.float32)  # many equals, none nearly so
     chosen, targets, k = np.arange(3), np.array([0, vocab // 2, vocab - 1], np.int32), min(10, vocab)
-    own, host = MlxLogits(mx.array(raw), nullcontext).score(chosen, targets, k)[0], score_logits(raw, targets, k)[0]
+    logits, hot = MlxLogits(mx.array(raw), nullcontext), np.full(3, 0.7)
+    own, host = logits.score(chosen, targets, k)[0], score_logits(raw, targets, k)[0]
+    ranked = logits.ranked(RankRequest(k, tuple(hot)))
     same = np.array_equal(own.top_ids, host.top_ids) and np.array_equal(own.rank, host.rank)
-    numbers = ("logprob", "entropy", "top_logprobs")
-    return same and all(np.allclose(getattr(own, name), getattr(host, name), rtol=0, atol=ALIKE) for name in numbers)
+    same &= all(np.array_equal(row.ids, ids[: len(row.ids)]) for row, ids in zip(ranked.rows, host.top_ids, strict=True))
+    tops, log_totals, _, _ = normalisers(raw)
+    heated = np.array([row.heated[1] for row in ranked.rows if row.heated is not None])
+    pairs = [(getattr(own, name), getattr(host, name)) for name in ("logprob", "entropy", "top_logprobs")]
+    pairs += [(ranked.shift, tops + log_totals), (np.log(heated), np.log(heated_masses(raw, tops, hot)))]
+    return same and all(np.allclose(mine, theirs, rtol=0, atol=ALIKE) for mine, theirs in pairs)
 
 
 def _crossed(parts: list[mx.array]) -> Float32:
-    """On the host, worked out one after the other: together they would need memory for all."""
+    """On the host, worked out one after the other."""
     for part in parts:
         mx.eval(part)
     return np.concatenate([np.array(part) for part in parts]).view(np.float32)

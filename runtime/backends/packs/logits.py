@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.ranking import Ranked, likeliest
-from runtime.numerics.scoring import empty_scores
+from runtime.numerics.ranking import Ranked, RankedRows, RankRequest, likeliest
+from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
@@ -48,8 +49,8 @@ class StayingLogits(ABC):
         """``(len(chosen), 3 + 2 * width)``: log-probability, entropy, rank of the targets; the likeliest and their ids."""
 
     @abstractmethod
-    def _heads(self, colder: Float32 | None, width: int) -> Float32:
-        """``(n, 5 + 2 * width)``: top, sum, its logarithm, entropy, heated mass; the likeliest and their ids.
+    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
+        """``(n, 5 + 2 * width)``, to be waited for: top, sum, its logarithm, entropy, heated mass; the likeliest, their ids.
 
         Args:
             colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
@@ -80,12 +81,20 @@ class StayingLogits(ABC):
         scores.covered_mass[:] = np.minimum(covered, 1.0)
         return scores, np.isfinite(scores.entropy)
 
-    def ranked(self, width: int, temperatures: npt.NDArray[np.float64] | None) -> tuple[list[Ranked], Float32, Bool]:
+    def ranked(self, request: RankRequest) -> RankedRows:
         """As `runtime.scheduler.prefill.distributions.normalise`, of all rows."""
-        n, vocab = self._n, self._vocab
-        fetched = min(width + 1, vocab)  # one more: of equals at the border it is not known which come first
+        return self.begin_ranked(request)()
+
+    def begin_ranked(self, request: RankRequest) -> Callable[[], RankedRows]:
+        """`ranked`, to be waited for."""
+        fetched = min(request.width + 1, self._vocab)  # one more: of equals at the border it is not known which come first
+        temperatures = asked_temperatures(request.temperatures)
         colder = None if temperatures is None else (1.0 / temperatures).astype(np.float32)[:, None]
-        crossed = self._heads(colder, fetched)
+        waiting = self._begin_heads(colder, fetched)
+        return lambda: self._ranked(waiting(), temperatures, whole=fetched == self._vocab)
+
+    def _ranked(self, crossed: Float32, temperatures: npt.NDArray[np.float64] | None, *, whole: bool) -> RankedRows:
+        n = self._n
         top, total, log_total, entropy, heated = crossed[:, :5].T
         values, ids = np.split(crossed[:, 5:], 2, axis=1)
         finite = np.isfinite(entropy)
@@ -97,11 +106,11 @@ class StayingLogits(ABC):
                 float(mass[i]),
                 float(entropy[i]) if finite[i] else None,
                 heated=hot[i],
-                head=_head(values[i], ids[i].view(np.int32), whole=fetched == vocab),
+                head=_head(values[i], ids[i].view(np.int32), whole=whole),
             )
             for i in range(n)
         ]
-        return ranked, top + log_total, finite
+        return RankedRows(ranked, top + log_total, finite)
 
     def _logprobs(self, i: int, top: np.float32, log_total: np.float32) -> Float32:
         """One row, to the bit as it was ranked."""

@@ -47,6 +47,7 @@ from runtime.backends.packs.tree import ROOT, Bool, Int64, SlotTree, Undo, count
 from runtime.backends.stored import Shape, StateShapes
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.options.load import BATCH_ROWS, CHUNK_TOKENS
 
 GROWTH = 32  # slots
@@ -80,6 +81,7 @@ class WorkingPack:
 
 
 P = TypeVar("P", bound=WorkingPack)
+T = TypeVar("T")
 
 
 class PackedBackend(ABC, Generic[P]):
@@ -238,10 +240,11 @@ class PackedBackend(ABC, Generic[P]):
         self,
         packs: Sequence[P],  # noqa: ARG002  # for libraries that can
         steps: Sequence[Step],  # noqa: ARG002  # the same
-    ) -> Callable[[Int64], Callable[[], Float32]] | None:
-        """`launch` as far as it goes without tokens: called with them, it does the rest. The packs' buffers stay as they are.
+        request: RankRequest | None,  # noqa: ARG002  # the same
+    ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
+        """`launch`, or `launch_ranked`, as far as it goes without tokens: called with them, it does the rest.
 
-        None where nothing of it can be done before, as in most libraries.
+        The packs' buffers stay as they are. None where nothing of it can be done before, as in most libraries.
         """
         return None
 
@@ -261,6 +264,10 @@ class PackedBackend(ABC, Generic[P]):
     ) -> DeviceLogits:
         """`launch` whose logits stay; for libraries that say `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
+
+    def launch_ranked(self, packs: Sequence[P], steps: Sequence[Step], request: RankRequest) -> Callable[[], RankedRows]:
+        """`launch` whose logits stay, ranked."""
+        return partial(self.launch_on_device(packs, steps).ranked, request)
 
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
@@ -302,19 +309,28 @@ class PackedBackend(ABC, Generic[P]):
             _undo(undos)
             raise
 
-    def prepare(self, parts: Sequence[Part]) -> Callable[[Int64], Callable[[], Float32]] | None:
+    def begin_ranked(self, parts: Sequence[Part], request: RankRequest) -> Callable[[], RankedRows]:
+        """One forward, begun, whose logits stay; see `runtime.backends.base.Backend.begin_ranked`."""
+        undos: list[tuple[P, Undo]] = []
+        try:
+            return partial(_awaited, self.launch_ranked(*self._appended(parts, undos), request), undos)
+        except BaseException:
+            _undo(undos)
+            raise
+
+    def prepare(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[Int64], Callable[[], Any]] | None:
         """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps = self._appended(parts, undos)
             apart = self.chained and (self.recurrent or not packs[0].tree.linear)
-            launch = None if apart else self.ready(packs, steps)
+            launch = None if apart else self.ready(packs, steps, request)
         finally:
             _undo(undos)
         if launch is None:
             return None
 
-        def begin(tokens: Int64) -> Callable[[], Float32]:
+        def begin(tokens: Int64) -> Callable[[], Any]:
             self._check_ids(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
             try:
@@ -619,7 +635,7 @@ def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
             del pack.states[slot]
 
 
-def _awaited(waiting: Callable[[], Float32], undos: Sequence[tuple[WorkingPack, Undo]]) -> Float32:
+def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]) -> T:
     try:
         return waiting()
     except BaseException:

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime.aio import together
 from runtime.errors import MemoryBudgetError
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
@@ -25,12 +26,13 @@ from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import (
+    Answer,
     NoRoomError,
     PartialForward,
     SharedFetch,
     begin,
     forward,
-    forward_on_device,
+    forward_ranked,
     prepare,
 )
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -267,11 +269,20 @@ class Decoding:
         drawn.append(batch.draw(after, self.rows))
 
     def _computed(self, batch: DecodeBatch) -> Distributions:
-        """The batch's forward; its rows stay on the device where draws and records need the likeliest entries alone."""
-        if not self._cache.backend.on_device or any(row.stream.reads_rows for row in batch.rows):
-            return normalise(forward(batch.parts), entropy=True, temperatures=batch.temperatures)
-        width = max(HEAD, *(row.job.options.top_k for row in batch.rows))
-        return on_device(forward_on_device(batch.parts), width, batch.temperatures)
+        request = self._request(batch.rows, batch.temperatures)
+        got = forward(batch.parts) if request is None else forward_ranked(batch.parts, request)
+        return self._after(batch, got)
+
+    def _request(self, rows: Sequence[Row], temperatures: Sequence[float]) -> RankRequest | None:
+        """What crosses of rows that stay on the device; None: they do not, or some draw or record reads the whole row."""
+        if not self._cache.backend.on_device or any(row.stream.reads_rows for row in rows):
+            return None
+        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(temperatures))
+
+    def _after(self, batch: DecodeBatch, got: Answer) -> Distributions:
+        if isinstance(got, RankedRows):
+            return on_device(got)
+        return normalise(got, entropy=True, temperatures=batch.temperatures)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
         """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""
@@ -330,7 +341,7 @@ class Decoding:
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(chosen)
-            fetch = begin(batch.parts)
+            fetch = begin(batch.parts, self._request(batch.rows, batch.temperatures))
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             for row in chosen:
                 row.workspace.unprepare()
@@ -345,17 +356,18 @@ class Decoding:
         """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""
         if len(batch.rows) != batch.size:
             return
-        parts, start = [], 0
+        parts, going, start = [], list[Row](), 0
         for part, base in zip(batch.parts, batch.bases, strict=True):
             rows = batch.rows[start : start + len(part.tokens)]
             start += len(rows)
             further = [(row.prefill.tag, base + i) for i, row in enumerate(rows) if row.stream.left > 1]
+            going += [row for row in rows if row.stream.left > 1]
             if further:
                 tags, parents = zip(*further, strict=True)
                 parts.append(PartialForward(part.workspace, tags, parents, range(len(tags))))
         if parts:
             try:
-                prepare(parts)
+                prepare(parts, self._request(going, temperatures(going, range(len(going)), len(going))))
             except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
                 return
 
@@ -369,7 +381,7 @@ class Decoding:
         lost = {part.workspace for part in batch.parts if part.workspace.collect() is None}
         if fetch.logits is None:
             return []
-        after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
+        after = self._after(batch, fetch.logits)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
                 newest = part.workspace.size == base + len(part.tokens)  # else it was looked at before others' were pushed

@@ -16,6 +16,7 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.trie import Lease, Node
 from runtime.trie.tree import common_prefix
 
@@ -166,7 +167,8 @@ class SlotPaths:
 
 
 Slots = npt.NDArray[np.int64]
-Fetch = Callable[[], npt.NDArray[np.float32]]  # waits for the logits
+Answer = npt.NDArray[np.float32] | RankedRows  # raw logits ``(rows, vocab)``, or rows that stay on the device
+Fetch = Callable[[], Answer]  # waits for it
 
 
 @dataclass(slots=True)
@@ -176,7 +178,14 @@ class Inflight:
     base: int  # the number of its first slot
     count: int
     fetch: Fetch | None  # None: it is settled
-    logits: npt.NDArray[np.float32] | None = None  # None: not settled, or it failed
+    logits: Answer | None = None  # None: not settled, or it failed
+
+    @property
+    def finite(self) -> bool:
+        """Whether they are numbers."""
+        assert self.logits is not None
+        rows = self.logits.finite if isinstance(self.logits, RankedRows) else np.isfinite(self.logits)
+        return bool(rows.all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +205,12 @@ class Prepared:
     workspaces: Sequence[Workspace]
     parents: Sequence[Slots]  # the packs' own slots
     tags: Sequence[Slots]  # of the tokens: the adapters that they will be computed under
+    request: RankRequest | None
     begin: Callable[[Slots], Fetch] | None
 
-    def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part]) -> bool:
+    def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part], request: RankRequest | None) -> bool:
         """Whether it is what these parts need."""
-        if self.begin is None or [part.workspace for part in parts] != list(self.workspaces):
+        if self.begin is None or self.request != request or [part.workspace for part in parts] != list(self.workspaces):
             return False
         tags = (np.array(part.tokens, np.int64) - array.tokens for part, array in zip(parts, arrays, strict=True))
         parents = (array.parents for array in arrays)
@@ -216,10 +226,10 @@ class SharedFetch:
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch: Fetch | None = fetch
-        self.logits: npt.NDArray[np.float32] | None = None  # (rows of all parts, vocab)
+        self.logits: Answer | None = None  # of all parts
         self._error: BaseException | None = None
 
-    def part(self, rows: slice) -> npt.NDArray[np.float32]:
+    def part(self, rows: slice) -> Answer:
         """Some of the rows, not copied."""
         if self._fetch is not None:
             fetch, self._fetch = self._fetch, None
@@ -230,7 +240,7 @@ class SharedFetch:
                 raise
         if self.logits is None:
             raise self._error or RuntimeError("the forward gave no logits")
-        return self.logits[rows]
+        return self.logits.part(rows) if isinstance(self.logits, RankedRows) else self.logits[rows]
 
 
 log = logging.getLogger(__name__)
@@ -431,8 +441,8 @@ class Workspace:
         self.filled(len(tokens))
         return answer, end
 
-    def collect(self) -> npt.NDArray[np.float32] | None:
-        """The logits ``(n, vocab)`` of what was begun; None where it failed, and its slots are gone.
+    def collect(self) -> Answer | None:
+        """The logits of what was begun; None where it failed, and its slots are gone.
 
         They were not looked at, unless somebody else has settled it before.
         """
@@ -548,7 +558,7 @@ class Workspace:
             self.rollback(begun.base)
             return
         self.filled(begun.count)
-        if not looked_at and not np.isfinite(begun.logits).all() and self.broken(begun.base):
+        if not looked_at and not begun.finite and self.broken(begun.base):
             begun.logits = None
             self.rollback(begun.base)
 
@@ -594,6 +604,11 @@ def forward_on_device(parts: Sequence[PartialForward]) -> DeviceLogits:
     return _filled(parts, lambda backend, arrays: backend.forward_on_device(arrays))
 
 
+def forward_ranked(parts: Sequence[PartialForward], request: RankRequest) -> RankedRows:
+    """The same, of which only what is asked for crosses."""
+    return _filled(parts, lambda backend, arrays: backend.begin_ranked(arrays, request)())
+
+
 def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Part]], T]) -> T:
     first = parts[0].workspace
     for part in parts:
@@ -608,8 +623,8 @@ def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Pa
     return logits
 
 
-def begin(parts: Sequence[PartialForward]) -> SharedFetch:
-    """`forward` in two halves: `Workspace.collect` waits for the logits, as does whatever else is done in one of them.
+def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -> SharedFetch:
+    """`forward`, or `forward_ranked`, in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
 
     Raises:
         MemoryBudgetError: No room for them in the budget.
@@ -617,7 +632,7 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
     first = parts[0].workspace
     arrays, _ = _arrays(parts)
     prepared = first.prepared
-    if prepared is not None and prepared.fits(parts, arrays):
+    if prepared is not None and prepared.fits(parts, arrays, request):
         assert prepared.begin is not None
         fetch = prepared.begin(np.concatenate([array.tokens for array in arrays]))
         for part in parts:
@@ -626,7 +641,7 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
         prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
         for part in parts:
             part.workspace.unprepare()
-        fetch = first.backend.begin(arrays)
+        fetch = first.backend.begin(arrays) if request is None else first.backend.begin_ranked(arrays, request)
     shared, at = SharedFetch(fetch), 0
     for part in parts:
         rows = slice(at, at + len(part.want))
@@ -636,13 +651,14 @@ def begin(parts: Sequence[PartialForward]) -> SharedFetch:
     return shared
 
 
-def prepare(parts: Sequence[PartialForward]) -> None:
+def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None) -> None:
     """Does what can be done of the next `begin` while the last one computes, before its tokens are known.
 
     Nothing is lost where another one follows, or none: it is dropped.
 
     Args:
         parts: With the tags of the tokens for the tokens; parents are slots of what was begun, each of one token.
+        request: Of the next `begin`.
     """
     arrays = []
     for part in parts:
@@ -653,10 +669,10 @@ def prepare(parts: Sequence[PartialForward]) -> None:
         ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(own), np.int64), None)
         arrays.append(Part(ws.pack, ids, own, np.arange(len(own)), stacks))
     backend = parts[0].workspace.backend
-    ready = backend.prepare(arrays)
+    ready = backend.prepare(arrays, request)
     if ready is not None:
         tags = [np.array(part.tokens, np.int64) for part in parts]
-        prepared = Prepared([part.workspace for part in parts], [array.parents for array in arrays], tags, ready)
+        prepared = Prepared([part.workspace for part in parts], [array.parents for array in arrays], tags, request, ready)
         for part in parts:
             part.workspace.prepared = prepared
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime.backends.base import DeviceLogits
 from runtime.errors import NonFiniteLogitsError
-from runtime.numerics.ranking import Ranked, ranked_rows
+from runtime.numerics.ranking import Ranked, RankedRows, ranked_rows
 from runtime.numerics.scoring import (
     asked_temperatures,
     empty_peaks,
@@ -221,11 +221,10 @@ def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] =
     return Distributions(logprobs, finite, spread, shift, ranked)
 
 
-def on_device(logits: DeviceLogits, width: int, temperatures: Sequence[float]) -> Distributions:
-    """`normalise` of rows that stay where they were computed: about `width` of the likeliest of each cross."""
-    ranked, shift, finite = logits.ranked(width, asked_temperatures(temperatures))
-    entropy = np.array([math.nan if row.entropy is None else row.entropy for row in ranked])
-    return Distributions(None, finite, entropy, shift, ranked)
+def on_device(ranked: RankedRows) -> Distributions:
+    """`normalise` of rows that stay where they were computed."""
+    entropy = np.array([math.nan if row.entropy is None else row.entropy for row in ranked.rows])
+    return Distributions(None, ranked.finite, entropy, ranked.shift, ranked.rows)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

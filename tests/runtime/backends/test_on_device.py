@@ -6,22 +6,26 @@ On a processor neither library lets them stay: numpy is faster there. Here both 
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
-from runtime import GenerationOptions, LanguageModel, SamplingOptions, TokenRecord, load
+from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, TokenRecord, load
 from runtime.backends.base import ROOT, DeviceLogits, Part
-from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
 from runtime.loading.model_folder import ModelFolder
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.numerics.scoring import score_logits
 from runtime.options.load import LoadOptions
 from runtime.scheduler.prefill.distributions import normalise
@@ -33,6 +37,9 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]),
 ]
+
+
+WIDE = 128_256  # entries of a vocabulary
 
 
 def staying_logits(raw: np.ndarray[Any, np.dtype[np.float32]], device: str) -> DeviceLogits:
@@ -65,10 +72,21 @@ def test_scores_are_those_of_the_host(vocab: int, k: int, device: str) -> None:
 
 def test_logits_stay_where_the_device_was_seen_to_score_as_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(as_on_host(vocab) for vocab in (7, 1000, 49_152, 128_256))
+    # but not where a kernel is wrong, if only in what draws read
+    for module, name, wrong in ((mx, "exp", mx.sigmoid), (MlxLogits, "ranked", one_off)):
+        as_on_host.cache_clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(module, name, wrong)
+            assert not as_on_host(1000)
     as_on_host.cache_clear()
-    monkeypatch.setattr(mx, "exp", lambda x: mx.sigmoid(x))  # a kernel that is wrong
-    assert not as_on_host(1000)
-    as_on_host.cache_clear()
+
+
+def one_off(logits: MlxLogits, request: RankRequest) -> RankedRows:
+    """Rows whose likeliest is another."""
+    ranked = logits.begin_ranked(request)()
+    for row in ranked.rows:
+        row.ids = np.roll(row.ids, 1)
+    return ranked
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
@@ -94,19 +112,26 @@ def test_a_forward_whose_logits_stay_is_the_plain_one(name: str, library: str) -
     backend.unload()
 
 
-@pytest.fixture(params=["hf", "mlx"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, LanguageModel]]:
-    library, path = request.param, tiny_path("llama")
+@contextmanager
+def staying(library: str, path: Path) -> Iterator[LanguageModel]:
+    """A model whose logits stay where they are computed, as on a GPU."""
 
-    def staying(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Any:
+    def staying_backend(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Any:
         backend: Any = resolve_backend(library)(source, options)
-        backend.on_device = True  # as it is on a GPU
+        backend.on_device = True
         return backend
 
-    register_backend("staying", staying)
-    with load(path, library, device="cpu") as plain, load(path, "staying", device="cpu") as model:
-        yield plain, model
+    register_backend("staying", staying_backend)
+    with load(path, "staying", device="cpu") as model:
+        yield model
     unregister_backend("staying")
+
+
+@pytest.fixture(params=["hf", "mlx"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[LanguageModel, LanguageModel]]:
+    path = tiny_path("llama")
+    with load(path, request.param, device="cpu") as plain, staying(request.param, path) as model:
+        yield plain, model
 
 
 def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None:
@@ -138,7 +163,7 @@ def test_distributions_are_those_of_the_host(vocab: int, device: str) -> None:
     temperatures = np.where(np.arange(12) % 2, 0.7, 1.0)
     # when their likeliest entries cross
     logits = staying_logits(raw, device)
-    ranked, shift, finite = logits.ranked(20, temperatures)
+    ranked, shift, finite = logits.ranked(RankRequest(20, tuple(temperatures)))
     # then all that is known of them is what the host knows
     expected = normalise(raw.copy(), entropy=True, temperatures=temperatures.tolist())
     assert finite.tolist() == expected.finite.tolist()
@@ -163,6 +188,11 @@ SAMPLERS = {
     "cut": SamplingOptions(temperature=0.8, top_k=30, top_p=0.9, min_p=0.05),
     "penalties": SamplingOptions(temperature=0.9, repetition_penalty=1.2),
     "typical": SamplingOptions(temperature=1.0, typical_p=0.8, xtc_probability=0.5),
+    "few": SamplingOptions(temperature=1.2, top_k=40, top_p=1.0, min_p=0.0),
+    "least": SamplingOptions(temperature=1.2, top_k=0, top_p=1.0, min_p=0.02),
+    "most": SamplingOptions(temperature=1.5, top_k=0, top_p=0.98, min_p=0.0),
+    "dry": SamplingOptions(temperature=1.0, dry_multiplier=0.8, presence_penalty=0.3),
+    "biased": SamplingOptions(temperature=1.0, logit_bias={7: 4.0}, banned_tokens=(3, 11)),
 }
 
 
@@ -201,31 +231,87 @@ def numbers_of(run: list[TokenRecord]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([[record.logprob, record.entropy, *record.top_logprobs] for record in run], np.float64)
 
 
-@pytest.mark.parametrize("pair", ["hf"], indirect=True)  # MLX begins a stream's next forward before it is asked, for whole rows
-@pytest.mark.parametrize(("sampling", "rows"), [("greedy", 0), ("penalties", 11)])
-def test_rows_cross_where_a_draw_reads_them_alone(
-    pair: tuple[LanguageModel, LanguageModel], sampling: str, rows: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.sampled(1)
+def test_streams_of_which_some_read_whole_rows_answer_alike(pair: tuple[LanguageModel, LanguageModel]) -> None:
+    # given a grammar, a penalty and two plain streams of one text, which share what is computed until they differ
+    text = random_ids(8, 20, 1000).tolist()
+    grammars = [Grammar.regex("[ab]{9}"), None, None, None]
+    samplings = [SAMPLERS[name] for name in ("warm", "penalties", "cut", "cut")]
+
+    async def together(model: LanguageModel) -> list[list[TokenRecord]]:
+        each = [
+            GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=grammar is None, seed=seed, top_k=4, grammar=grammar)
+            for seed, (sampling, grammar) in enumerate(zip(samplings, grammars, strict=True))
+        ]
+        return [run for one in await asyncio.gather(*(answers(model, [text], options) for options in each)) for run in one]
+
+    for one, other in zip(*(asyncio.run(together(model)) for model in pair), strict=True):
+        assert [(r.token_id, r.top_ids) for r in one] == [(r.token_id, r.top_ids) for r in other]
+        np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny llama with a vocabulary of 128,256, of which its tokenizer knows 1,000."""
+    folder = tmp_path_factory.mktemp("wide") / "llama"
+    shutil.copytree(tiny_path("llama"), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": WIDE}), "utf-8")
+    tensors, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+    for name, scale in (("model.embed_tokens.weight", 0.2), ("lm_head.weight", 0.8)):  # peaked, as rows of real models are
+        more = rng.normal(0, scale, (WIDE - len(tensors[name]), tensors[name].shape[1]))
+        tensors[name] = np.concatenate([tensors[name], more.astype(np.float32)])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+class CrossingNumpy:
+    """numpy, with the bytes of what it makes of MLX's arrays."""
+
+    def __init__(self, crossed: list[int]) -> None:
+        self._crossed = crossed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def array(self, given: Any, *args: Any, **options: Any) -> Any:
+        made = np.array(given, *args, **options)
+        self._crossed += [made.nbytes] if isinstance(given, mx.array) else []
+        return made
+
+
+@pytest.fixture
+def crossed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each array of a library that goes to the host."""
+    found: list[int] = []
+    for module in ("backend", "logits"):
+        monkeypatch.setattr(f"runtime.backends.mlx.{module}.np", CrossingNumpy(found))
+    plain = torch.Tensor.cpu
+
+    def cpu(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        found.append(tensor.nbytes)
+        return plain(tensor, *args)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    return found
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+@pytest.mark.parametrize(("sampling", "streams"), [("greedy", 1), ("cut", 3), ("penalties", 1)])
+def test_of_a_token_a_few_numbers_cross_where_no_draw_reads_the_row(
+    library: str, sampling: str, streams: int, wide: Path, crossed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a text whose first token is drawn already
-    model = pair[1]
-    text = random_ids(7, 20, 1000).tolist()
-    model.next_token_logprobs_sync(text)
-    crossed: list[int] = []
-    whole, some = HfBackend.begin, TorchLogits.rows
-
-    def begin(backend: HfBackend, parts: Any) -> Any:
-        crossed.extend(len(part.want) for part in parts)
-        return whole(backend, parts)
-
-    def fetch(logits: TorchLogits, chosen: Any) -> Any:
-        crossed.append(len(chosen))
-        return some(logits, chosen)
-
-    monkeypatch.setattr(HfBackend, "begin", begin)
-    monkeypatch.setattr(TorchLogits, "rows", fetch)
-    # when twelve tokens are drawn
-    options = GenerationOptions(max_tokens=12, sampling=SAMPLERS[sampling], ignore_eos=True, seed=3, top_k=4)
-    (answer,) = asyncio.run(answers(model, [text], options))
+    # given texts whose first tokens are drawn from rows that are here already
+    texts = [random_ids(seed, 20, 1000).tolist() for seed in range(streams)]
+    with staying(library, wide) as model:
+        model.batch_next_token_logprobs_sync(texts)
+        crossed.clear()
+        # when twelve tokens of each are drawn
+        options = GenerationOptions(max_tokens=12, sampling=SAMPLERS[sampling], ignore_eos=True, seed=3)
+        runs = asyncio.run(answers(model, texts, options))
     # then the rows that cross are those that the sampler reads whole
-    assert len(answer) == 12
-    assert sum(crossed) == rows
+    assert [len(run) for run in runs] == [12] * streams
+    if sampling == "penalties":
+        assert sum(crossed) == 11 * WIDE * 4
+    else:
+        assert 0 < sum(crossed) <= 11 * streams * 2048

@@ -113,10 +113,10 @@ class Troubled:
 
         return waiting
 
-    def prepare(self, parts: Any) -> Callable[[Any], Callable[[], npt.NDArray[np.float32]]] | None:
+    def prepare(self, parts: Any, request: Any = None) -> Callable[[Any], Callable[[], npt.NDArray[np.float32]]] | None:
         """What was prepared begins with the same faults; its layers were called before the tokens were known."""
         self._armed = None
-        prepared = self._backend.prepare(parts)
+        prepared = self._backend.prepare(parts, request)
         if prepared is None:
             return None
 
