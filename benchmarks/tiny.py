@@ -33,13 +33,14 @@ def shelf_tokenizer() -> Path | None:
     return next((entry.path for entry in list_models() if entry.name == EMBEDDED and entry.complete), None)
 
 
-def make_tiny(architecture: str, folder: Path, text: Path | None = None) -> int:
+def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, layers: int = LAYERS) -> int:
     """Writes the model folder of a tiny model; the same one whenever the arguments are the same.
 
     Args:
         architecture: One of `ARCHITECTURES`.
         folder: Where; it is made.
         text: A folder whose tokenizer is copied. None: a token per byte.
+        layers: Of attention.
 
     Returns:
         The size of its vocabulary.
@@ -51,20 +52,20 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None) -> int:
         for name in TEXT_FILES:
             (folder / name).write_bytes((text / name).read_bytes())
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    (folder / "config.json").write_text(json.dumps(_config(architecture, vocabulary), indent=1))
-    weights = dict(_weights(architecture, vocabulary))
+    (folder / "config.json").write_text(json.dumps(_config(architecture, vocabulary, layers), indent=1))
+    weights = dict(_weights(architecture, vocabulary, layers))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # transformers insists on the note
     return vocabulary
 
 
-def _config(architecture: str, vocabulary: int) -> dict[str, Any]:
+def _config(architecture: str, vocabulary: int, layers: int) -> dict[str, Any]:
     return {
         "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[architecture]],
         "model_type": architecture,
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -81,7 +82,7 @@ def _config(architecture: str, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _weights(architecture: str, vocabulary: int) -> Iterator[tuple[str, Float32]]:
+def _weights(architecture: str, vocabulary: int, layers: int) -> Iterator[tuple[str, Float32]]:
     """Names as transformers gives them, matrices ``(out, in)``."""
     rng = np.random.default_rng(ARCHITECTURES.index(architecture))
 
@@ -103,7 +104,7 @@ def _weights(architecture: str, vocabulary: int) -> Iterator[tuple[str, Float32]
     norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
     if architecture == "qwen3":
         norms |= {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, (rows, columns) in sizes.items():
             yield f"model.layers.{layer}.{name}.weight", matrix(rows, columns, INNER_SCALE)
         for name, width in norms.items():

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,10 +22,12 @@ from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.measure import Float32, Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
+from benchmarks.tiny import make_tiny
 from runtime import LanguageModel, Trie, load
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
+LAYERS = 24  # of the chat's model, as real ones have: with a token per byte its KV, not its logits, is what is held
 PROMPTS, LENGTH = 192, 100  # unrelated texts
 
 
@@ -32,27 +35,31 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """The rows of one backend."""
     rng = np.random.default_rng(0)
 
-    def text(n: int) -> list[int]:
-        return [int(token) for token in rng.integers(5, case.vocabulary - 5, n)]
+    def text(n: int, vocabulary: int = case.vocabulary) -> list[int]:
+        return [int(token) for token in rng.integers(5, vocabulary - 5, n)]
 
     def verdict(what: str, figure: float, bar: float, *, at_least: bool = False, timed: bool = False) -> Verdict:
         return Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=at_least, timed=timed)
 
     share = 1 if sizes.rounds > 1 else 4  # a quick run has a quarter of each
-    tell("kv: one chat")
-    with closing(_opened(case.folder, case.backend)) as model:
-        ids, held = _chat(model, text, STEM // share, TURNS // share)
-        row = model.info.kv_bytes_per_token
-        # the allocator's own copies while a buffer grows are in the peak
-        verdicts = [verdict("peak KV held / KV of the chat's tokens", held / (len(ids) * row), 1.10)]
-        chat_bytes = len(ids) * row
-    tell("kv: one chat at 1.2 x its bytes")
-    with closing(_opened(case.folder, case.backend, int(1.2 * chat_bytes))) as model:
-        _answered(model, ids[:-1], 1)
-        before = model.metrics().tokens_computed
-        _answered(model, [*ids, *text(MESSAGE)], ANSWER)
-        computed = model.metrics().tokens_computed - before
-        verdicts.append(verdict("tokens of a turn at 1.2 x / new ones", computed / (MESSAGE + ANSWER), 1.0))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / case.model
+        byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder, layers=LAYERS))
+        tell("kv: one chat")
+        with closing(_opened(folder, case.backend)) as model:
+            ids, held = _chat(model, byte_text, STEM // share, TURNS // share)
+            chat_bytes = len(ids) * model.info.kv_bytes_per_token
+            # the allocator's own copies while a buffer grows are in the peak, and kept logits and scores
+            what = f"peak KV held / KV of the chat's tokens, {LAYERS} layers"
+            verdicts = [verdict(what, held / chat_bytes, 1.10)]
+        tell("kv: one chat at 1.2 x its bytes")
+        with closing(_opened(folder, case.backend, int(1.2 * chat_bytes))) as model:
+            _answered(model, ids[:-1], 1)
+            before = model.metrics().tokens_computed
+            _answered(model, [*ids, *byte_text(MESSAGE)], ANSWER)
+            computed = model.metrics().tokens_computed - before
+            what = f"tokens of a turn at 1.2 x / new ones, {LAYERS} layers"
+            verdicts.append(verdict(what, computed / (MESSAGE + ANSWER), 1.0))
     tell("kv: unrelated prompts")
     texts = [text(LENGTH) for _ in range(PROMPTS // share)]
     with closing(_opened(case.folder, case.backend)) as model:
