@@ -10,7 +10,7 @@ OURS = ("app", "resources", "runtime", "storage", "ui")
 
 
 def check_names() -> None:
-    """Ends the program with a clear line when a package of ours is shadowed by somebody else's."""
+    """Ends the program with a clear line when a package of ours is shadowed by another one of its name."""
     home = Path(__file__).resolve().parent.parent
     for name in OURS:
         spec = importlib.util.find_spec(name)

@@ -1,6 +1,6 @@
 """The language model as an async library: the only names other packages may use.
 
-The module of a name is loaded when the name is first asked for: who wants an error need not wait for the engine.
+The module of a name is loaded when the name is first asked for: an error is imported without the engine.
 """
 
 from __future__ import annotations

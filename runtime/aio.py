@@ -82,8 +82,8 @@ _posting = threading.local()  # `held`: the mailboxes to be woken at the end of 
 def together() -> Iterator[None]:
     """What this thread posts inside leaves at the end, with one wake-up for each loop.
 
-    A wake-up in the middle lets another thread compete for the interpreter with whoever has more to say. Inside another
-    `together` it is a part of that one.
+    A wake-up in the middle lets another thread compete for the interpreter with the caller, which has more to post. Inside
+    another `together` it is a part of that one.
     """
     if getattr(_posting, "held", None) is not None:
         yield
@@ -107,7 +107,7 @@ class Mailbox:
         self._woken = False
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Runs `callback` on the loop soon; if the loop is closed, nobody is left to hear it."""
+        """Runs `callback` on the loop soon; not if the loop is closed."""
         self._waiting.append(callback)
         held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
         if held is None:

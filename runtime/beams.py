@@ -99,7 +99,7 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """The beams after one step of a search, the best first: who watches all steps can draw their tree.
+    """The beams after one step of a search, the best first: all steps together are their tree.
 
     Attributes:
         step: 1 for the first token.

@@ -118,7 +118,7 @@ class ModelMissingError(ModelLoadError):
 
     Args:
         message: For the user of a command line: which command brings it here.
-        source: As it was named; "" where nobody said.
+        source: As it was named; "" where it is not known.
     """
 
     def __init__(self, message: str, source: str = "") -> None:
@@ -135,7 +135,7 @@ class DownloadError(ModelLoadError):
     Args:
         message: For the user.
         reason: One word for programs: "network", "denied", "missing", "busy", "server", "changed", "hash", "space",
-            "unsuitable" (nothing that Elsewise runs), "taken" (somebody else fetches it) or "paused" (who asked wanted it).
+            "unsuitable" (nothing that Elsewise runs), "taken" (another process fetches it) or "paused" (on request).
         kept: Bytes that are here and need not be fetched again.
     """
 

@@ -108,7 +108,7 @@ class ModelInfo:
         """What numbers of requests that name these adapters are filed under; `numbers_fingerprint` for None.
 
         Raises:
-            AdapterError: One that nobody registered, or that is not loaded.
+            AdapterError: One that is not registered, or that is not loaded.
         """
         if adapters is None:
             return self.numbers_fingerprint
@@ -118,7 +118,7 @@ class ModelInfo:
         """The adapters that a request names, as `block_keys` takes them; the stack in force for None.
 
         Raises:
-            AdapterError: One that nobody registered, or that is not loaded.
+            AdapterError: One that is not registered, or that is not loaded.
         """
         known = {name: adapter for adapter in self.adapters for name in (adapter.qualified, adapter.name)}
         found: list[tuple[str, float, tuple[int, ...]]] = []

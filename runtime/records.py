@@ -265,7 +265,7 @@ class TokenRun(Tabular):
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
         """The inverse of `to_columns`.
 
-        Columns that somebody else's file left out, all but the ids, are as where nobody has scored the tokens.
+        Columns that a file of another origin left out, all but the ids, are as those of unscored tokens.
         """
         if not columns.keys() >= _NEEDED:
             columns = {**cls.unscored(columns["ids"].tolist(), *_said(columns), Origin.IMPORTED).to_columns(), **columns}

@@ -1,1 +1,1 @@
-"""KV that outlives the process: content-addressed blocks of 64 tokens, kept by a `BlockStore` of somebody else's."""
+"""KV that outlives the process: content-addressed blocks of 64 tokens, kept by the application's `BlockStore`."""

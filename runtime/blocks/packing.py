@@ -34,7 +34,7 @@ _HEADER_LIMIT = 1 << 20  # bytes
 def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
     """The parts of the file, in order: the header and each array's own memory, the widest numbers first (so all are aligned).
 
-    The memory is lent: nobody writes into the arrays afterwards.
+    The memory is lent: the arrays are not written to afterwards.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     parts: list[memoryview] = []

@@ -235,7 +235,7 @@ def open_snapshot(path: Path, info: ModelInfo) -> Iterator[Snapshot]:
         SnapshotMismatchError: Of another model.
         OSError: It cannot be read.
     """
-    from safetensors import SafetensorError, safe_open  # only who opens a snapshot needs it
+    from safetensors import SafetensorError, safe_open  # needed for opening a snapshot alone
 
     _check_seal(path)
     try:

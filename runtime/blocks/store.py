@@ -1,4 +1,4 @@
-"""What the runtime asks of whoever keeps its KV blocks, and nothing more.
+"""What the runtime asks of a store of its KV blocks, and nothing more.
 
 A block is at most 64 tokens of one path. Its key is a hash chain over namespaces and tokens up to its end, so equal keys
 are equal KV, and paths that share a prefix share its blocks. The store never looks inside; it may forget any block at any
@@ -44,7 +44,7 @@ class BlockStats:
 
 
 class BlockCounts(Protocol):
-    """`BlockStats` by its shape: whoever keeps blocks does not know the runtime's classes."""
+    """`BlockStats` by its shape: a store does not know the runtime's classes."""
 
     @property
     def blocks(self) -> int: ...

@@ -27,7 +27,7 @@ def told(error: BaseException) -> str:
 
 
 class Urgency(IntEnum):
-    """Who goes first."""
+    """The order of requests."""
 
     READ = 0
     WRITE = 1
@@ -50,7 +50,7 @@ class BlockThread:
         self._until: float | None = None  # monotonic seconds after which nothing more is begun
         self._missing: BlockFileError | None = None  # why there is no store
         self._lock = threading.Lock()  # of `_ended`: what is put before it is set is answered
-        self._ended = False  # nobody takes anything out of the queue any more
+        self._ended = False  # nothing is taken out of the queue any more
         self._thread = threading.Thread(target=self._run, name="elsewise-blocks", daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class BlockThread:
         try:
             store = self._open_store()
             self._on_open(None)
-        except Exception as error:  # noqa: BLE001  # the border to somebody else's store: the engine goes on without
+        except Exception as error:  # noqa: BLE001  # the border to the application's store: the engine goes on without
             self._missing = BlockFileError(f"the block file cannot be used: {told(error)}")
             self._on_open(error)
         while True:

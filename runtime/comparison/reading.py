@@ -19,7 +19,7 @@ async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[in
 
     Args:
         left: Whose tokens they are.
-        right: Who reads them.
+        right: The model that reads them.
         ids: The tokens.
         pieces: Their bytes.
 

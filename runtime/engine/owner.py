@@ -38,7 +38,7 @@ class Engine:
 
     Args:
         make: Builds backend and scheduler, on the owner thread; what it raises is raised here. It is handed a function that
-            raises `SessionClosedError` once nobody waits for the model, to be called between two steps of the load.
+            raises `SessionClosedError` once the model is not waited for any more, to be called between two steps of the load.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
@@ -106,7 +106,7 @@ class Engine:
         return SessionClosedError("the model is closed; load it again") if self._closing else None
 
     def _load_on(self) -> None:
-        """Between two steps of the load: ends it where nobody waits."""
+        """Between two steps of the load: ends it where it is not waited for."""
         if self._closing:
             raise SessionClosedError("the model is closed; load it again")
         self._go_first_at_exit()
@@ -136,7 +136,7 @@ class Engine:
         return future
 
     def end(self) -> None:
-        """Lets the thread end and free the model, without waiting; any thread. Who waits gets `SessionClosedError`."""
+        """Lets the thread end and free the model, without waiting; any thread. Pending requests get `SessionClosedError`."""
         if os.getpid() == self._pid:
             with self._wake:
                 self._closing = True
@@ -176,7 +176,7 @@ class Engine:
     def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         try:
             backend, scheduler = make(self._load_on)
-        except BaseException as error:  # noqa: BLE001  # delivered to whoever loads
+        except BaseException as error:  # noqa: BLE001  # delivered to the caller that loads
             self._answer_load(typed(error))
             return
         del make  # and the files of the model with it

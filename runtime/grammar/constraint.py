@@ -200,7 +200,7 @@ class Constraint:
             raise GrammarError(f"the grammar failed after {len(self._said):,} tokens: {fault}") from fault
 
     def _settle(self, *, keep: bool = False) -> None:
-        """Nobody else is at the matcher any more; the mask, which holds for this place alone, is dropped."""
+        """The matcher is free again; the mask, which holds for this place alone, is dropped."""
         if self._coming is not None:
             self._mask = self._joined()
         if not keep:

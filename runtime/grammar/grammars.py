@@ -109,7 +109,7 @@ class Grammars:
         """Compiles what can be used, and settles every future."""
         try:
             faults: Mapping[Grammar, BaseException | None] = check_grammars(wanted) if wanted else {}
-        except BaseException as fault:  # noqa: BLE001  # who waits for one of them is told, this caller too
+        except BaseException as fault:  # noqa: BLE001  # every waiter for one of them is told, this caller too
             faults = dict.fromkeys(wanted, fault)
         for grammar, future in wanted.items():
             try:
@@ -137,7 +137,7 @@ class Grammars:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Those beyond `KEPT` that nobody holds; under the lock."""
+        """Those beyond `KEPT` that are not held; under the lock."""
         free = [grammar for grammar in self._compiled if not self._held[grammar]]
         for grammar in free[: max(len(self._compiled) - KEPT, 0)]:
             del self._compiled[grammar]

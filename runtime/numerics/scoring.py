@@ -179,7 +179,7 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
 
 
 def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
-    """`summarise` of raw logits ``(n, vocab)`` whose distributions nobody needs: a block is read once, and not written.
+    """`summarise` of raw logits ``(n, vocab)`` whose distributions are not needed: a block is read once, and not written.
 
     Returns:
         The scores of `targets` ``(n,)``, and which rows ``(n,)`` held numbers only; the others' scores mean nothing.

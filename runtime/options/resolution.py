@@ -1,4 +1,4 @@
-"""Who decides: the call, then the session, a preset, the model's own generation_config.json, and the defaults last."""
+"""What decides: the call, then the session, a preset, the model's own generation_config.json, and the defaults last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN = GenerationOptions()
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnds:
-    """What ends an answer of a loaded model where nobody says otherwise.
+    """What ends an answer of a loaded model where nothing else is said.
 
     Attributes:
         eos_token_ids: Of the model's own configuration.
@@ -33,10 +33,10 @@ class AnswerEnds:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOptions:
-    """What holds, and who said so.
+    """What holds, and where it comes from.
 
     Attributes:
-        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where nobody chose one. Of a
+        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where none was chosen. Of a
             loaded model `stop` and `eos_token_ids` are complete, too: with what ends a turn of its chat format.
             `eos_token_ids` stays None beside a grammar, which says by itself where the model's may come.
         sources: "call", "session", "preset", "model", "format" (the chat format) or "default" by field, or two of them
@@ -58,7 +58,7 @@ def resolve_options(
     """The options that hold, field by field from the first layer that has one.
 
     Args:
-        call: What this request asks for. With ``resolve=False`` in it nobody but the call and the defaults has a say.
+        call: What this request asks for. With ``resolve=False`` in it only the call and the defaults count.
         session: What its session is set to.
         preset: What the application is set to.
         model: The model's own; a `LanguageModel`'s `resolve_options` fills it in.
@@ -109,7 +109,7 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
 
 def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
     """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
-    rank = {who: place for place, who in enumerate([*layers, "default"])}
+    rank = {source: place for place, source in enumerate([*layers, "default"])}
     for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
         if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
             continue
@@ -143,8 +143,8 @@ def _with_ends(options: GenerationOptions, ends: AnswerEnds, sources: dict[str, 
     return replace(options, stop=stops, eos_token_ids=(*ends.eos_token_ids, *ends.format_eos))
 
 
-def _joined(*who: str | None) -> str:
-    return " and ".join(one for one in who if one is not None) or "default"
+def _joined(*sources: str | None) -> str:
+    return " and ".join(one for one in sources if one is not None) or "default"
 
 
 _PREFIX = "sampling."

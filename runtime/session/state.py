@@ -1,4 +1,4 @@
-"""The state of a session: its tokens, their pin in the engine, who may use it, and what a fork takes along."""
+"""The state of a session: its tokens, their pin in the engine, its one user at a time, and what a fork takes along."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class PrefixStatus:
     """What `ensure_prefix` did. Counts are tokens; `reused` and `prefilled` make up the prefix.
 
     Attributes:
-        reused: Held by the engine, whoever had computed them.
+        reused: Held by the engine, computed for this session or another.
         prefilled: Pushed through the model now.
         dropped: The session's own tokens that are gone: an earlier suffix, what was generated, a prefix that differs.
         prefix: Tokens of the prefix.

@@ -73,7 +73,7 @@ class Draft:
             return []
         try:
             return self._guess(limit)
-        except Exception:  # the border: who guesses badly must not end what it guesses for
+        except Exception:  # the border: a bad guesser must not end what it guesses for
             log.exception("the draft model failed; this answer goes on without it")
             self._failed = True
             return []

@@ -121,7 +121,7 @@ class SessionsController(QObject):
         self._tasks.latest("title", self._rename_by_model(session_id))
 
     def title_new(self, session_id: int) -> None:
-        """Likewise, where the settings say so: nobody asked, so a refusal is not shown."""
+        """Likewise, where the settings say so: it was not asked for, so a refusal is not shown."""
         if self._workbench.settings.values.titles == "model":
             self._tasks.run(self._title_new(session_id), in_silence)
 

@@ -138,4 +138,4 @@ class Making(QWidget):
 
     def _open(self, on: bool) -> None:  # a state, not an option
         self.settings.setVisible(on)
-        self.more.setText(self.tr("Hide options") if on else self.tr("Every option, and who chose it"))
+        self.more.setText(self.tr("Hide options") if on else self.tr("Every option and its source"))

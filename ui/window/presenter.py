@@ -47,7 +47,7 @@ class Presenter(QObject):
         self.mode = Mode.TOKENS
         self.second = ComparisonPresenter(parts, acts, self.set_mode, self)
         self._link_of: int | None = None  # the session whose link is asked about
-        self._writers: tuple[int, str, str] | None = None  # of which session it was told who wrote it, and who goes on
+        self._writers: tuple[int, str, str] | None = None  # session, its model and the model that goes on, as told
         self._status = StatusView(EngineState.NONE)  # as last told: what needs a model, or more than it has, is left
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None

@@ -224,4 +224,4 @@ def _is_session(path: Path) -> bool:
         with path.open("rb") as file:
             return SESSION_MARK in file.read(_HEAD_BYTES)
     except OSError:
-        return False  # whoever reads it next says why it cannot be read
+        return False  # the next reader says why it cannot be read

@@ -34,11 +34,9 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
     """What is stored of an answer at its beginning: every option that holds with its source, the seed, and the model."""
     info = speaker.model.info
     sources: dict[str, list[str]] = {}
-    for name, who in resolved.sources.items():
-        if name == "seed" and not seed_was_chosen:
-            who = DEFAULT
-        if who != DEFAULT:
-            sources.setdefault(who, []).append(name)
+    for name, source in resolved.sources.items():
+        if source != DEFAULT and (name != "seed" or seed_was_chosen):
+            sources.setdefault(source, []).append(name)
     return {
         "options": plain_options(resolved.options),
         "sources": sources,
@@ -66,7 +64,7 @@ def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
     plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
     plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
     taken = ("stop", "eos_token_ids", "ignore_eos", "grammar")
-    sources = {who: kept for who, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
+    sources = {source: kept for source, names in made["sources"].items() if (kept := [name for name in names if name in taken])}
     asked = [name for name in ("length_penalty", "early_stopping") if getattr(options, name) != getattr(_BEAMS, name)]
     sources["call"] = ["width", *asked, *sources.get("call", ())]
     return {**made, "kind": SEARCHED, "options": plain, "sources": sources}

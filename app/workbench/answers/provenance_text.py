@@ -130,7 +130,7 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "ended by"): _ended_by(str(node.finish_reason or "")),
         translate("Workbench", "repeats"): repeat_note(stats),
     }
-    settings = tuple(Setting(name, value, source_words(who)) for name, value, who in told)
+    settings = tuple(Setting(name, value, source_words(source)) for name, value, source in told)
     return Made({name: words for name, words in facts.items() if words}, settings)
 
 

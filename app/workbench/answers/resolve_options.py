@@ -112,13 +112,13 @@ class Continued(Struct, frozen=True):
         taken: dict[str, Any] = {}
         changed: list[str] = []
         for name, value in _flat(self.options).items():
-            who = {*then.get(name, "default").split(" and "), *sources.get(name, "default").split(" and ")}
+            both = {*then.get(name, "default").split(" and "), *sources.get(name, "default").split(" and ")}
             if new[name] == value:
                 continue
-            if who & by_hand or name.removeprefix("sampling.") in lacks:
+            if both & by_hand or name.removeprefix("sampling.") in lacks:
                 was = translate("Workbench", "{0} {1} (was {2})")
                 changed.append(was.format(name.removeprefix("sampling."), words(new[name]), words(value)))
-            elif not who & _OF_A_MODEL:
+            elif not both & _OF_A_MODEL:
                 taken[name], sources[name] = value, then.get(name, "default")
         try:
             options = _with(now.options, taken)
@@ -132,7 +132,7 @@ class Continued(Struct, frozen=True):
     def _sources(self) -> dict[str, str]:
         told = self.made.get("sources")
         listed = told.items() if isinstance(told, Mapping) else ()
-        return {str(name): str(who) for who, names in listed for name in names}
+        return {str(name): str(source) for source, names in listed for name in names}
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
         """What else is another one than then; of these what is set now always holds."""

@@ -250,7 +250,7 @@ def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
     """The source of each option, by name, of an answer as it is stored; defaults are left out."""
-    return {name: who for who, names in (made.get("sources") or {}).items() for name in names}
+    return {name: source for source, names in (made.get("sources") or {}).items() for name in names}
 
 
 def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -258,11 +258,11 @@ def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict
     return {name: {"value": v, "source": sources.get(name, DEFAULT)} for name, v in named_options(options).items()}
 
 
-def source_words(who: str) -> str:
+def source_words(source: str) -> str:
     """The source of an option, for the window: one of `SOURCES`, or two."""
-    first, both, second = who.partition(" and ")
+    first, both, second = source.partition(" and ")
     if not both:
-        return known_word(who, SOURCES)
+        return known_word(source, SOURCES)
     return translate("Workbench", "{0} and {1}").format(known_word(first, SOURCES), known_word(second, SOURCES))
 
 
