@@ -34,6 +34,7 @@ from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
 from runtime.records import TokenRun, TopLogprobs
 from runtime.text.utf8 import clean_text
+from runtime.transport.waiting import twin_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
@@ -290,5 +291,4 @@ def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[.
             thread.stop()
             thread.join()
 
-    twin.__name__, twin.__doc__ = f"{member.__name__}_sync", f"`{member.__name__}`, blocking: a plain generator."
-    return twin
+    return twin_of(member, twin)

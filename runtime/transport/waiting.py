@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import inspect
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set
@@ -48,17 +49,15 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 def blocking(member: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """The blocking twin of a coroutine function."""
 
-    @functools.wraps(member)
     def twin(*arguments: P.args, **named: P.kwargs) -> T:
         return run_blocking(member(*arguments, **named))
 
-    return _renamed(twin, member)
+    return twin_of(member, twin)
 
 
 def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Generator[T, None, None]]:
     """The blocking twin of an async generator function."""
 
-    @functools.wraps(member)
     def twin(*arguments: P.args, **named: P.kwargs) -> Generator[T, None, None]:
         source = member(*arguments, **named)
         try:
@@ -71,16 +70,20 @@ def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[
         finally:
             run_blocking(source.aclose())
 
-    return _renamed(twin, member)
+    return twin_of(member, twin)
 
 
-def _renamed(twin: Callable[P, T], member: Callable[..., Any]) -> Callable[P, T]:
-    """``x_async`` blocks as ``x``, ``x`` as ``x_sync``."""
+def twin_of(member: Callable[..., Any], twin: Callable[P, T]) -> Callable[P, T]:
+    """Gives a blocking twin its name (``x_async`` blocks as ``x``, ``x`` as ``x_sync``), parameters and documentation."""
+    functools.update_wrapper(twin, member)
     for attribute in ("__name__", "__qualname__"):
         name: str = getattr(member, attribute)
         setattr(twin, attribute, name.removesuffix("_async") if name.endswith("_async") else f"{name}_sync")
-    twin.__doc__ = f"`{member.__name__}`, blocking."
-    del twin.__wrapped__  # type: ignore[attr-defined]  # it is no coroutine function, as `inspect` would believe
+    twin.__doc__ = f"Blocking twin of `{member.__name__}`. {member.__doc__}"
+    if inspect.isasyncgenfunction(member):  # what it returns is another type
+        signature = inspect.signature(member)
+        answer = signature.return_annotation.removeprefix("Async")
+        twin.__signature__ = signature.replace(return_annotation=answer)  # type: ignore[attr-defined]  # `inspect` reads it
     return twin
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from typing import Any
 
 import pytest
 
-from runtime import load
+from runtime import LanguageModel, Session, load
 from runtime.backends.fake import Behaviour
 from runtime.backends.registry import register_backend, unregister_backend
 from runtime.errors import SessionClosedError
@@ -82,6 +83,20 @@ def test_blocking_twins_inside_a_running_loop() -> None:
             assert_right(await other, [9, 9])
 
         asyncio.run(main())
+
+
+def test_a_blocking_twin_has_the_parameters_and_the_documentation_of_its_member() -> None:
+    twins = [(owner, name) for owner in (LanguageModel, Session) for name in dir(owner) if name.endswith("_sync")]
+    pairs = [(getattr(owner, name.removesuffix("_sync")), getattr(owner, name)) for owner, name in twins]
+    pairs += [
+        (LanguageModel.cache_kv_async, LanguageModel.cache_kv),
+        (LanguageModel.load_adapter_async, LanguageModel.load_adapter),
+    ]
+    for member, twin in pairs:
+        signature = inspect.signature(twin)
+        assert signature.parameters == inspect.signature(member).parameters
+        assert "Async" not in str(signature.return_annotation)
+        assert member.__doc__ in twin.__doc__
 
 
 def test_async_twins() -> None:
