@@ -156,13 +156,42 @@ def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     return numbers.reshape(len(blocks), 256), _half(blocks, 0) * scales, -(_half(blocks, 2) * lows)
 
 
+def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    """As Q4_K, with a fifth bit of each number: those of the runs of 32 stand side by side in 32 bytes."""
+    low, scales, biases = _q4_k(np.delete(blocks, np.s_[16:48], axis=1))
+    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)  # (blocks, 8, 32)
+    return low | (high << np.uint8(4)).reshape(low.shape), scales, biases
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """Bit pairs of halves of 128 values, 32 bytes each: ``(blocks, 64)`` to ``(blocks, 256)``."""
+    halves = packed.reshape(len(packed), 2, 1, 32)
+    return ((halves >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & np.uint8(3)).reshape(len(packed), 256)
+
+
+def _q2_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    """Super-blocks of 16 x 16 values: a 4-bit scale and a 4-bit minimum for each 16."""
+    scales, lows = (blocks[:, :16] & 15).astype(np.float32), (blocks[:, :16] >> 4).astype(np.float32)
+    return _pairs(blocks[:, 16:80]), _half(blocks, 80) * scales, -(_half(blocks, 82) * lows)
+
+
+def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    """Super-blocks of 16 x 16 values: two low bits, a high one in place as in Q5_K, a 6-bit scale for each 16."""
+    high = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)  # (blocks, 8, 32)
+    low = _pairs(blocks[:, 32:96])
+    first, last = blocks[:, 96:104], blocks[:, 104:108]  # four bits of each scale, in halves; two bits more
+    nibbles = np.concatenate([first & 15, first >> 4], axis=1)  # (blocks, 16)
+    pairs = np.concatenate([(last >> np.uint8(shift)) & 3 for shift in (0, 2, 4, 6)], axis=1)
+    scale = _half(blocks, 108) * ((nibbles | (pairs << 4)).astype(np.float32) - 32)
+    return low | (high << np.uint8(2)).reshape(low.shape), scale, scale * -4
+
+
 def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """Super-blocks of 16 x 16 values: four low bits, two high bits, an 8-bit scale for each 16."""
     n = len(blocks)
     nibbles = blocks[:, :128].reshape(n, 2, 1, 64)  # halves of 128 values: nibbles of 64 bytes, low ones first
     low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)).reshape(n, 256)
-    pairs = blocks[:, 128:192].reshape(n, 2, 1, 32)  # ... and bit pairs of 32 bytes
-    high = ((pairs >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & np.uint8(3)).reshape(n, 256)
+    high = _pairs(blocks[:, 128:192])
     scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16): 18 bits, so all is exact
     return low | (high << np.uint8(4)), scale, scale * -32
 
@@ -173,7 +202,10 @@ _SPLITS: Mapping[str, tuple[Form, _Split]] = {
     "Q5_0": (Form(5, 32), _q5_0),
     "Q5_1": (Form(5, 32), _q5_1),
     "Q8_0": (Form(8, 32), _q8_0),
+    "Q2_K": (Form(2, 16), _q2_k),
+    "Q3_K": (Form(3, 16), _q3_k),
     "Q4_K": (Form(4, 32), _q4_k),
+    "Q5_K": (Form(5, 32), _q5_k),
     "Q6_K": (Form(6, 16), _q6_k),
 }
 _PLAIN: Mapping[str, Callable[[Bytes], Floats]] = {

@@ -16,7 +16,18 @@ from tests.runtime.loading.test_quants import HALVES, KINDS, random_blocks
 from tests.tiny_models import tiny_path
 
 SPREAD = 0.2  # of the weights
-_SPANS = {"Q4_0": 4.7, "Q4_1": 5.5, "Q5_0": 9.3, "Q5_1": 9.3, "Q8_0": 74.0, "Q4_K": 350.0, "Q6_K": 1400.0}  # of the numbers
+_SPANS = {  # of the numbers
+    "Q4_0": 4.7,
+    "Q4_1": 5.5,
+    "Q5_0": 9.3,
+    "Q5_1": 9.3,
+    "Q8_0": 74.0,
+    "Q2_K": 12.0,
+    "Q3_K": 45.0,
+    "Q4_K": 350.0,
+    "Q5_K": 600.0,
+    "Q6_K": 1400.0,
+}
 
 Choice = Callable[[str], str]  # a tensor's name in GGUF to its format, "F32" for what stays
 
@@ -42,12 +53,12 @@ def in_blocks(tensor: Stored, name: str) -> Stored:
     return dataclasses.replace(tensor, kind=kind, data=blocks.tobytes())
 
 
-def k_quants(folder: Path, better: Collection[str]) -> GgufFile:
-    """As Q4_K_M files are: some matrices in Q6_K, whose scales are for 16 numbers each. `folder` gets the model's original."""
+def k_quants(folder: Path, better: Collection[str], most: str = "Q4_K", form: str = "Q6_K") -> GgufFile:
+    """As Q4_K_M files are, some matrices in another format than most. `folder` gets the model's original."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}  # whole blocks
     config = LlamaConfig(**sizes, vocab_size=1000, tie_word_embeddings=False)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((tiny_path("llama") / "tokenizer.json").read_bytes())
-    return packed(folder, lambda name: "Q6_K" if name in better else "Q4_K")
+    return packed(folder, lambda name: form if name in better else most)

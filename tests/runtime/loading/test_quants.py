@@ -15,7 +15,18 @@ from runtime.loading.gguf.quants import KEPT, READABLE, affine, dequantise, form
 from tests.runtime.loading.gguf_files import STRING, GgufFile, Pair, Stored
 
 KINDS = {form.name: kind for kind, form in FORMATS.items()}
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def half(block: bytes, at: int) -> float:
@@ -51,15 +62,55 @@ def q8_0(b: bytes) -> list[float]:
     return [x * half(b, 0) for x in struct.unpack("<32b", b[2:])]
 
 
+def scale_min(q: bytes, j: int) -> tuple[int, int]:
+    """Of run `j` of a block of Q4_K or Q5_K, as in ggml's `get_scale_min_k4`."""
+    if j < 4:
+        return q[j] & 63, q[j + 4] & 63
+    return (q[j + 4] & 15) | (q[j - 4] >> 6 << 4), (q[j + 4] >> 4) | (q[j] >> 6 << 4)
+
+
 def q4_k(b: bytes) -> list[float]:
-    d, low, q, values = half(b, 0), half(b, 2), b[4:16], []
+    d, low, values = half(b, 0), half(b, 2), []
     for j in range(8):
-        if j < 4:
-            scale, minimum = q[j] & 63, q[j + 4] & 63
-        else:
-            scale, minimum = (q[j + 4] & 15) | (q[j - 4] >> 6 << 4), (q[j + 4] >> 4) | (q[j] >> 6 << 4)
+        scale, minimum = scale_min(b[4:16], j)
         run = b[16 + j // 2 * 32 : 48 + j // 2 * 32]
         values += [d * scale * (x >> 4 if j % 2 else x & 15) - low * minimum for x in run]
+    return values
+
+
+def q5_k(b: bytes) -> list[float]:
+    d, low, qh, values = half(b, 0), half(b, 2), b[16:48], []
+    for pair in range(4):
+        ql = b[48 + 32 * pair : 80 + 32 * pair]
+        (d1, m1), (d2, m2) = scale_min(b[4:16], 2 * pair), scale_min(b[4:16], 2 * pair + 1)
+        u1, u2 = 1 << 2 * pair, 2 << 2 * pair
+        values += [d * d1 * ((ql[i] & 15) + (16 if qh[i] & u1 else 0)) - low * m1 for i in range(32)]
+        values += [d * d2 * ((ql[i] >> 4) + (16 if qh[i] & u2 else 0)) - low * m2 for i in range(32)]
+    return values
+
+
+def q2_k(b: bytes) -> list[float]:
+    d, low, values = half(b, 80), half(b, 82), []
+    for group in range(16):
+        q, shift, at = b[16 + group // 8 * 32 : 48 + group // 8 * 32], 2 * (group // 2 % 4), 16 * (group % 2)
+        values += [d * (b[group] & 15) * (x >> shift & 3) - low * (b[group] >> 4) for x in q[at : at + 16]]
+    return values
+
+
+def q3_k(b: bytes) -> list[float]:
+    d, hm, mask1, mask2 = half(b, 108), b[:32], 0x03030303, 0x0F0F0F0F
+    first, second, third = struct.unpack("<3I", b[96:108])
+    words = (
+        first & mask2 | (third & mask1) << 4,
+        second & mask2 | (third >> 2 & mask1) << 4,
+        first >> 4 & mask2 | (third >> 4 & mask1) << 4,
+        second >> 4 & mask2 | (third >> 6 & mask1) << 4,
+    )
+    scales, values, m = struct.pack("<4I", *words), [], 1
+    for run in range(8):
+        q, shift = b[32 + run // 4 * 32 : 64 + run // 4 * 32], 2 * (run % 4)
+        values += [d * (scales[2 * run + i // 16] - 32) * ((q[i] >> shift & 3) - (0 if hm[i] & m else 4)) for i in range(32)]
+        m <<= 1
     return values
 
 
@@ -83,7 +134,10 @@ SCALAR: dict[str, Callable[[bytes], list[float]]] = {
     "Q5_0": q5_0,
     "Q5_1": q5_1,
     "Q8_0": q8_0,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
     "Q4_K": q4_k,
+    "Q5_K": q5_k,
     "Q6_K": q6_k,
 }
 
@@ -113,7 +167,7 @@ def test_blocks_unpack_as_ggml_documents_them(name: str) -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K"])
 def test_blocks_unpack_as_mlx_reads_them(name: str, tmp_path: Path) -> None:
     # given
     import mlx.core as mx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +295,7 @@ def test_the_machine_and_the_engine_decide_the_form(shelf: Path, tmp_path: Path,
 def test_a_file_that_nothing_of_can_be_kept_of(
     shelf: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K can be kept"
+    forms = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K can be kept"
     with pytest.raises(ModelLoadError, match=rf"no matrix of it is quantised \({forms}\); import it as float32"):
         import_model(gguf, keep_quantised=True)
     assert list_models() == []
@@ -325,6 +325,39 @@ def test_rows_that_are_no_multiple_of_32_are_refused_before_anything_is_read(she
         import_model(path, keep_quantised=True)
 
 
+def quantised_alike(on_hf: Any, on_mlx: Any, values: Mapping[str, Any]) -> set[str]:
+    """Looks whether weights are the same by value in both libraries; the layers that stay quantised in MLX."""
+    parts, layers = dict(flat_parameters(on_mlx.model)), set()
+    for key, value in values.items():
+        layer = key.removesuffix(".weight")
+        module = on_hf.model.get_submodule(layer)
+        quantised = isinstance(module, AffineLinear | AffineEmbedding)
+        np.testing.assert_array_equal((module.matrix.rows(slice(None)) if quantised else module.weight).numpy(), value)
+        if f"{layer}.scales" in parts:
+            layers.add(layer)
+            scales, biases = (parts[f"{layer}.{part}"] for part in ("scales", "biases"))
+            bits = parts[key].shape[1] * 32 // value.shape[1]
+            parts[key] = mx.dequantize(parts[key], scales, biases, group_size=32, bits=bits)
+        np.testing.assert_array_equal(np.array(parts[key]), value, err_msg=key)
+    return layers
+
+
+@pytest.mark.parametrize(("most", "better"), [("Q5_K", "Q6_K"), ("Q3_K", "Q5_K"), ("Q2_K", "Q3_K")])
+def test_files_of_other_k_quants_are_exact(most: str, better: str, tmp_path: Path) -> None:
+    # given files as Q5_K_M, Q3_K_M and Q2_K are
+    layers = {"output.weight": "lm_head", "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj"}
+    file = k_quants(tmp_path / "original", layers, most, better)
+    plain, kept = converted(file, tmp_path / "k")
+    values = load_file(plain.path / "model.safetensors")
+    # when both libraries load what stays quantised
+    on_hf, on_mlx = load_model(kept, LoadOptions(device="cpu")), load_on_mlx(kept, LoadOptions(device="cpu"))
+    # then weights are those of the float32 import; in MLX those of runs of 32 stay quantised
+    small = quantised_alike(on_hf, on_mlx, values)
+    matrices = {key.removesuffix(".weight") for key, value in values.items() if value.ndim == 2}
+    assert small == (set(layers.values()) if better == "Q5_K" else matrices - set(layers.values()) if most == "Q5_K" else set())
+    on_mlx.limits.reset()
+
+
 def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
     """As Q4_K_M files are: half of some matrices in Q6_K, whose scales are for 16 numbers each, which MLX does not have."""
     # given rows as wide as a block of theirs
@@ -346,17 +379,7 @@ def test_k_quants_stay_small_and_exact(tmp_path: Path) -> None:
     assert plan.kept <= 1.6 * theirs
     # and as small in hf, float32 in mlx, as was estimated, and all the same by value
     on_hf, on_mlx = load_model(kept, LoadOptions(device="cpu")), load_on_mlx(kept, LoadOptions(device="cpu"))
-    parts = dict(flat_parameters(on_mlx.model))
-    for key, value in values.items():
-        layer = key.removesuffix(".weight")
-        module = on_hf.model.get_submodule(layer)
-        quantised = isinstance(module, AffineLinear | AffineEmbedding)
-        np.testing.assert_array_equal((module.matrix.rows(slice(None)) if quantised else module.weight).numpy(), value)
-        if f"{layer}.scales" in parts:
-            assert layer not in said
-            scales, biases = (parts[f"{layer}.{part}"] for part in ("scales", "biases"))
-            parts[key] = mx.dequantize(parts[key], scales, biases, group_size=32, bits=4)
-        np.testing.assert_array_equal(np.array(parts[key]), value, err_msg=key)
+    assert not quantised_alike(on_hf, on_mlx, values) & said.keys()
     held = held_by(on_hf.model), sum(array.nbytes for _, array in flat_parameters(on_mlx.model))
     assert held[0] <= 1.6 * theirs < held[1]
     for backend, nbytes in zip(("hf", "mlx"), held, strict=True):
