@@ -53,19 +53,8 @@ class Part:
         return True
 
 
-ONE_BACKEND = (
-    "W4",
-    "cpu",
-    "rows",
-    "kv",
-    "many",
-    "W8",
-    "swap",
-    "grammar",
-    "speculative",
-    "remote",
-    "window",
-)  # quick ones are run on the first backend alone
+# quick ones are run on the first backend alone
+ONE_BACKEND = ("W4", "cpu", "rows", "kv", "many", "W8", "swap", "grammar", "speculative", "remote", "window")
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
     Part("W2", "chat: counts", On.ALL, chat),

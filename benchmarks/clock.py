@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,9 +34,10 @@ class Stopwatch:
         self._clocks = cpu, wall
         self._started: tuple[float, float] | None = None
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """From now on."""
         self._started = self._now()
+        return self
 
     def lap(self, tokens: int, answers: Sequence[Sequence[int]] = ()) -> Lap:
         """Until now.
@@ -57,6 +59,31 @@ class Stopwatch:
         return cpu(), wall()
 
 
+def timed(act: Callable[[int], object], times: int, *, each: int = 1) -> Lap:
+    """A lap of an act that is told how often it was done, and makes `each` tokens."""
+    watch = Stopwatch().start()
+    for i in range(times):
+        act(i)
+    return watch.lap(each * times)
+
+
+def timed_steps(step: Callable[[Any], Any], prompts: Any, n: int) -> Lap:
+    """Every row's `n` tokens, each made of those before it; the clock runs from the first on.
+
+    Args:
+        step: The next token of each row, ``(rows, 1)``, after what is given.
+        prompts: ``(rows, length)``, an array of some library.
+        n: Tokens.
+    """
+    watch, tokens = Stopwatch(), step(prompts)
+    watch.start()
+    drawn = [tokens[:, 0].tolist()]
+    for _ in range(n - 1):
+        tokens = step(tokens)
+        drawn.append(tokens[:, 0].tolist())
+    return watch.lap(len(drawn[0]) * (n - 1), list(zip(*drawn, strict=True)))
+
+
 def digest(answers: Sequence[Sequence[int]]) -> str:
     """Equal for equal answers."""
     told = hashlib.sha256()
@@ -65,7 +92,9 @@ def digest(answers: Sequence[Sequence[int]]) -> str:
     return told.hexdigest()[:12]
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: Told, *, warm_up: bool) -> dict[str, list[Lap]]:
+def take_turns(
+    contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: Told, *, row: str = "", warm_up: bool = True
+) -> dict[str, list[Lap]]:
     """The first lap of each contender, then the second of each: A B A B.
 
     What is there before the first lap is kept out of the garbage collector's sight until the last one has ended.
@@ -73,7 +102,8 @@ def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: T
     Args:
         contenders: By name.
         rounds: Laps of each.
-        tell: Is told the name before every lap.
+        tell: Is told the name before every lap, behind the row's.
+        row: What is measured.
         warm_up: Whether a first round is not counted.
     """
     laps: dict[str, list[Lap]] = {name: [] for name in contenders}
@@ -82,7 +112,7 @@ def take_turns(contenders: Mapping[str, Callable[[], Lap]], rounds: int, tell: T
     try:
         for turn in range(rounds + warm_up):
             for name, run in contenders.items():
-                tell(name)
+                tell(f"{row}, {name}" if row else name)
                 gc.collect()
                 lap = run()
                 if turn >= warm_up:

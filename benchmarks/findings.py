@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,20 @@ class Case:
     def title(self) -> str:
         """As tables say it."""
         return f"{self.backend}, {self.model}" if self.model else self.backend
+
+    def verdict(
+        self,
+        row: str,
+        what: str,
+        figure: float,
+        bar: float,
+        *,
+        at_least: bool = False,
+        timed: bool = True,
+        limit: Limit | None = None,
+    ) -> Verdict:
+        """A figure of this model against its bar."""
+        return Verdict(row, self.backend, self.model, what, figure, bar, at_least, timed, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +205,8 @@ def timing(part: str, case: Case, who: str, laps: Sequence[Lap]) -> Timing:
         laps=len(laps),
         outcome=laps[0].outcome,
     )
+
+
+def timings(part: str, case: Case, laps: Mapping[str, Sequence[Lap]]) -> tuple[Timing, ...]:
+    """The same of every contender."""
+    return tuple(timing(part, case, who, each) for who, each in laps.items())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.clock import Clock, Lap, Stopwatch
+from benchmarks.clock import Clock, Stopwatch
 from runtime import LanguageModel
 
 FORWARDS = "elsewise, its forwards alone"
@@ -69,31 +68,3 @@ class Forwards:
                 self._began = None
 
         return timed
-
-
-class Watched:
-    """A model in this process whose laps can be timed by its forwards alone.
-
-    Args:
-        model: It; its laps are stopped by the watch that `_watch` makes.
-    """
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._forwards_of = model
-        self._watch: Callable[[], Stopwatch] = Stopwatch
-
-    def forwards(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of its forwards alone."""
-        return self._watched(run, Forwards.watch)
-
-    def rest(self, run: Callable[[], Lap]) -> Lap:
-        """A lap whose times are those of all that is not a forward, one after the other: nothing hides behind a forward."""
-        return self._watched(run, Forwards.watch_rest)
-
-    def _watched(self, run: Callable[[], Lap], watch: Callable[[Forwards], Stopwatch]) -> Lap:
-        with Forwards(self._forwards_of) as forwards:
-            self._watch = partial(watch, forwards)
-            try:
-                return run()
-            finally:
-                self._watch = Stopwatch

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.clock import Lap, Stopwatch
 from benchmarks.findings import Case
-from benchmarks.forwards import Forwards, Watched
+from benchmarks.forwards import Forwards
 from benchmarks.measure import Float32, Ids, distinct_prefixes
 from runtime import BeamOptions, GenerationOptions, LanguageModel, Metrics, SamplingOptions, load
 
@@ -25,25 +26,56 @@ def open_model(folder: Path, backend: str, *, kv_cache_bytes: int | None = None,
     return load(folder, backend, kv_cache_bytes=kv_cache_bytes, **one_thread(backend), **options)
 
 
-class Ours:
-    """A model in this process, on one thread of the library; generation records the usual ten alternatives per token.
+class _Opened:
+    """A model in this process, on one thread of the library, and an event loop.
 
     Args:
         folder: The model.
         backend: Its backend's name.
-        kv_cache_bytes: Its budget; None for the usual one.
+        options: Of `LoadOptions`, beside those of every model here.
     """
 
-    name = "elsewise"
-
-    def __init__(self, folder: Path, backend: str, *, kv_cache_bytes: int | None = None) -> None:
-        self._model = open_model(folder, backend, kv_cache_bytes=kv_cache_bytes)
+    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
+        self._model = open_model(folder, backend, **options)
         self._runner = asyncio.Runner()
 
     @property
     def tokens_computed(self) -> int:
         """As the scheduler counts them."""
         return self._model.metrics().tokens_computed
+
+    def close(self) -> None:
+        """Ends the owner thread and the loop."""
+        self._model.close()
+        self._runner.close()
+
+
+class _Watched(_Opened):
+    """One whose laps can be timed by its forwards alone: they are stopped by the watch that `_watch` makes."""
+
+    _watch: Callable[[], Stopwatch] = Stopwatch
+
+    def forwards(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of its forwards alone."""
+        return self._watched(run, Forwards.watch)
+
+    def rest(self, run: Callable[[], Lap]) -> Lap:
+        """A lap whose times are those of all that is not a forward, one after the other: nothing hides behind a forward."""
+        return self._watched(run, Forwards.watch_rest)
+
+    def _watched(self, run: Callable[[], Lap], watch: Callable[[Forwards], Stopwatch]) -> Lap:
+        with Forwards(self._model) as forwards:
+            self._watch = partial(watch, forwards)
+            try:
+                return run()
+            finally:
+                del self._watch
+
+
+class Ours(_Opened):
+    """Generation records the usual ten alternatives per token."""
+
+    name = "elsewise"
 
     @property
     def metrics(self) -> Metrics:
@@ -76,11 +108,6 @@ class Ours:
         """Clears KV and vectors."""
         self._model.clear_cache()
 
-    def close(self) -> None:
-        """Ends the owner thread and the loop."""
-        self._model.close()
-        self._runner.close()
-
     async def _answer(self, prompt: Ids, n: int) -> list[int]:
         greedy = SamplingOptions(temperature=0.0)
         options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False)
@@ -93,20 +120,11 @@ def our_subject(case: Case) -> Ours:
     return case.loaded.get(Ours, lambda: Ours(case.folder, case.backend))
 
 
-class OurBranches(Watched):
-    """A model in this process; every lap begins without a cache, and the prompt is a part of it.
+class OurBranches(_Watched):
+    """Every lap begins without a cache, and the prompt is a part of it."""
 
-    Args:
-        folder: The model.
-        backend: Its backend's name.
-    """
-
-    def __init__(self, folder: Path, backend: str) -> None:
-        self._model = open_model(folder, backend)
-        super().__init__(self._model)
-        self._runner = asyncio.Runner()
-        self.computed = 0  # tokens that the last lap pushed through the model
-        self.needed = 0  # the fewest that its branches need, see `benchmarks.measure`
+    computed = 0  # tokens that the last lap pushed through the model
+    needed = 0  # the fewest that its branches need, see `benchmarks.measure`
 
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
         """`tokens` drawn in each of `n` continuations of the prompt, with records of ten alternatives."""
@@ -133,17 +151,10 @@ class OurBranches(Watched):
         found = self._runner.run(self._model.beam_generate(prompt, options))
         return self._end(watch.lap(width * tokens, [one.ids for one in found]))
 
-    def close(self) -> None:
-        """Ends the owner thread and the loop."""
-        self._model.close()
-        self._runner.close()
-
     def _begin(self) -> Stopwatch:
         self._model.clear_cache()
         self.computed = -self._model.metrics().tokens_computed
-        watch = self._watch()
-        watch.start()
-        return watch
+        return self._watch().start()
 
     def _end(self, lap: Lap) -> Lap:
         self._model.prefix_match([0])  # after the last step, so that it is counted
@@ -151,24 +162,8 @@ class OurBranches(Watched):
         return lap
 
 
-class OurStreams(Watched):
-    """A model in this process; a lap begins without a cache unless it says otherwise.
-
-    Args:
-        folder: The model.
-        backend: Its backend's name.
-        options: Of `LoadOptions`, beside those of every model here.
-    """
-
-    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
-        self._model = open_model(folder, backend, **options)
-        super().__init__(self._model)
-        self._runner = asyncio.Runner()
-
-    @property
-    def tokens_computed(self) -> int:
-        """As the scheduler counts them."""
-        return self._model.metrics().tokens_computed
+class OurStreams(_Watched):
+    """A lap begins without a cache unless it says otherwise."""
 
     @property
     def weight_bytes(self) -> int:
@@ -188,15 +183,9 @@ class OurStreams(Watched):
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""
         self._model.clear_cache()
-        watch = self._watch()
-        watch.start()
+        watch = self._watch().start()
         records = self._runner.run(self._model.score(ids))
         return watch.lap(len(records))
-
-    def close(self) -> None:
-        """Ends the owner thread and the loop."""
-        self._model.close()
-        self._runner.close()
 
     async def _decode(self, prompts: Sequence[Ids], n: int, top_k: int) -> Lap:
         greedy = SamplingOptions(temperature=0.0)

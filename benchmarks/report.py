@@ -104,19 +104,9 @@ def count_table(title: str, results: Sequence[Result]) -> Table:
     """Tokens computed and needed, of one model."""
     table = _table(title, ("workload", "who"), ("tokens", "ideal", "ratio", "cpu s", "wall s", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(results, lambda r: r.workload):
-        table.add_row(
-            row.workload if i == 0 else "",
-            row.subject,
-            f"{row.tokens:,}",
-            f"{row.ideal:,}",
-            f"{row.ratio:.3f}",
-            f"{row.cpu_seconds:.2f}",
-            f"{row.wall_seconds:.2f}",
-            f"{row.cpu_seconds / first.cpu_seconds:.2f}",
-            str(row.laps),
-            _same(i, row.outcome, first.outcome),
-            end_section=last,
-        )
+        figures = (f"{row.tokens:,}", f"{row.ideal:,}", f"{row.ratio:.3f}", f"{row.cpu_seconds:.2f}", f"{row.wall_seconds:.2f}")
+        ends = (f"{row.cpu_seconds / first.cpu_seconds:.2f}", str(row.laps), _same(i, row.outcome, first.outcome))
+        table.add_row(row.workload if i == 0 else "", row.subject, *figures, *ends, end_section=last)
     return table
 
 
@@ -124,18 +114,10 @@ def timing_table(title: str, timings: Sequence[Timing]) -> Table:
     """What a token cost each contender, of one model."""
     table = _table(title, ("part", "who"), ("ms/token", "cpu ms/token", "tokens/s", "x wall", "x cpu", "laps"), ("same",))
     for i, row, first, last in _grouped(timings, lambda t: t.part):
-        table.add_row(
-            row.part if i == 0 else "",
-            row.who,
-            f"{row.wall_ms:.3f}",
-            f"{row.cpu_ms:.3f}",
-            f"{1000 / row.wall_ms:,.0f}",
-            f"{row.wall_ms / first.wall_ms:.2f}",
-            f"{row.cpu_ms / first.cpu_ms:.2f}",
-            str(row.laps),
-            _same(i, row.outcome, first.outcome),
-            end_section=last,
-        )
+        figures = (f"{row.wall_ms:.3f}", f"{row.cpu_ms:.3f}", f"{1000 / row.wall_ms:,.0f}")
+        times = (f"{row.wall_ms / first.wall_ms:.2f}", f"{row.cpu_ms / first.cpu_ms:.2f}")
+        ends = (str(row.laps), _same(i, row.outcome, first.outcome))
+        table.add_row(row.part if i == 0 else "", row.who, *figures, *times, *ends, end_section=last)
     return table
 
 
@@ -163,14 +145,9 @@ def calibration_table(title: str, calibrations: Sequence[Calibration]) -> Table:
     """One fixed kernel, and an idle event loop, before each model."""
     table = _table(title, ("before",), ("kernel cpu s", "kernel wall s", "idle gap p99 ms", "longest ms"), ("",))
     for each in calibrations:
-        table.add_row(
-            each.when,
-            f"{each.cpu_seconds:.3f}",
-            f"{each.wall_seconds:.3f}",
-            f"{each.idle_p99:.2f}",
-            f"{each.idle_max:.2f}",
-            "" if each.normal else "busy",
-        )
+        seconds, gaps = (each.cpu_seconds, each.wall_seconds), (each.idle_p99, each.idle_max)
+        figures = (*(f"{value:.3f}" for value in seconds), *(f"{value:.2f}" for value in gaps))
+        table.add_row(each.when, *figures, "" if each.normal else "busy")
     return table
 
 

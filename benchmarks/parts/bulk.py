@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
-from benchmarks.findings import Case, Findings, Verdict, timing
+from benchmarks.findings import Case, Findings, timings
 from benchmarks.measure import Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
@@ -38,24 +38,26 @@ def bulk(case: Case, sizes: Sizes, tell: Told) -> Findings:
     tell("bulk: loading")
     with closing(open_model(case.folder, case.backend)) as model, asyncio.Runner() as runner:
         peer = (_torch if case.backend == "hf" else _mlx)(case)
+
+        def lap(texts: Sequence[Ids]) -> Lap:
+            return runner.run(_lap(model, texts))
+
         for row, texts, bar in ((UNRELATED, unrelated, UNRELATED_BAR), (SHARED, shared, SHARED_BAR)):
             before = model.metrics().tokens_computed
-            runner.run(_lap(model, texts))
+            lap(texts)
             pushed = model.metrics().tokens_computed - before
             needed = sum(map(len, texts)) if row == UNRELATED else PREFIX + n * SUFFIX
             contenders: dict[str, Callable[[], Lap]] = {
-                OURS: partial(_run, runner, model, texts),
+                OURS: partial(lap, texts),
                 PADDED[case.backend]: partial(peer, texts),
             }
-            laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, row), warm_up=True)
+            laps = take_turns(contenders, sizes.rounds, tell, row=row)
             ratio = speed(laps[OURS], laps[PADDED[case.backend]], cpu)
             verdicts = (
-                Verdict(row, case.backend, case.model, f"throughput / {PADDED[case.backend]}", ratio, bar, at_least=True),
-                Verdict(
-                    row, case.backend, case.model, "tokens computed / needed", pushed / needed, 1.0, at_least=False, timed=False
-                ),
+                case.verdict(row, f"throughput / {PADDED[case.backend]}", ratio, bar, at_least=True),
+                case.verdict(row, "tokens computed / needed", pushed / needed, 1.0, timed=False),
             )
-            found += Findings(timings=tuple(timing(row, case, who, each) for who, each in laps.items()), verdicts=verdicts)
+            found += Findings(timings=timings(row, case, laps), verdicts=verdicts)
     return found
 
 
@@ -64,18 +66,9 @@ def _ids(rng: np.random.Generator, case: Case, n: int) -> list[int]:
     return ids
 
 
-def _run(runner: asyncio.Runner, model: LanguageModel, texts: Sequence[Ids]) -> Lap:
-    return runner.run(_lap(model, texts))
-
-
-def _tell(tell: Told, row: str, who: str) -> None:
-    tell(f"{row}, {who}")
-
-
 async def _lap(model: LanguageModel, texts: Sequence[Ids]) -> Lap:
     await model.clear_cache_async()
-    watch = Stopwatch()
-    watch.start()
+    watch = Stopwatch().start()
     tokens = 0
     async with aclosing(model.score_many(texts, TOP)) as runs:
         async for _, run in runs:
@@ -102,8 +95,7 @@ def _torch(case: Case) -> Callable[[Sequence[Ids]], Lap]:
     peer = case.loaded.get("bulk", lambda: TransformersModel(case.folder))
 
     def run(texts: Sequence[Ids]) -> Lap:
-        watch = Stopwatch()
-        watch.start()
+        watch = Stopwatch().start()
         with torch.inference_mode():
             for ids, lengths in _batches(texts):
                 tokens = peer.tensor(ids.tolist())
@@ -128,8 +120,7 @@ def _mlx(case: Case) -> Callable[[Sequence[Ids]], Lap]:
     model, _ = load_model(case.folder)
 
     def run(texts: Sequence[Ids]) -> Lap:
-        watch = Stopwatch()
-        watch.start()
+        watch = Stopwatch().start()
         for ids, lengths in _batches(texts):  # what follows the end of a text is seen by none of its tokens
             logits = model(mx.array(ids.astype(np.int32)))
             mx.eval(logits)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns, wall
-from benchmarks.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdict, timing
+from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns, timed, wall
+from benchmarks.findings import EMBEDDED, Case, Findings, Limit, Reading, Verdict, timing, timings
 from benchmarks.forwards import FORWARDS, REST
 from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import measure
@@ -59,11 +59,10 @@ def decode(case: Case, sizes: Sizes, tell: Told) -> Findings:
     one[LOOP_RECORDS] = partial(peer.loop, prompts[:1], n, records=True)
     eight[LOOP_RECORDS] = partial(peer.loop, prompts, n, records=True)
     eight[FORWARDS] = partial(ours.forwards, eight[OURS])
-    laps_one = take_turns(one, sizes.rounds, lambda who: tell(f"{ONE}, {who}"), warm_up=True)
-    laps_eight = take_turns(eight, sizes.rounds, lambda who: tell(f"{EIGHT}, {who}"), warm_up=True)
-    timings = [timing(ONE, case, who, laps) for who, laps in laps_one.items()]
-    timings += [timing(EIGHT, case, who, laps) for who, laps in laps_eight.items()]
-    return Findings(timings=tuple(timings), verdicts=(*one_stream(case, laps_one), *_eight(case, laps_one, laps_eight)))
+    laps_one = take_turns(one, sizes.rounds, tell, row=ONE)
+    laps_eight = take_turns(eight, sizes.rounds, tell, row=EIGHT)
+    verdicts = (*one_stream(case, laps_one), *_eight(case, laps_one, laps_eight))
+    return Findings(timings=timings(ONE, case, laps_one) + timings(EIGHT, case, laps_eight), verdicts=verdicts)
 
 
 def peer_streams(case: Case) -> Any:
@@ -86,15 +85,8 @@ def one_stream(case: Case, laps: Laps, row: str = ONE) -> list[Verdict]:
     else:
         bars = [(OURS, LOOP, 0.97), (OURS, GENERATE, 1.0)]
     return [
-        Verdict(
-            row,
-            case.backend,
-            case.model,
-            _what(who, peer),
-            speed(laps[who], laps[peer], wall),
-            bar,
-            at_least=True,
-            limit=_limit(case, laps, who, peer),
+        case.verdict(
+            row, _what(who, peer), speed(laps[who], laps[peer], wall), bar, at_least=True, limit=_limit(case, laps, who, peer)
         )
         for who, peer, bar in bars
     ]
@@ -115,7 +107,7 @@ def _eight(case: Case, one: Laps, eight: Laps) -> list[Verdict]:
     else:
         return []
     limit = Limit(speed(eight[FORWARDS], peer, wall), FORWARDS_LIMIT)
-    return [Verdict(EIGHT, case.backend, case.model, what, speed(eight[OURS], peer, wall), bar, at_least=True, limit=limit)]
+    return [case.verdict(EIGHT, what, speed(eight[OURS], peer, wall), bar, at_least=True, limit=limit)]
 
 
 def _what(who: str, peer: str) -> str:
@@ -160,15 +152,15 @@ def _measured(case: Case, sizes: Sizes, tell: Told) -> Findings:
     contenders[LOOP] = partial(peer.loop, [prompt], n, records=False)
     contenders[LOOP_RECORDS] = partial(peer.loop, [prompt], n, records=True)
     contenders[READ] = _reader(weights[OURS])
-    laps = take_turns(contenders, sizes.cpu_rounds, lambda who: tell(f"{CPU_ROW}, {who}"), warm_up=True)
+    laps = take_turns(contenders, sizes.cpu_rounds, tell, row=CPU_ROW)
     tell(f"{CPU_ROW}: {FIRST}")
     first, busy = min(_first_token(case, prompt) for _ in range(2))
-    timings = [timing(CPU_ROW, case, f"{who} weights" if who in FORMS else who, each) for who, each in laps.items()]
+    named = {f"{who} weights" if who in FORMS else who: each for who, each in laps.items()}
     readings = tuple(_reading(case, laps, form, weights) for form in (OURS, *FORMS))
     verdicts = [*one_stream(case, laps, CPU_ROW), *(_packed_verdict(case, laps, form, weights) for form in FORMS)]
     what, limit = f"s {FIRST}, libraries in place", Limit(busy, "its cpu-seconds, whatever the machine does beside")
-    seconds = Verdict(CPU_ROW, case.backend, case.model, what, first, FIRST_BAR, at_least=False, limit=limit)
-    return Findings(timings=tuple(timings), readings=readings, verdicts=(*verdicts, seconds))
+    seconds = case.verdict(CPU_ROW, what, first, FIRST_BAR, limit=limit)
+    return Findings(timings=timings(CPU_ROW, case, named), readings=readings, verdicts=(*verdicts, seconds))
 
 
 def _packed(case: Case, form: str) -> OurStreams:
@@ -181,7 +173,7 @@ def _packed_verdict(case: Case, laps: Mapping[str, list[Lap]], form: str, weight
     figure = speed(laps[form], laps[GENERATE], wall)
     what = f"{form} weights: speed / {GENERATE}"
     said = Limit(limit, AT_MEMORY_SPEED)
-    return Verdict(CPU_ROW, case.backend, case.model, what, figure, PACKED_BAR, at_least=True, limit=said)
+    return case.verdict(CPU_ROW, what, figure, PACKED_BAR, at_least=True, limit=said)
 
 
 def _reading(case: Case, laps: Mapping[str, list[Lap]], form: str, weights: Mapping[str, int]) -> Reading:
@@ -196,15 +188,7 @@ def _reader(nbytes: int) -> Callable[[], Lap]:
     import torch
 
     numbers = torch.ones(max(nbytes // 4, 1))
-
-    def run() -> Lap:
-        watch = Stopwatch()
-        watch.start()
-        for _ in range(READS):
-            numbers.sum()
-        return watch.lap(READS)
-
-    return run
+    return partial(timed, lambda _: numbers.sum(), READS)
 
 
 def _first_token(case: Case, prompt: list[int]) -> tuple[float, float]:
@@ -262,12 +246,12 @@ def _ways(owner: Any, switch: str, run: Run, names: tuple[str, str]) -> dict[str
 
 def _both(own: Case, part: str, ways: dict[str, Run], sizes: Sizes, tell: Told) -> Findings:
     """The ways in turns, and how much faster the first one is."""
-    laps = take_turns(ways, sizes.rounds, lambda who: tell(f"{part}, {who}"), warm_up=True)
+    laps = take_turns(ways, sizes.rounds, tell, row=part)
     first, second = ways
     figure = speed(laps[first], laps[second], cpu)
     return Findings(
-        timings=tuple(timing(part, own, who, each) for who, each in laps.items()),
-        verdicts=(Verdict(part, own.backend, own.model, f"{first}: cpu speed / {second}", figure, BARS[part], at_least=True),),
+        timings=timings(part, own, laps),
+        verdicts=(own.verdict(part, f"{first}: cpu speed / {second}", figure, BARS[part], at_least=True),),
     )
 
 
@@ -305,9 +289,8 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
         contenders[_part(context), REST] = partial(ours.rest, decode)
     contenders[OVERHEAD_ROW, RECORDS] = partial(peer.records(prompts[shortest]), n)
     named = {f"{part}, {who}": run for (part, who), run in contenders.items()}
-    found = take_turns(named, TURNS * sizes.rounds, tell, warm_up=True)
+    found = take_turns(named, TURNS * sizes.rounds, tell)
     laps = dict(zip(contenders, found.values(), strict=True))
-    timings = tuple(timing(part, case, who, each) for (part, who), each in laps.items())
 
     def ms(part: str, who: str) -> list[float]:
         return [lap.wall_seconds / lap.tokens * 1000 for lap in laps[part, who]]
@@ -317,16 +300,12 @@ def overhead(case: Case, sizes: Sizes, tell: Told) -> Findings:
     added = median(step - forward - record for step, forward, record in steps)
     grown = median(b - a for a, b in zip(ms(near, REST), ms(far, REST), strict=True))
     return Findings(
-        timings=timings,
+        timings=tuple(timing(part, case, who, each) for (part, who), each in laps.items()),
         verdicts=(
-            _overhead_verdict(case, f"ms a token at context {longest:,}, less its forward and record", added, BAR_MS),
-            _overhead_verdict(case, f"ms more than at context {shortest:,}, nothing hidden", grown, FLAT_MS),
+            case.verdict(OVERHEAD_ROW, f"ms a token at context {longest:,}, less its forward and record", added, BAR_MS),
+            case.verdict(OVERHEAD_ROW, f"ms more than at context {shortest:,}, nothing hidden", grown, FLAT_MS),
         ),
     )
-
-
-def _overhead_verdict(case: Case, what: str, figure: float, bar: float) -> Verdict:
-    return Verdict(OVERHEAD_ROW, case.backend, case.model, what, figure, bar, at_least=False)
 
 
 def _part(context: int) -> str:
@@ -348,16 +327,14 @@ def score(case: Case, sizes: Sizes, tell: Told) -> Findings:
     score_it()
     pushed = ours.tokens_computed - before
     contenders = {OURS: score_it, BARE: partial(peer.score, ids), FORWARDS: partial(ours.forwards, score_it)}
-    laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{SCORE_ROW}, {who}"), warm_up=True)
+    laps = take_turns(contenders, sizes.rounds, tell, row=SCORE_ROW)
     share, least = (1 / speed(laps[who], laps[BARE], cpu) for who in (OURS, FORWARDS))
     limit = Limit(least, FORWARDS_LIMIT)
     verdicts = (
-        Verdict(
-            SCORE_ROW, case.backend, case.model, "tokens computed / tokens", pushed / len(ids), 1.0, at_least=False, timed=False
-        ),
-        Verdict(SCORE_ROW, case.backend, case.model, f"cpu / {BARE}", share, CPU_BAR, at_least=False, limit=limit),
+        case.verdict(SCORE_ROW, "tokens computed / tokens", pushed / len(ids), 1.0, timed=False),
+        case.verdict(SCORE_ROW, f"cpu / {BARE}", share, CPU_BAR, limit=limit),
     )
-    return Findings(timings=tuple(timing(SCORE_ROW, case, who, each) for who, each in laps.items()), verdicts=verdicts)
+    return Findings(timings=timings(SCORE_ROW, case, laps), verdicts=verdicts)
 
 
 MANY_TOKENS, MANY_BRANCHES, MANY_BEAMS = "many tokens", "many branches", "many beams"
@@ -378,7 +355,7 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
     with closing(OurBranches(case.folder, case.backend)) as ours:
         ours.branches(prompt, N, n)
         figure, what = ours.computed / ours.needed, f"computed / needed (prefix {len(prompt)} + 8 x {n - 1}, shared ones once)"
-        counted = Verdict(MANY_TOKENS, case.backend, case.model, what, figure, 1.0, at_least=False, timed=False)
+        counted = case.verdict(MANY_TOKENS, what, figure, 1.0, timed=False)
         if case.backend != "hf":  # mlx_lm has neither
             return Findings(verdicts=(counted,))
         from benchmarks.peers.torch_peers import TorchBranches
@@ -391,27 +368,11 @@ def many(case: Case, sizes: Sizes, tell: Told) -> Findings:
             found = Findings(verdicts=(counted,))
             for part, runs in parts.items():
                 runs[FORWARDS] = partial(ours.forwards, runs[OURS])
-                laps = take_turns(runs, sizes.rounds, partial(_tell, tell, part), warm_up=True)
+                laps = take_turns(runs, sizes.rounds, tell, row=part)
                 share, least = (speed(laps[PEER], laps[who], cpu) for who in (OURS, FORWARDS))  # ours by theirs
-                verdict = Verdict(
-                    part,
-                    case.backend,
-                    case.model,
-                    f"cpu / {PEER}",
-                    share,
-                    1.0,
-                    at_least=False,
-                    limit=Limit(least, FORWARDS_LIMIT),
-                )
-                found += Findings(
-                    timings=tuple(timing(part, case, who, own) for who, own in laps.items()),
-                    verdicts=(verdict,),
-                )
+                verdict = case.verdict(part, f"cpu / {PEER}", share, 1.0, limit=Limit(least, FORWARDS_LIMIT))
+                found += Findings(timings=timings(part, case, laps), verdicts=(verdict,))
     return found
-
-
-def _tell(tell: Told, part: str, who: str) -> None:
-    tell(f"{part}, {who}")
 
 
 SPECULATIVE_ROW = "speculative"
@@ -433,26 +394,17 @@ def speculative(case: Case, sizes: Sizes, tell: Told) -> Findings:
             PLAIN: partial(_decode, model, prompt, sizes.speculative_tokens, None),
             LOOKUP: partial(_decode, model, prompt, sizes.speculative_tokens, SpeculativeOptions()),
         }
-        laps = take_turns(contenders, min(sizes.rounds, 3), lambda who: tell(f"{SPECULATIVE_ROW}, {who}"), warm_up=False)
+        laps = take_turns(contenders, min(sizes.rounds, 3), tell, row=SPECULATIVE_ROW, warm_up=False)
         limit = Limit(_all_right(model, prompt, min(sizes.rounds, 3)), SPECULATIVE_LIMIT)
         rate = model.metrics().acceptance_rate or 0.0
     faster = f"speed / plain ({rate:.0%} accepted)"
     verdicts = (
-        Verdict(
-            SPECULATIVE_ROW,
-            case.backend,
-            EMBEDDED,
-            faster,
-            speed(laps[LOOKUP], laps[PLAIN], wall),
-            SPECULATIVE_BAR,
-            at_least=True,
-            limit=limit,
+        named.verdict(
+            SPECULATIVE_ROW, faster, speed(laps[LOOKUP], laps[PLAIN], wall), SPECULATIVE_BAR, at_least=True, limit=limit
         ),
-        Verdict(
-            SPECULATIVE_ROW, case.backend, EMBEDDED, "laps that say the same", _same(laps), 1.0, at_least=True, timed=False
-        ),
+        named.verdict(SPECULATIVE_ROW, "laps that say the same", _same(laps), 1.0, at_least=True, timed=False),
     )
-    return Findings(timings=tuple(timing(SPECULATIVE_ROW, named, who, each) for who, each in laps.items()), verdicts=verdicts)
+    return Findings(timings=timings(SPECULATIVE_ROW, named, laps), verdicts=verdicts)
 
 
 def _same(laps: dict[str, list[Lap]]) -> float:
@@ -482,7 +434,6 @@ def _decode(model: LanguageModel, prompt: list[int], n: int, speculation: Specul
     model.cache_kv(prompt)
     greedy = SamplingOptions(temperature=0.0)
     options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False, speculative=speculation)
-    watch = Stopwatch()
-    watch.start()
+    watch = Stopwatch().start()
     tokens = [record.token_id for record in model.generate_sync(prompt, options)]
     return watch.lap(len(tokens), [tokens])

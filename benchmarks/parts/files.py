@@ -9,6 +9,8 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
@@ -19,7 +21,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.children.child import measure_in_child
 from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Verdict
+from benchmarks.findings import Case, Findings
 from benchmarks.sizes import Sizes
 from runtime import ModelShelf, models_dir, plan_import
 
@@ -45,10 +47,7 @@ def files(case: Case, sizes: Sizes, tell: Told) -> Findings:
         gigabytes = packed.stat().st_size / 1e9
         more = plain.stat().st_size / packed.stat().st_size
         read = _verified(folder, sizes)
-
-    def verdict(what: str, figure: float, bar: float, *, timed: bool = False) -> Verdict:
-        return Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=False, timed=timed)
-
+    verdict = partial(case.verdict, ROW, timed=False)
     once = [] if read is None else [verdict("bytes read by verifying a model / bytes of its files", read, ONCE_BAR)]
     return Findings(
         verdicts=(
@@ -63,16 +62,15 @@ def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001
     """What SmolLM2's own GGUF file takes on hf when it stays quantised."""
     tell(QUANTISED_ROW)
     file = models_dir() / SMOLLM2
+    what = "a GGUF file of 4 bits, bytes {0} / bytes of the file"
     found = measure_in_child("benchmarks.children.quantised", file, what="what a quantised file takes on hf was")
     return Findings(
         verdicts=tuple(
-            Verdict(
-                QUANTISED_ROW, "hf", case.model, f"a GGUF file of 4 bits, bytes {place} / bytes of the file",
-                found[name] / found["file"], KEPT_BAR, at_least=False,
-            )
-            for name, place in (("disk", "on the disk"), ("memory", "in memory")) if found
+            replace(case, backend="hf").verdict(QUANTISED_ROW, what.format(place), found[name] / found["file"], KEPT_BAR)
+            for name, place in (("disk", "on the disk"), ("memory", "in memory"))
+            if found
         )
-    )  # fmt: skip
+    )
 
 
 def written_gguf(path: Path, sizes: Sizes, form: tuple[int, int, int]) -> Path:

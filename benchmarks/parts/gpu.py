@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,7 +40,7 @@ TEXT, PROMPT, NEW, STREAMS, QUERIES, QUERY = 2048, 256, 64, 8, 64, 128  # tokens
 PEER_ROWS = 32
 
 
-def gpu(_: Case, sizes: Sizes, tell: Told) -> Findings:
+def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """Nothing where torch finds no CUDA device."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -60,10 +61,11 @@ def gpu(_: Case, sizes: Sizes, tell: Told) -> Findings:
     def texts(count: int, length: int) -> list[list[int]]:
         return [rng.integers(5, 128_000, length).tolist() for _ in range(count)]
 
+    device = replace(case, backend="hf", model=torch.cuda.get_device_name(0))
     verdicts: list[Verdict] = []
 
     def found(what: str, figure: float, bar: float, *, timed: bool = False) -> None:
-        verdicts.append(Verdict("gpu", "hf", torch.cuda.get_device_name(0), what, figure, bar, at_least=False, timed=timed))
+        verdicts.append(device.verdict("gpu", what, figure, bar, timed=timed))
 
     with closing(load((given, tokenizer), "hf", kv_cache_bytes=8 << 30)) as model:
         work: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {}  # what is done, by us and by the peer; tokens

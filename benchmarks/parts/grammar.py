@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.clock import Lap, Stopwatch, Told, take_turns
-from benchmarks.findings import Case, Findings, Limit, Verdict, timing
+from benchmarks.findings import Case, Findings, Limit, timings
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions
@@ -57,22 +57,18 @@ def grammar(case: Case, sizes: Sizes, tell: Told) -> Findings:
         for run in contenders.values():
             run()  # compiles
         before = model.metrics()
-        laps = take_turns(contenders, sizes.rounds, partial(_tell, tell), warm_up=False)
+        laps = take_turns(contenders, sizes.rounds, tell, row=ROW, warm_up=False)
         after = model.metrics()
         limit = Limit(_library_alone(model, bound, answers), LIMIT)  # the constrained ones came last
     drawn = after.grammar_tokens - before.grammar_tokens
     spent = (after.grammar_seconds - before.grammar_seconds) / drawn * 1000
-    rows = tuple(timing(ROW, case, who, each) for who, each in laps.items())
+    rows = timings(ROW, case, laps)
     free_ms = next(row.wall_ms for row in rows if row.who == PLAIN)  # per row and token
     hidden = Limit(max(limit.figure - free_ms, 0.0), WAIT_LIMIT)
     waited = (after.grammar_wait_seconds - before.grammar_wait_seconds) / drawn * 1000
     verdicts = (
-        Verdict(
-            ROW, case.backend, case.model, "ms of mask and step per row and token", spent, BAR_MS, at_least=False, limit=limit
-        ),
-        Verdict(
-            ROW, case.backend, case.model, "ms a row's draw waits for its mask", waited, BAR_MS, at_least=False, limit=hidden
-        ),
+        case.verdict(ROW, "ms of mask and step per row and token", spent, BAR_MS, limit=limit),
+        case.verdict(ROW, "ms a row's draw waits for its mask", waited, BAR_MS, limit=hidden),
     )
     return Findings(timings=rows, verdicts=verdicts)
 
@@ -114,11 +110,6 @@ async def _lap(
         async with aclosing(model.generate(prompt, options)) as records:
             return [record.token_id async for record in records]
 
-    watch = Stopwatch()
-    watch.start()
+    watch = Stopwatch().start()
     answers = await asyncio.gather(*map(stream, prompts, each))
     return watch.lap(sum(map(len, answers))), answers
-
-
-def _tell(tell: Told, who: str) -> None:
-    tell(f"{ROW}, {who}")

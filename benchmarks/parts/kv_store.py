@@ -18,7 +18,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Limit, Verdict
+from benchmarks.findings import Case, Findings, Limit
 from benchmarks.measure import Float32, Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
@@ -38,9 +38,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
     def text(n: int, vocabulary: int = case.vocabulary) -> list[int]:
         return [int(token) for token in rng.integers(5, vocabulary - 5, n)]
 
-    def verdict(what: str, figure: float, bar: float, *, at_least: bool = False, timed: bool = False) -> Verdict:
-        return Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=at_least, timed=timed)
-
+    verdict = partial(case.verdict, ROW)
     share = 1 if sizes.rounds > 1 else 4  # a quick run has a quarter of each
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / case.model
@@ -51,7 +49,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
             chat_bytes = len(ids) * model.info.kv_bytes_per_token
             # the allocator's own copies while a buffer grows are in the peak, and kept logits and scores
             what = f"peak KV held / KV of the chat's tokens, {LAYERS} layers"
-            verdicts = [verdict(what, held / chat_bytes, 1.10)]
+            verdicts = [verdict(what, held / chat_bytes, 1.10, timed=False)]
         tell("kv: one chat at 1.2 x its bytes")
         with closing(_opened(folder, case.backend, int(1.2 * chat_bytes))) as model:
             _answered(model, ids[:-1], 1)
@@ -59,7 +57,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
             _answered(model, [*ids, *byte_text(MESSAGE)], ANSWER)
             computed = model.metrics().tokens_computed - before
             what = f"tokens of a turn at 1.2 x / new ones, {LAYERS} layers"
-            verdicts.append(verdict(what, computed / (MESSAGE + ANSWER), 1.0))
+            verdicts.append(verdict(what, computed / (MESSAGE + ANSWER), 1.0, timed=False))
     tell("kv: unrelated prompts")
     texts = [text(LENGTH) for _ in range(PROMPTS // share)]
     with closing(_opened(case.folder, case.backend)) as model:
@@ -72,7 +70,7 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         laps = [(_seconds(model, one_by_one), _seconds(model, lambda: model.batch_next_token_logprobs_sync(texts)))]
         laps.append((_seconds(model, one_by_one), _seconds(model, lambda: model.batch_next_token_logprobs_sync(texts))))
         ratio = max(alone / together for alone, together in laps)
-        verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True, timed=True))
+        verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True))
     return Findings(verdicts=tuple(verdicts))
 
 
@@ -151,8 +149,8 @@ def trie(case: Case, sizes: Sizes, tell: Told) -> Findings:
     what = f"ms: insert, lookup, evict {sizes.trie_path:,} tokens"
     weight = f"bytes / (stem + tails) of {sizes.trie_branches:,} branches"
     verdicts = (
-        Verdict(TRIE_ROW, case.backend, case.model, what, path_ms, PATH_BAR_MS, at_least=False, limit=Limit(least_ms, LEAST)),
-        Verdict(TRIE_ROW, case.backend, case.model, weight, held / needed, 1.0, at_least=False, timed=False),
+        case.verdict(TRIE_ROW, what, path_ms, PATH_BAR_MS, limit=Limit(least_ms, LEAST)),
+        case.verdict(TRIE_ROW, weight, held / needed, 1.0, timed=False),
     )
     return Findings(verdicts=verdicts)
 
@@ -231,7 +229,7 @@ def swap(case: Case, sizes: Sizes, tell: Told) -> Findings:
                 _ask(model, stack, [*prompt, *range(turn + 1)])
         again = model.metrics().tokens_computed - before - SWAP_TURNS * len(stacks)
     what = f"tokens of {len(stacks)} cached prefixes computed again in {SWAP_TURNS * len(stacks)} swaps"
-    return Findings(verdicts=(Verdict(SWAP_ROW, case.backend, case.model, what, again, 0.0, at_least=False, timed=False),))
+    return Findings(verdicts=(case.verdict(SWAP_ROW, what, again, 0.0, timed=False),))
 
 
 def _ask(model: LanguageModel, stack: Sequence[str], ids: Ids) -> Float32:

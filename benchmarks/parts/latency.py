@@ -57,7 +57,7 @@ def verdicts(case: Case, idle: Windows, spawned: Windows, inside: Windows) -> tu
     def verdict(who: str, name: str, place: int, ticked: Windows, bar: float) -> Verdict:
         figure, least = (median(gaps_of(window)[place] for window in windows) for windows in (ticked, idle))
         what = f"{who}: {name} ms, median of {len(ticked)} windows (the most: {max(gaps_of(w)[place] for w in ticked):.1f})"
-        return Verdict(ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=Limit(least, LIMIT))
+        return case.verdict(ROW, what, figure, bar, limit=Limit(least, LIMIT))
 
     return (
         verdict(SPAWNED, "p99", 1, spawned, SPAWNED_P99_MS),

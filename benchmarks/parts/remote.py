@@ -17,7 +17,7 @@ from statistics import median
 import psutil
 
 from benchmarks.clock import Lap, Stopwatch, Told, take_turns
-from benchmarks.findings import Case, Findings, Timing, Verdict, timing
+from benchmarks.findings import Case, Findings, Timing, timings
 from benchmarks.sizes import Sizes
 from runtime import GenerationOptions, LanguageModel, connect, load, spawn
 
@@ -61,7 +61,7 @@ def remote(case: Case, sizes: Sizes, tell: Told) -> Findings:
                 LIBRARY: lambda: runner.run(_read(model, tokens)),
                 SERVED: lambda: runner.run(_streamed(server, tokens)),
             }
-            laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{ROW}, {who}"), warm_up=True)
+            laps = take_turns(contenders, sizes.rounds, tell, row=ROW)
         finally:
             runner.run(model.close_async())
         asked = _queries(case, server, runner, sizes, tell)
@@ -72,9 +72,9 @@ def remote(case: Case, sizes: Sizes, tell: Told) -> Findings:
         return [lap.cpu_seconds / lap.tokens * 1000 for lap in laps[who]]
 
     added = median(served - library for served, library in zip(ms(SERVED), ms(LIBRARY), strict=True))
-    verdict = partial(Verdict, ROW, case.backend, case.model, at_least=False)
+    verdict = partial(case.verdict, ROW)
     return Findings(
-        timings=(*(timing(ROW, case, who, each) for who, each in laps.items()), *asked),
+        timings=(*timings(ROW, case, laps), *asked),
         verdicts=(
             verdict("ms of a processor a streamed token, less the library's", added, BAR_MS),
             verdict(f"leases left by {sizes.serve_clients} clients, half of which went away", float(leases), 0.0, timed=False),
@@ -115,8 +115,8 @@ def _queries(case: Case, server: Server, runner: asyncio.Runner, sizes: Sizes, t
                 contenders = {
                     who: partial(_asked_by, runner, model, clients, sizes.serve_queries, fresh) for who, model in models.items()
                 }
-                laps = take_turns(contenders, sizes.rounds, lambda who: tell(f"{ROW}, queries, {who}"), warm_up=True)
-                found += [timing(row, case, who, each) for who, each in laps.items()]
+                laps = take_turns(contenders, sizes.rounds, tell, row=f"{ROW}, queries")
+                found += timings(row, case, laps)
     return found
 
 
@@ -129,8 +129,7 @@ def _asked_by(runner: asyncio.Runner, model: LanguageModel, clients: int, querie
             await model.top_logprobs([5, 6, 7, 8 + number // most, 8 + number % most], LIKELIEST)
 
     async def all_of_them() -> Lap:
-        watch = Stopwatch()
-        watch.start()
+        watch = Stopwatch().start()
         await asyncio.gather(*(client() for _ in range(clients)))
         return watch.lap(queries // clients * clients)
 
@@ -138,8 +137,7 @@ def _asked_by(runner: asyncio.Runner, model: LanguageModel, clients: int, querie
 
 
 async def _read(model: LanguageModel, tokens: int) -> Lap:
-    watch = Stopwatch()
-    watch.start()
+    watch = Stopwatch().start()
 
     async def one(place: int) -> None:
         options = GenerationOptions(max_tokens=tokens, ignore_eos=True, seed=place, top_k=0)
@@ -152,8 +150,7 @@ async def _read(model: LanguageModel, tokens: int) -> Lap:
 
 
 async def _streamed(server: Server, tokens: int) -> Lap:
-    watch = Stopwatch(cpu=server.cpu)
-    watch.start()
+    watch = Stopwatch(cpu=server.cpu).start()
     await asyncio.gather(*(_ask(server.port, place, tokens, leave=False) for place in range(STREAMS)))
     return watch.lap(STREAMS * tokens)
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -91,10 +92,8 @@ def loading(backend: str, file: Path) -> dict[str, Any]:
 
 
 def _reopened(case: Case, opened: list[Opened], *, timed: bool) -> tuple[Verdict, ...]:
-    def verdict(what: str, figure: float, bar: float, *, counted: bool = False) -> Verdict:
-        return Verdict(REOPEN, case.backend, case.model, what, figure, bar, at_least=False, timed=not counted)
-
-    exact = verdict("tokens computed beyond the new ones", max(each.computed for each in opened) - NEW, 1, counted=True)
+    verdict = partial(case.verdict, REOPEN)
+    exact = verdict("tokens computed beyond the new ones", max(each.computed for each in opened) - NEW, 1, timed=False)
     if not timed:
         return (exact,)
     ratio = median(each.reopen / each.limit for each in opened)
@@ -149,12 +148,9 @@ def _save(case: Case, source: str, file: Path, sizes: Sizes, tell: Told) -> tupl
             written, engine_ms = max(written, saved.written), max(engine_ms, saved.engine_seconds * 1000)
             stalls.append(stall * 1000)
     stalled = f"ms a stream beside it waits longer for a token, the longest of a lap, median (the most: {max(stalls):.1f})"
-
-    def verdict(what: str, figure: float, bar: float, *, counted: bool = False) -> Verdict:
-        return Verdict(SAVE, case.backend, case.model, what, figure, bar, at_least=False, timed=not counted)
-
+    verdict = partial(case.verdict, SAVE)
     return (
-        verdict(f"blocks written after a turn of {TURN} tokens", written, BLOCKS_BAR, counted=True),
+        verdict(f"blocks written after a turn of {TURN} tokens", written, BLOCKS_BAR, timed=False),
         verdict("ms of engine time, the most of a lap", engine_ms, ENGINE_BAR_MS),
         verdict(stalled, median(stalls), STALL_BAR_MS),
     )
@@ -202,4 +198,4 @@ def _disk(case: Case, source: str, file: Path, length: int) -> Verdict:
         held = store.stats().bytes
     what = f"x the KV of {BRANCHES} tails of {TAIL} tokens and their stem of {length:,}, on disk"
     figure = held / (per_token * (length + BRANCHES * TAIL))
-    return Verdict(DISK, case.backend, case.model, what, figure, DISK_BAR, at_least=False, timed=False)
+    return case.verdict(DISK, what, figure, DISK_BAR, timed=False)

@@ -11,15 +11,14 @@ the vocabulary is, so that small vocabularies, one row at a time, come nearest t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.clock import Lap, Stopwatch, Told, cpu, speed, take_turns
-from benchmarks.findings import Case, Findings, Limit, Timing, Verdict, timing
+from benchmarks.clock import Lap, Told, cpu, speed, take_turns, timed
+from benchmarks.findings import Case, Findings, Limit, Timing, Verdict, timings
 from benchmarks.sizes import Sizes
 from runtime import History, SamplingOptions, draw_step, make_sampler
 
@@ -56,7 +55,7 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
     The rows are normal logits whose spread makes distributions from nearly certain to a few hundred likely tokens. Steps have
     different ones in turn, as those of a stream do: a processor learns by heart where the large entries of one row lie.
     """
-    timings: list[Timing] = []
+    measured: list[Timing] = []
     verdicts: list[Verdict] = []
     for vocabulary in VOCABULARIES:
         for rows in sizes.sampler_rows:
@@ -74,24 +73,14 @@ def sampler(nowhere: Case, sizes: Sizes, tell: Told) -> Findings:
                     FEW_PASSES: partial(_passes, few, settings, steps, stages=stages),
                 }
                 title = f"{ROW}, {name}"
-                laps = take_turns(contenders, sizes.rounds, partial(_tell, tell, title), warm_up=True)
-                timings += [timing(title, case, who, each) for who, each in laps.items()]
+                laps = take_turns(contenders, sizes.rounds, tell, row=title)
+                measured += timings(title, case, laps)
                 share, calls, passes, few_passes = (
                     1 / speed(laps[who], laps[TORCH], cpu) for who in (OURS, CALLS, PASSES, FEW_PASSES)
                 )
-                verdicts.append(
-                    Verdict(
-                        title,
-                        case.backend,
-                        case.model,
-                        f"cpu / {TORCH}",
-                        share,
-                        BAR,
-                        at_least=False,
-                        limit=Limit(calls + passes - few_passes, LIMIT),
-                    )
-                )
-    return Findings(timings=tuple(timings), verdicts=tuple(verdicts))
+                limit = Limit(calls + passes - few_passes, LIMIT)
+                verdicts.append(case.verdict(title, f"cpu / {TORCH}", share, BAR, limit=limit))
+    return Findings(timings=tuple(measured), verdicts=tuple(verdicts))
 
 
 def step_logits(rows: int, vocabulary: int, *, steps: int) -> npt.NDArray[np.float32]:
@@ -112,7 +101,7 @@ def _ours(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: int
         told: list[Any] | None = [] if stages else None
         return draw_step(logits[i % fresh], samplers, [i] * rows, ALTERNATIVES, histories=histories, stages=told)
 
-    return _lap(step, rows, steps)
+    return timed(step, steps, each=rows)
 
 
 def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
@@ -128,7 +117,7 @@ def _torch(logits: npt.NDArray[np.float32], steps: int) -> Lap:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # ours has one
     try:
-        return _lap(three_calls, logits.shape[1], steps)
+        return timed(three_calls, steps, each=logits.shape[1])
     finally:
         torch.set_num_threads(threads)
 
@@ -157,16 +146,4 @@ def _passes(logits: npt.NDArray[np.float32], settings: SamplingOptions, steps: i
             for row, border in zip(step, cut[i % fresh], strict=True):
                 np.count_nonzero(row >= border)
 
-    return _lap(passes, rows, steps)
-
-
-def _lap(step: Callable[[int], object], rows: int, steps: int) -> Lap:
-    watch = Stopwatch()
-    watch.start()
-    for i in range(steps):
-        step(i)
-    return watch.lap(rows * steps)
-
-
-def _tell(tell: Told, part: str, who: str) -> None:
-    tell(f"{part}, {who}")
+    return timed(passes, steps, each=rows)

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +19,7 @@ import numpy as np
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from benchmarks.clock import Told
-from benchmarks.findings import Case, Findings, Verdict
+from benchmarks.findings import Case, Findings
 from benchmarks.sizes import Sizes
 from runtime import Origin, TokenRun
 from storage import NewChunk, NewNode, SessionStore, open_blocks
@@ -79,10 +80,7 @@ def shelf(case: Case, sizes: Sizes, tell: Told) -> Findings:
     tokens = sizes.shelf_turns * TURN
     limit = SHARE_BAR * min(SHOWN / sizes.shelf_turns, 1.0)
     unseen = (of_all - of_shown) / (sizes.shelf_turns - SHOWN) / (of_shown / SHOWN)
-
-    def verdict(what: str, value: float, bar: float, *, timed: bool = True) -> Verdict:
-        return Verdict(ROW, case.backend, case.model, what, value, bar, at_least=False, timed=timed)
-
+    verdict = partial(case.verdict, ROW)
     return Findings(
         verdicts=(
             verdict(f"cpu ms: {sizes.shelf_turns:,} turns / {tokens:,} tokens to the first screen", opened, OPEN_BAR_MS),

@@ -28,7 +28,7 @@ def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """W1: counts, and cpu-seconds over several rounds in which all take turns."""
     results = _play(case, sizes, tell, index=0, rounds=sizes.rounds)
     found = [medians(laps) for laps in results.values()]
-    verdicts = [_counted(found[0]), *_by_cpu(results)]
+    verdicts = [_counted(case, found[0]), *_by_cpu(case, results)]
     return Findings(results=tuple(found), verdicts=tuple(verdicts))
 
 
@@ -44,7 +44,7 @@ def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def _count(case: Case, sizes: Sizes, tell: Told, *, index: int) -> Findings:
     found = [medians(laps) for laps in _play(case, sizes, tell, index=index, rounds=1).values()]
-    return Findings(results=tuple(found), verdicts=(_counted(found[0]),))
+    return Findings(results=tuple(found), verdicts=(_counted(case, found[0]),))
 
 
 def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
@@ -99,13 +99,11 @@ def peers(case: Case, *, particles: bool) -> list[Subject]:
     return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
 
 
-def _counted(ours: Result) -> Verdict:
-    return Verdict(
-        ours.workload, ours.backend, ours.model, "tokens computed / ideal", ours.ratio, RATIO_BAR, at_least=False, timed=False
-    )
+def _counted(case: Case, ours: Result) -> Verdict:
+    return case.verdict(ours.workload, "tokens computed / ideal", ours.ratio, RATIO_BAR, timed=False)
 
 
-def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
+def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
     """Ours against bare forwards, and against peers with a cache."""
     ours = results[Ours.name]
     verdicts = []
@@ -113,9 +111,7 @@ def _by_cpu(results: Mapping[str, Sequence[Result]]) -> list[Verdict]:
         if name not in (Ours.name, ONCE, FORWARDS):
             bar = CPU_BAR if name == BARE else 1.0
             limit = Limit(_share(results[FORWARDS], peer), LIMIT)
-            figure = _share(ours, peer)
-            first = ours[0]
-            verdicts.append(Verdict(ROW, first.backend, first.model, f"cpu / {name}", figure, bar, at_least=False, limit=limit))
+            verdicts.append(case.verdict(ROW, f"cpu / {name}", _share(ours, peer), bar, limit=limit))
     return verdicts
 
 
@@ -140,8 +136,8 @@ def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
     best = simulate(log.requests, sizes.budget_tokens - largest)
     what = f"tokens computed / simulator ({result.tokens:,} / {best:,})"
     verdicts = (
-        Verdict(workload.name, case.backend, case.model, what, result.tokens / best, RATIO_BAR, at_least=False, timed=False),
-        Verdict(workload.name, case.backend, case.model, "peak bytes / budget", peak / limit, 1.0, at_least=False, timed=False),
+        case.verdict(workload.name, what, result.tokens / best, RATIO_BAR, timed=False),
+        case.verdict(workload.name, "peak bytes / budget", peak / limit, 1.0, timed=False),
     )
     return Findings(results=(result,), verdicts=verdicts)
 

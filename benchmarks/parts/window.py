@@ -55,15 +55,7 @@ def start_verdicts(found: Start, case: Case) -> tuple[Verdict, ...]:
         ("cpu-seconds", found.cpu_seconds, found.floor_cpu_seconds, CPU_BAR),
     )
     return tuple(
-        Verdict(
-            row=START_ROW,
-            backend=case.backend,
-            model=case.model,
-            what=f"{unit} to the window with the sample session (Python and Qt alone: {floor:.2f})",
-            figure=figure,
-            bar=bar,
-            at_least=False,
-        )
+        case.verdict(START_ROW, f"{unit} to the window with the sample session (Python and Qt alone: {floor:.2f})", figure, bar)
         for unit, figure, floor, bar in rows
     )
 
@@ -150,7 +142,7 @@ def view_verdicts(case: Case, found: dict[str, list[float]], sizes: Sizes) -> tu
     """The figures beside their bars."""
     long = f"{sizes.view_tokens:,} tokens"
     return tuple(
-        Verdict(VIEW_ROW, case.backend, case.model, what, figure, bar, at_least=False)
+        case.verdict(VIEW_ROW, what, figure, bar)
         for what, figure, bar in (
             (f"ms: append {long}, median frame", _share(found["append_paragraphs"], 50), 1.0),
             (f"ms: append {long}, p99 frame", _share(found["append_paragraphs"], 99), 8.0),
@@ -207,13 +199,11 @@ def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Siz
         _, p99, most = gaps_of(found[name])
         for which, figure, bar, least in (("p99", p99, P99_MS, idle_p99), ("longest", most, MAX_MS, idle_most)):
             what = f"ms: {words}, {which} gap of a 5 ms timer"
-            rows.append(
-                Verdict(WINDOW_ROW, case.backend, case.model, what, figure, bar, at_least=False, limit=Limit(least, LIMIT))
-            )
+            rows.append(case.verdict(WINDOW_ROW, what, figure, bar, limit=Limit(least, LIMIT)))
     typed, alternative = (statistics.median(found[name]) for name in ("typed", "alternative"))
     what = f"times an alternative's {alternative:.0f} ms: the first token after typed words"
-    rows.append(Verdict(WINDOW_ROW, case.backend, case.model, what, typed / alternative, TYPED_BAR, at_least=False))
+    rows.append(case.verdict(WINDOW_ROW, what, typed / alternative, TYPED_BAR))
     card = statistics.median(found["card"])
     what = "ms: a click on a token pins its card, painted, median"
-    rows.append(Verdict(WINDOW_ROW, case.backend, case.model, what, card, CARD_MS, at_least=False))
+    rows.append(case.verdict(WINDOW_ROW, what, card, CARD_MS))
     return tuple(rows)

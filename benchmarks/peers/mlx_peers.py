@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
-from benchmarks.clock import Lap, Stopwatch
+from benchmarks.clock import Lap, Stopwatch, timed, timed_steps
 from benchmarks.measure import Float32, Ids
 from benchmarks.peers.bare import BareRows, log_softmax, top
 from benchmarks.peers.bare import records as records_of
@@ -165,33 +166,14 @@ class MlxStreams:
 
     def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
         """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
-        watch, cache = Stopwatch(), make_prompt_cache(self._model)
-        tokens = self._push(mx.array(np.array(prompts, np.int32)), cache, records=records)
-        watch.start()
-        drawn = self._steps(tokens, cache, n, records=records)
-        return watch.lap(len(prompts) * (n - 1), drawn)
+        step = partial(self._push, cache=make_prompt_cache(self._model), records=records)
+        return timed_steps(step, mx.array(np.array(prompts, np.int32)), n)
 
     def records(self, prompt: Ids) -> Callable[[int], Lap]:
         """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
         logits = np.array(self._model(mx.array(np.array([prompt], np.int32)))[:, -1].astype(mx.float32))
         chosen = logits.argmax(-1)
-
-        def run(n: int) -> Lap:
-            watch = Stopwatch()
-            watch.start()
-            for _ in range(n):
-                records_of(log_softmax(logits), chosen)
-            return watch.lap(n)
-
-        return run
-
-    def _steps(self, tokens: mx.array, cache: Any, n: int, *, records: bool) -> list[tuple[int, ...]]:
-        """Every row's `n` tokens, the first of which are given ``(rows, 1)``."""
-        drawn = [np.array(tokens[:, 0]).tolist()]
-        for _ in range(n - 1):
-            tokens = self._push(tokens, cache, records=records)
-            drawn.append(np.array(tokens[:, 0]).tolist())
-        return list(zip(*drawn, strict=True))
+        return partial(timed, lambda _: records_of(log_softmax(logits), chosen))
 
     def _push(self, tokens: mx.array, cache: Any, *, records: bool) -> mx.array:
         """The likeliest token after each row, ``(rows, 1)``."""
@@ -204,8 +186,7 @@ class MlxStreams:
 
     def score(self, ids: Ids) -> Lap:
         """One forward over a text, and of each position the log-probability that followed and the ten largest."""
-        watch = Stopwatch()
-        watch.start()
+        watch = Stopwatch().start()
         logits = self._model(mx.array(np.array([ids], np.int32)))[0]
         mx.eval(logits)
         for start in range(0, len(ids) - 1, ROWS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from benchmarks.clock import Lap, Stopwatch
+from benchmarks.clock import Lap, Stopwatch, timed, timed_steps
 from benchmarks.measure import Float32, Ids, common_prefix
 from benchmarks.peers.bare import BareRows
 
@@ -246,30 +247,19 @@ class TorchBranches(TransformersModel):
 
     def branches(self, prompt: Ids, n: int, tokens: int) -> Lap:
         """`tokens` drawn in each of `n` continuations of the prompt."""
-        ids, watch = self.tensor([prompt]), Stopwatch()
-        watch.start()
+        ids, watch = self.tensor([prompt]), Stopwatch().start()
         with torch.inference_mode():
             self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                top_k=0,
-                num_return_sequences=n,
-                max_new_tokens=tokens,
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, num_return_sequences=n, max_new_tokens=tokens
             )
         return watch.lap(n * tokens)
 
     def beams(self, prompt: Ids, width: int, tokens: int) -> Lap:
         """Beam search for hypotheses of `tokens`."""
-        ids, watch = self.tensor([prompt]), Stopwatch()
-        watch.start()
+        ids, watch = self.tensor([prompt]), Stopwatch().start()
         with torch.inference_mode():
             out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                num_beams=width,
-                num_return_sequences=width,
-                max_new_tokens=tokens,
+                ids, attention_mask=torch.ones_like(ids), num_beams=width, num_return_sequences=width, max_new_tokens=tokens
             )
         return watch.lap(width * tokens, out[:, len(prompt) :].tolist())
 
@@ -304,11 +294,8 @@ class TorchStreams(TransformersModel):
 
     def loop(self, prompts: Sequence[Ids], n: int, *, records: bool) -> Lap:
         """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
-        watch, cache = Stopwatch(), DynamicCache()
-        tokens = self._push(self.tensor(list(prompts)), cache, records=records)
-        watch.start()
-        drawn = self._steps(tokens, cache, n, records=records)
-        return watch.lap(len(prompts) * (n - 1), drawn)
+        step = partial(self._push, cache=DynamicCache(), records=records)
+        return timed_steps(step, self.tensor(list(prompts)), n)
 
     def records(self, prompt: Ids) -> Callable[[int], Lap]:
         """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""
@@ -317,22 +304,10 @@ class TorchStreams(TransformersModel):
         chosen = logits.argmax(-1)
 
         def run(n: int) -> Lap:
-            watch = Stopwatch()
-            watch.start()
             with torch.inference_mode():
-                for _ in range(n):
-                    torch_records(logits, chosen)
-            return watch.lap(n)
+                return timed(lambda _: torch_records(logits, chosen), n)
 
         return run
-
-    def _steps(self, tokens: Any, cache: Any, n: int, *, records: bool) -> list[tuple[int, ...]]:
-        """Every row's `n` tokens, the first of which are given ``(rows, 1)``."""
-        drawn = [tokens[:, 0].tolist()]
-        for _ in range(n - 1):
-            tokens = self._push(tokens, cache, records=records)
-            drawn.append(tokens[:, 0].tolist())
-        return list(zip(*drawn, strict=True))
 
     def _push(self, tokens: Any, cache: Any, *, records: bool) -> Any:
         """The likeliest token after each row, ``(rows, 1)``."""
@@ -345,8 +320,7 @@ class TorchStreams(TransformersModel):
 
     def score(self, ids: Ids) -> Lap:
         """One forward over a text, and of each position the log-probability that followed and the ten largest."""
-        watch = Stopwatch()
-        watch.start()
+        watch = Stopwatch().start()
         with torch.inference_mode():
             tokens = self.tensor([ids])
             logits = self.model(input_ids=tokens, use_cache=False).logits[0]
