@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -35,43 +36,21 @@ from ui import Made, OnTransfer, Refusal, SessionBegun, SessionChanged, Sessions
 EDITED: Final = "edited"  # why an answer ends that a person wrote
 
 
+@dataclass(eq=False, repr=False)
 class Answers:
-    """The use cases that end in an answer (`ui.port.AnswerCommands`); each returns when it has ended.
+    """The use cases that end in an answer (`ui.port.AnswerCommands`); each returns when it has ended."""
 
-    Args:
-        supervisor: Knows the model that runs.
-        sessions: The open sessions.
-        adapters: In the engine.
-        copies: Take changes of the sample.
-        running: The answers in work.
-        streaming: Streams one.
-        tokeniser: Turns what was typed into ids.
-        vocabulary: Knows the bytes of an alternative.
-        windows: Hear of what changed.
-    """
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        adapters: Adapters,
-        copies: Copies,
-        running: RunningAnswers,
-        streaming: Streaming,
-        tokeniser: Tokeniser,
-        vocabulary: Vocabulary,
-        windows: Windows,
-    ) -> None:
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._adapters = adapters
-        self._copies = copies
-        self._running = running
-        self._streaming = streaming
-        self._tokeniser = tokeniser
-        self._vocabulary = vocabulary
-        self._windows = windows
-        self._words: tuple[tuple[str, str], TokenRun] | None = None  # model fingerprint and text of those asked for last
+    _supervisor: Supervisor  # knows the model that runs
+    _sessions: OpenSessions  # the open sessions
+    _adapters: Adapters  # in the engine
+    _copies: Copies  # take changes of the sample
+    _running: RunningAnswers  # the answers in work
+    _streaming: Streaming  # streams one
+    _tokeniser: Tokeniser  # turns what was typed into ids
+    _vocabulary: Vocabulary  # knows the bytes of an alternative
+    _windows: Windows  # hear of what changed
+    # model fingerprint and text of those asked for last
+    _words: tuple[tuple[str, str], TokenRun] | None = field(default=None, init=False)
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.

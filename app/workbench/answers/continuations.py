@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -52,43 +52,21 @@ MOST_COLUMNS = 16
 DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
 
 
+@dataclass(eq=False, repr=False)
 class Continuations:
-    """The use cases that end in several siblings (`ui.port.ContinuationCommands`); each returns when all have ended.
+    """The use cases that end in several siblings (`ui.port.ContinuationCommands`); each returns when all have ended."""
 
-    Args:
-        store: Where nodes and tokens go.
-        supervisor: Gives the model.
-        sessions: The open sessions.
-        setups: What they ask for.
-        copies: Take changes of the sample.
-        running: The answers in work.
-        streaming: Says how an answer is drawn.
-        tokeniser: Turns what was typed into ids.
-        windows: Hear of columns and their tokens.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        setups: Setups,
-        copies: Copies,
-        running: RunningAnswers,
-        streaming: Streaming,
-        tokeniser: Tokeniser,
-        windows: Windows,
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._setups = setups
-        self._copies = copies
-        self._running = running
-        self._streaming = streaming
-        self._tokeniser = tokeniser
-        self._windows = windows
-        self._last: WeakValueDictionary[int, Fan] = WeakValueDictionary()  # of each session, while anything happens to it
+    _store: SessionStore  # where nodes and tokens go
+    _supervisor: Supervisor  # gives the model
+    _sessions: OpenSessions  # the open sessions
+    _setups: Setups  # what they ask for
+    _copies: Copies  # take changes of the sample
+    _running: RunningAnswers  # the answers in work
+    _streaming: Streaming  # says how an answer is drawn
+    _tokeniser: Tokeniser  # turns what was typed into ids
+    _windows: Windows  # hear of columns and their tokens
+    # of each session, while anything happens to it
+    _last: WeakValueDictionary[int, Fan] = field(default_factory=WeakValueDictionary, init=False)
 
     async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
         """Draws several continuations in front of token `index` of a turn, or of its end."""

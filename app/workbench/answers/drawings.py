@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,33 +33,16 @@ UNKNOWN_LAYER = -2  # of a token that nothing stands before
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
 
+@dataclass(eq=False, repr=False)
 class Drawings:
-    """Looks up draws (`ui.port.DrawingCommands`).
+    """Looks up draws (`ui.port.DrawingCommands`)."""
 
-    Args:
-        store: Knows the names of models.
-        supervisor: Knows the model that runs.
-        sessions: The open sessions.
-        vocabulary: Knows the bytes of tokens.
-        adapters: Of a session, brought into the model.
-        running: The options of answers in work.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        vocabulary: Vocabulary,
-        adapters: Adapters,
-        running: RunningAnswers,
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._vocabulary = vocabulary
-        self._adapters = adapters
-        self._running = running
+    _store: SessionStore  # knows the names of models
+    _supervisor: Supervisor  # knows the model that runs
+    _sessions: OpenSessions  # the open sessions
+    _vocabulary: Vocabulary  # knows the bytes of tokens
+    _adapters: Adapters  # of a session, brought into the model
+    _running: RunningAnswers  # the options of answers in work
 
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         session = await self._sessions.whole(session_id, node_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -45,35 +46,21 @@ class _Lost(Struct, frozen=True):
         return next((node_id for node_id in self.node_ids if node_id in nodes), self.session.tip)
 
 
+@dataclass(eq=False, repr=False)
 class Reopening:
-    """Starts an engine anew for the session whose answer it took down. All members belong to the window's loop.
+    """Starts an engine anew for the session whose answer it took down. All members belong to the window's loop."""
 
-    Args:
-        sessions: The open sessions.
-        supervisor: Starts the engine.
-        adapters: Of the session, brought into the new engine.
-        running: Tells of answers that have ended; one in work starts the engine by itself.
-        tasks: Reopen in the background.
-        windows: Hear of it.
-    """
+    _sessions: OpenSessions  # the open sessions
+    _supervisor: Supervisor  # starts the engine
+    _adapters: Adapters  # of the session, brought into the new engine
+    _running: RunningAnswers  # tells of answers that have ended; one in work starts the engine by itself
+    _tasks: BackgroundTasks  # reopen in the background
+    _windows: Windows  # hear of it
+    # sessions that were reopened, and in which nothing has gone well since
+    _tried: set[int] = field(default_factory=set, init=False)
 
-    def __init__(
-        self,
-        sessions: OpenSessions,
-        supervisor: Supervisor,
-        adapters: Adapters,
-        running: RunningAnswers,
-        tasks: BackgroundTasks,
-        windows: Windows,
-    ) -> None:
-        self._sessions = sessions
-        self._supervisor = supervisor
-        self._adapters = adapters
-        self._running = running
-        self._tasks = tasks
-        self._windows = windows
-        self._tried: set[int] = set()  # sessions that were reopened, and in which nothing has gone well since
-        running.on_end.append(self._after)
+    def __post_init__(self) -> None:
+        self._running.on_end.append(self._after)
 
     def _after(self, answers: Sequence[Answer], note_all: OnNote | None) -> None:
         """Where the engine died under an answer, its session is reopened soon, unless it was just before."""

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,37 +52,21 @@ LONG_PROMPT = 256  # tokens still to be read that are worth a line
 Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
 
 
+@dataclass(eq=False, repr=False)
 class Streaming:
-    """Streams answers into open sessions.
+    """Streams answers into open sessions."""
 
-    Args:
-        store: Where nodes and tokens go.
-        supervisor: Gives the model.
-        setups: What sessions ask for.
-        adapters: Are brought in for an answer.
-        running: The answers in work.
-        call: By the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset.
-        windows: Hear of tokens and turns.
-    """
+    _store: SessionStore  # where nodes and tokens go
+    _supervisor: Supervisor  # gives the model
+    _setups: Setups  # what sessions ask for
+    _adapters: Adapters  # are brought in for an answer
+    _running: RunningAnswers  # the answers in work
+    # by the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset
+    _call: Mapping[str, Any]
+    _windows: Windows  # hear of tokens and turns
 
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        setups: Setups,
-        adapters: Adapters,
-        running: RunningAnswers,
-        call: Mapping[str, Any],
-        windows: Windows,
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._setups = setups
-        self._adapters = adapters
-        self._running = running
-        self._call = call
-        self._windows = windows
-        supervisor.subscribe(self._tell_start)
+    def __post_init__(self) -> None:
+        self._supervisor.subscribe(self._tell_start)
 
     async def model(self) -> LanguageModel:
         """The model that would answer.

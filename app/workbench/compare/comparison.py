@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,23 +35,18 @@ MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared u
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
 
 
+@dataclass(eq=False, repr=False)
 class Comparison:
-    """Compares paths under the model in use and a second one, whose engine it owns (`ui.port.ComparisonCommands`).
+    """Compares paths under the model in use and a second one, whose engine it owns (`ui.port.ComparisonCommands`)."""
 
-    Args:
-        supervisor: Has the model in use.
-        sessions: The open sessions.
-        settings: What models are loaded with.
-        adapters: Of a session, brought into either model.
-    """
+    _supervisor: Supervisor  # has the model in use
+    _sessions: OpenSessions  # the open sessions
+    _settings: Settings  # what models are loaded with
+    _adapters: Adapters  # of a session, brought into either model
+    _comparing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    def __init__(self, supervisor: Supervisor, sessions: OpenSessions, settings: Settings, adapters: Adapters) -> None:
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._settings = settings
-        self._adapters = adapters
-        self._second = SecondEngine(supervisor)
-        self._comparing = asyncio.Lock()
+    def __post_init__(self) -> None:
+        self._second = SecondEngine(self._supervisor)
 
     async def choices(self, session_id: int) -> Sequence[SecondChoice]:
         entries = await asyncio.to_thread(models_here)

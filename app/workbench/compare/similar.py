@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,25 +37,15 @@ class _Turns(Struct, frozen=True):
     damaged: int  # that are left out
 
 
+@dataclass(eq=False, repr=False)
 class SimilarSearch:
-    """Compares a turn with the others of its session (`ui.port.SimilarCommands`).
+    """Compares a turn with the others of its session (`ui.port.SimilarCommands`)."""
 
-    Args:
-        store: Has what was said.
-        supervisor: Has the model.
-        sessions: The open sessions.
-        adapters: Of a session, brought into the model.
-        vectors: Those that are remembered.
-    """
-
-    def __init__(
-        self, store: SessionStore, supervisor: Supervisor, sessions: OpenSessions, adapters: Adapters, vectors: Vectors
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._adapters = adapters
-        self._vectors = vectors
+    _store: SessionStore  # has what was said
+    _supervisor: Supervisor  # has the model
+    _sessions: OpenSessions  # the open sessions
+    _adapters: Adapters  # of a session, brought into the model
+    _vectors: Vectors  # those that are remembered
 
     async def find(self, session_id: int, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
         """A turn beside all others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from app.supervisor import Supervisor
@@ -17,23 +18,19 @@ Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names t
 PIN: Final = "sessions"  # one pin for all: it is replaced, so unpinned and deleted sessions leave it
 
 
+@dataclass(eq=False, repr=False)
 class BlockPins:
-    """Names the blocks of pinned sessions to the engine, which alone has the block file. Members belong to the window's loop.
+    """Names the blocks of pinned sessions to the engine, which alone has the block file; on the window's loop."""
 
-    Args:
-        store: Knows which sessions are pinned, and their tokens.
-        supervisor: Gives the model, if it runs.
-        tasks: Tell the engine in the background.
-    """
+    _store: SessionStore  # knows which sessions are pinned, and their tokens
+    _supervisor: Supervisor  # gives the model, if it runs
+    _tasks: BackgroundTasks  # tell the engine in the background
+    _keys: dict[int, dict[bytes, None]] = field(default_factory=dict, init=False)  # of pinned sessions
+    _telling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _told: LanguageModel | None = field(default=None, init=False)  # the last model that heard of them
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._tasks = tasks
-        self._keys: dict[int, dict[bytes, None]] = {}  # of pinned sessions
-        self._telling = asyncio.Lock()
-        self._told: LanguageModel | None = None  # the last model that heard of them
-        supervisor.subscribe(self._started)
+    def __post_init__(self) -> None:
+        self._supervisor.subscribe(self._started)
 
     def changed(self) -> None:
         """Other sessions are pinned than before, some time soon the engine hears of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -34,31 +35,16 @@ class _Kept(Struct, frozen=True):
     tokens: int
 
 
+@dataclass(eq=False, repr=False)
 class Cache:
-    """Looks at the cache, empties it, keeps paths in it (`ui.port.CacheCommands`).
+    """Looks at the cache, empties it, keeps paths in it (`ui.port.CacheCommands`)."""
 
-    Args:
-        supervisor: Gives the model, if it runs.
-        sessions: The open sessions.
-        vocabulary: Knows the bytes of tokens.
-        adapters: Of a session, brought into the model.
-        windows: Show how much is held.
-    """
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        vocabulary: Vocabulary,
-        adapters: Adapters,
-        windows: Windows,
-    ) -> None:
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._vocabulary = vocabulary
-        self._adapters = adapters
-        self._windows = windows
-        self._kept: dict[int, _Kept] = {}  # by session
+    _supervisor: Supervisor  # gives the model, if it runs
+    _sessions: OpenSessions  # the open sessions
+    _vocabulary: Vocabulary  # knows the bytes of tokens
+    _adapters: Adapters  # of a session, brought into the model
+    _windows: Windows  # show how much is held
+    _kept: dict[int, _Kept] = field(default_factory=dict, init=False)  # by session
 
     def view(self, session_id: int) -> CacheView | None:
         model = self._supervisor.running

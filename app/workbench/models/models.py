@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -37,36 +38,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Models:
-    """Chooses models and loads them (`ui.port.ModelCommands`). A change holds from the next request on.
+    """Chooses models and loads them (`ui.port.ModelCommands`). A change holds from the next request on."""
 
-    Args:
-        supervisor: Loads the model.
-        settings: What models are loaded with.
-        sessions: Failed answers may succeed under another model.
-        running: No model is exchanged under an answer.
-        vocabulary: Learns that of a model that was loaded.
-        tasks: Start the engine in the background.
-        windows: Hear of changes.
-    """
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        settings: Settings,
-        sessions: OpenSessions,
-        running: RunningAnswers,
-        vocabulary: Vocabulary,
-        tasks: BackgroundTasks,
-        windows: Windows,
-    ) -> None:
-        self._supervisor = supervisor
-        self._settings = settings
-        self._sessions = sessions
-        self._running = running
-        self._vocabulary = vocabulary
-        self._tasks = tasks
-        self._windows = windows
+    _supervisor: Supervisor  # loads the model
+    _settings: Settings  # what models are loaded with
+    _sessions: OpenSessions  # failed answers may succeed under another model
+    _running: RunningAnswers  # no model is exchanged under an answer
+    _vocabulary: Vocabulary  # learns that of a model that was loaded
+    _tasks: BackgroundTasks  # start the engine in the background
+    _windows: Windows  # hear of changes
 
     def warm_up(self) -> None:
         """Starts the engine in the background, so that the first answer need not wait for it."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,16 +27,12 @@ LOADS_SETTING = "models"
 _AS_SET = LoadChoice()
 
 
+@dataclass(eq=False, repr=False)
 class LoadChoices:
-    """By the model's name. All members belong to the window's loop.
+    """By the model's name. All members belong to the window's loop."""
 
-    Args:
-        store: Where they are saved.
-    """
-
-    def __init__(self, store: SessionStore) -> None:
-        self._store = store
-        self._held: dict[str, LoadChoice] = {}
+    _store: SessionStore  # where they are saved
+    _held: dict[str, LoadChoice] = field(default_factory=dict, init=False)
 
     async def load(self) -> None:
         """Reads them; what cannot be taken is left out."""
@@ -139,26 +136,23 @@ async def disk_budget(store: SessionStore) -> int:
     return values.disk_bytes or BUDGET
 
 
+@dataclass(eq=False, repr=False)
 class Settings:
-    """What holds for the whole app (`ui.port.SettingsCommands`). All members belong to the window's loop.
+    """What holds for the whole app (`ui.port.SettingsCommands`). All members belong to the window's loop."""
 
-    Args:
-        store: Where settings are saved.
-        supervisor: Loads the model with them.
-        presets: Knows the presets' names.
-    """
+    _store: SessionStore  # where settings are saved
+    _supervisor: Supervisor  # loads the model with them
+    _presets: Presets  # knows the presets' names
+    values: AppSettings = field(default_factory=AppSettings, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
+    _loaded: bool = field(default=False, init=False)
+    # held while it is looked whether a hint was dismissed, and dismissed
+    _dismissing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    def __init__(self, store: SessionStore, supervisor: Supervisor, presets: Presets) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._presets = presets
-        self.own = LoadChoices(store)
-        self._first_backend = supervisor.backend  # as it was asked for at the start
-        self._blocks: Mapping[str, Any] | None = supervisor.options.get("blocks")
-        self.values = AppSettings()
-        self._notes: list[str] = []
-        self._loaded = False
-        self._dismissing = asyncio.Lock()  # held while it is looked whether a hint was dismissed, and dismissed
+    def __post_init__(self) -> None:
+        self.own = LoadChoices(self._store)
+        self._first_backend = self._supervisor.backend  # as it was asked for at the start
+        self._blocks: Mapping[str, Any] | None = self._supervisor.options.get("blocks")
 
     async def load(self) -> AppSettings:
         """Reads them, once; what cannot be taken falls back to its default, with a note."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,22 +46,15 @@ FOUND = 30  # models of a search at most
 PROPOSED = 3  # models to begin with
 
 
+@dataclass(eq=False, repr=False)
 class Shelf:
-    """Models and adapters on this machine, and what the hub has (`ui.port.ShelfCommands`).
+    """Models and adapters on this machine, and what the hub has (`ui.port.ShelfCommands`)."""
 
-    Args:
-        supervisor: Knows which model is loaded.
-        settings: What models are loaded with.
-        downloads: Those under way.
-        windows: Hear of changes.
-    """
-
-    def __init__(self, supervisor: Supervisor, settings: Settings, downloads: Downloads, windows: Windows) -> None:
-        self._supervisor = supervisor
-        self._settings = settings
-        self._downloads = downloads
-        self._windows = windows
-        self._plans: dict[str, DownloadPlan] = {}  # by name, the latest ones
+    _supervisor: Supervisor  # knows which model is loaded
+    _settings: Settings  # what models are loaded with
+    _downloads: Downloads  # those under way
+    _windows: Windows  # hear of changes
+    _plans: dict[str, DownloadPlan] = field(default_factory=dict, init=False)  # by name, the latest ones
 
     async def list(self) -> Sequence[ShelfModel]:
         await self._downloads.find()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,31 +41,17 @@ class _Placed(Struct, frozen=True):
     new: NewIds  # what it adds
 
 
+@dataclass(eq=False, repr=False)
 class Drafts:
-    """The use cases around the message field (`ui.port.DraftCommands`); none of them changes what was said.
+    """The use cases around the message field (`ui.port.DraftCommands`); none of them changes what was said."""
 
-    Args:
-        sessions: The open sessions.
-        supervisor: Knows the model that runs.
-        running: Answers, which go before the scoring of drafts.
-        copies: Take changes of the sample.
-        windows: Hear of a new beginning.
-    """
-
-    def __init__(
-        self,
-        sessions: OpenSessions,
-        supervisor: Supervisor,
-        running: RunningAnswers,
-        copies: Copies,
-        windows: Windows,
-    ) -> None:
-        self._sessions = sessions
-        self._supervisor = supervisor
-        self._running = running
-        self._copies = copies
-        self._windows = windows
-        self._counts: dict[tuple[str, str], int] = {}  # tokens of the files of the last draft, by model and text
+    _sessions: OpenSessions  # the open sessions
+    _supervisor: Supervisor  # knows the model that runs
+    _running: RunningAnswers  # answers, which go before the scoring of drafts
+    _copies: Copies  # take changes of the sample
+    _windows: Windows  # hear of a new beginning
+    # tokens of the files of the last draft, by model and text
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.workbench.answers.answer import RunningAnswers
@@ -23,25 +24,15 @@ if TYPE_CHECKING:
     from ui import BranchDiff
 
 
+@dataclass(eq=False, repr=False)
 class Branches:
-    """Shows, hides and compares branches (`ui.port.BranchCommands`).
+    """Shows, hides and compares branches (`ui.port.BranchCommands`)."""
 
-    Args:
-        store: Where paths are read from.
-        sessions: The open sessions.
-        setups: Remember which branches are out of sight.
-        running: Another branch cannot be shown under an answer.
-        windows: Hear of it.
-    """
-
-    def __init__(
-        self, store: SessionStore, sessions: OpenSessions, setups: Setups, running: RunningAnswers, windows: Windows
-    ) -> None:
-        self._store = store
-        self._sessions = sessions
-        self._setups = setups
-        self._running = running
-        self._windows = windows
+    _store: SessionStore  # where paths are read from
+    _sessions: OpenSessions  # the open sessions
+    _setups: Setups  # remember which branches are out of sight
+    _running: RunningAnswers  # another branch cannot be shown under an answer
+    _windows: Windows  # hear of it
 
     async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
         """Shows the path through a node; `as_before`: its turn ends with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
@@ -42,30 +43,15 @@ class Target(Struct, frozen=True):
         return replace(node, session_id=self.session.id, parent_id=self.of(node.parent_id))
 
 
+@dataclass(eq=False, repr=False)
 class Copies:
-    """Makes copies of the sample when they are needed.
+    """Makes copies of the sample when they are needed."""
 
-    Args:
-        store: Where they are saved.
-        supervisor: Knows the model that will go on in them.
-        sessions: The open sessions.
-        setups: What they are set to goes with them.
-        windows: Those that show the sample show its copy from then on.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        setups: Setups,
-        windows: Windows,
-    ) -> None:
-        self._setups = setups
-        self._store = store
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._windows = windows
+    _store: SessionStore  # where they are saved
+    _supervisor: Supervisor  # knows the model that will go on in them
+    _sessions: OpenSessions  # the open sessions
+    _setups: Setups  # what they are set to goes with them
+    _windows: Windows  # those that show the sample show its copy from then on
 
     async def target(self, session: WholeSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.

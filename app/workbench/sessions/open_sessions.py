@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
@@ -25,45 +26,24 @@ log = logging.getLogger(__name__)
 TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
 
 
+@dataclass(eq=False, repr=False)
 class OpenSessions:
-    """The sessions that are open, in whichever window.
+    """The sessions that are open, in whichever window."""
 
-    Args:
-        store: Where they are saved.
-        supervisor: Knows what the engine holds of a path.
-        setups: Reads what a session is set to.
-        adapters: Of a session, brought into the engine.
-        running: Answers in work.
-        tasks: Bring adapters in the background.
-        windows: What each shows.
-
-    Attributes:
-        unsaved: What became of answers that could not be written before the end, a sentence for each.
-        closing: The engine is not asked for anything any more.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        setups: Setups,
-        adapters: Adapters,
-        running: RunningAnswers,
-        tasks: BackgroundTasks,
-        windows: Windows,
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._setups = setups
-        self._adapters = adapters
-        self._running = running
-        self._tasks = tasks
-        self._windows = windows
-        self._open: dict[int, OpenSession] = {}
-        self._trashed: set[int] = set()  # of the open ones
-        self._making = asyncio.Lock()  # a session that is being made must not be cleared away as an unused one
-        self.unsaved: list[str] = []
-        self.closing = False
+    _store: SessionStore  # where they are saved
+    _supervisor: Supervisor  # knows what the engine holds of a path
+    _setups: Setups  # reads what a session is set to
+    _adapters: Adapters  # of a session, brought into the engine
+    _running: RunningAnswers  # answers in work
+    _tasks: BackgroundTasks  # bring adapters in the background
+    _windows: Windows  # what each shows
+    _open: dict[int, OpenSession] = field(default_factory=dict, init=False)
+    _trashed: set[int] = field(default_factory=set, init=False)  # of the open ones
+    # a session that is being made must not be cleared away as an unused one
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    # what became of answers that could not be written before the end, a sentence for each
+    unsaved: list[str] = field(default_factory=list, init=False)
+    closing: bool = field(default=False, init=False)  # the engine is not asked for anything any more
 
     # ---- one session --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from app.workbench.answers.answer import RunningAnswers
@@ -42,36 +43,17 @@ async def breath() -> None:
     await asyncio.sleep(BREATH_SECONDS)
 
 
+@dataclass(eq=False, repr=False)
 class SessionList:
-    """The list of sessions as one window sees it (`ui.port.SessionCommands`).
+    """The list of sessions as one window sees it (`ui.port.SessionCommands`)."""
 
-    Args:
-        store: The list.
-        sessions: Those that are open.
-        running: Answers in work, which end in the trash.
-        vocabulary: Is read before a session is shown.
-        pins: Hear which sessions are pinned.
-        windows: All of them.
-        window: The one that sessions are opened in.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        sessions: OpenSessions,
-        running: RunningAnswers,
-        vocabulary: Vocabulary,
-        pins: BlockPins,
-        windows: Windows,
-        window: Window,
-    ) -> None:
-        self._store = store
-        self._sessions = sessions
-        self._running = running
-        self._vocabulary = vocabulary
-        self._pins = pins
-        self._windows = windows
-        self._window = window
+    _store: SessionStore  # the list
+    _sessions: OpenSessions  # those that are open
+    _running: RunningAnswers  # answers in work, which end in the trash
+    _vocabulary: Vocabulary  # is read before a session is shown
+    _pins: BlockPins  # hear which sessions are pinned
+    _windows: Windows  # all of them
+    _window: Window  # the one that sessions are opened in
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
         """Pinned first, then the latest; an empty one only while it is shown, or where it was named or sorted."""

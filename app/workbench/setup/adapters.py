@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -42,19 +43,16 @@ class Speaker(Struct, frozen=True):
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Adapters:
-    """Loads adapters, and unloads those that have no user left. All members belong to the window's loop.
+    """Loads adapters, and unloads those that have no user left. All members belong to the window's loop."""
 
-    Args:
-        supervisor: Knows the model that runs.
-        tasks: Unload in the background.
-    """
-
-    def __init__(self, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
-        self._supervisor = supervisor
-        self._tasks = tasks
-        self._users: dict[Hashable, frozenset[str]] = {}  # the folders on the stack of a session or of an answer in work
-        self._moving = asyncio.Lock()  # one change of what is loaded at a time: nothing is brought in while it leaves
+    _supervisor: Supervisor  # knows the model that runs
+    _tasks: BackgroundTasks  # unload in the background
+    # the folders on the stack of a session or of an answer in work
+    _users: dict[Hashable, frozenset[str]] = field(default_factory=dict, init=False)
+    # one change of what is loaded at a time: nothing is brought in while it leaves
+    _moving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     # ---- which are used -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -26,45 +27,20 @@ from storage import NewNode
 from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionChanged, SessionSetup, TextFile, translate
 
 
+@dataclass(eq=False, repr=False)
 class SetupChanges:
-    """Each change is saved before it holds, and returns what holds then (`ui.port.SetupCommands`).
+    """Each change is saved before it holds, and returns what holds then (`ui.port.SetupCommands`)."""
 
-    Args:
-        supervisor: Gives the model that an adapter is loaded into.
-        sessions: The open sessions.
-        setups: What they are set to.
-        presets: By their names.
-        adapters: In the engine.
-        copies: Take changes of the sample.
-        running: A beginning cannot change under an answer.
-        downloads: Fetch adapters.
-        vocabulary: Knows tokens by their text.
-        windows: Hear of another path.
-    """
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        sessions: OpenSessions,
-        setups: Setups,
-        presets: Presets,
-        adapters: Adapters,
-        copies: Copies,
-        running: RunningAnswers,
-        downloads: Downloads,
-        vocabulary: Vocabulary,
-        windows: Windows,
-    ) -> None:
-        self._supervisor = supervisor
-        self._sessions = sessions
-        self._setups = setups
-        self._presets = presets
-        self._adapters = adapters
-        self._copies = copies
-        self._running = running
-        self._downloads = downloads
-        self._vocabulary = vocabulary
-        self._windows = windows
+    _supervisor: Supervisor  # gives the model that an adapter is loaded into
+    _sessions: OpenSessions  # the open sessions
+    _setups: Setups  # what they are set to
+    _presets: Presets  # by their names
+    _adapters: Adapters  # in the engine
+    _copies: Copies  # take changes of the sample
+    _running: RunningAnswers  # a beginning cannot change under an answer
+    _downloads: Downloads  # fetch adapters
+    _vocabulary: Vocabulary  # knows tokens by their text
+    _windows: Windows  # hear of another path
 
     async def view(self, session_id: int) -> SessionSetup:
         return self._setups.view(self._sessions.opened(session_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -22,20 +23,15 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = MappingProxyType({MODELS_OWN: {}, GR
 LONGEST_NAME = 60  # characters
 
 
+@dataclass(eq=False, repr=False)
 class Presets:
-    """Those that were saved and those that came with Elsewise; "" is the settings' choice, for sessions that chose none.
+    """Those that were saved and those that came with Elsewise; "" is the settings' choice, for sessions that chose none."""
 
-    Args:
-        store: Where they are saved.
-        own: Elsewise's own, which holds where the settings choose none.
-    """
-
-    def __init__(self, store: SessionStore, own: GenerationOptions) -> None:
-        self._store = store
-        self.own = own
-        self._saved: dict[str, dict[str, Any]] | None = None
-        self.notes: list[str] = []
-        self.chosen = ""  # by the settings, for sessions that chose none
+    _store: SessionStore  # where they are saved
+    own: GenerationOptions  # elsewise's own, which holds where the settings choose none
+    _saved: dict[str, dict[str, Any]] | None = field(default=None, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    chosen: str = field(default="", init=False)  # by the settings, for sessions that chose none
 
     async def load(self) -> None:
         """Reads them once; what cannot be taken is left out, with a note."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -39,31 +40,17 @@ class Asked(Struct, frozen=True):
     preset_name: str = ""  # "": the one that is the default
 
 
+@dataclass(eq=False, repr=False)
 class Setups:
-    """The settings of open sessions.
+    """The settings of open sessions."""
 
-    Args:
-        store: Saves them with their session.
-        supervisor: Knows the model that runs.
-        presets: By their names.
-        adapters: Hear which of them a session uses.
-        call: Options of every answer, which go before the session's.
-    """
-
-    def __init__(
-        self,
-        store: SessionStore,
-        supervisor: Supervisor,
-        presets: Presets,
-        adapters: Adapters,
-        call: Mapping[str, Any],
-    ) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._presets = presets
-        self._adapters = adapters
-        self._call = call
-        self._notes: dict[int, list[str]] = {}  # by session: what could not be taken of what was stored
+    _store: SessionStore  # saves them with their session
+    _supervisor: Supervisor  # knows the model that runs
+    _presets: Presets  # by their names
+    _adapters: Adapters  # hear which of them a session uses
+    _call: Mapping[str, Any]  # options of every answer, which go before the session's
+    # by session: what could not be taken of what was stored
+    _notes: dict[int, list[str]] = field(default_factory=dict, init=False)
 
     async def load(self, session: OpenSession) -> None:
         """Reads what an open session is set to, once; what cannot be taken falls back, with a note."""

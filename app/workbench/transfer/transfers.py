@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.supervisor import Supervisor
@@ -22,19 +23,13 @@ NO_SNAPSHOT = QT_TRANSLATE_NOOP(
 )
 
 
+@dataclass(eq=False, repr=False)
 class Transfers:
-    """Sessions to files and back (`ui.port.TransferCommands`).
+    """Sessions to files and back (`ui.port.TransferCommands`)."""
 
-    Args:
-        store: The sessions.
-        supervisor: Its engine has the block file open.
-        windows: Hear of what was imported.
-    """
-
-    def __init__(self, store: SessionStore, supervisor: Supervisor, windows: Windows) -> None:
-        self._store = store
-        self._supervisor = supervisor
-        self._windows = windows
+    _store: SessionStore  # the sessions
+    _supervisor: Supervisor  # its engine has the block file open
+    _windows: Windows  # hear of what was imported
 
     @property
     def formats(self) -> Sequence[ExportFormat]:
