@@ -110,16 +110,13 @@ class SettingsWindow(QWidget):
             (self.tr("Server"), self.server),
         ):
             self._pages.add(title, page)
-        foot = QVBoxLayout()
-        foot.setContentsMargins(12, 0, 12, 12)
-        foot.addWidget(self.reload)
-        foot.addWidget(self.notice)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(self._pages)
         column.addWidget(self._pages.stack, 1)
-        column.addLayout(foot)
+        column.addWidget(self.reload)
+        column.addWidget(self.notice)
 
     # ---- what is asked ------------------------------------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ QPushButton[kind="link"]:disabled { color: $faint; }
 QFrame[kind="column"] { background: transparent; border: none; border-left: 1px solid $hairline; }
 QWidget#columns { background: $window; }
 QFrame[kind="notice"] { background: $notice; border: none; border-radius: 8px; }
+QWidget#settings > QFrame[kind="notice"] { margin: 0 12px 12px 12px; }
 QFrame[kind="toast"] { background: $card; border: 1px solid $bar_rest; border-radius: 8px; }
 QFrame[kind="undo"], QFrame[kind="done"] { background: $selection; border: none; border-radius: 6px; }
 

@@ -127,6 +127,27 @@ def test_a_page_that_fits_has_no_scroll_bar_and_one_that_does_not_can_be_scrolle
 
 
 @pytest.mark.slow
+def test_a_page_goes_down_to_the_end_of_the_window_unless_something_is_said_there(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        areas = settings.findChildren(QScrollArea)
+        page = next(area for area in areas if area.isVisible())
+
+        def end() -> int:
+            return page.mapTo(settings, page.rect().bottomLeft()).y()
+
+        assert end() == settings.rect().bottom()
+        settings.notice.say("no backup was made: the disk is full")
+        await until(lambda: end() < settings.notice.y())
+        ground = settings.grab().toImage()
+        middle, inset = settings.notice.geometry().center().y(), 12
+        seen = [ground.pixelColor(x, middle) == ground.pixelColor(1, middle) for x in (inset - 1, inset + 1)]
+        assert seen == [True, False]  # and has room around it
+
+    in_window(scene)
+
+
+@pytest.mark.slow
 def test_memory_is_in_megabytes_and_refusals_are_inline(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         settings = await opened(window)

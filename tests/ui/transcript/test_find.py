@@ -148,6 +148,30 @@ def test_read_finds_what_it_shows_also_across_marks(qtbot: QtBot, show: Show) ->
     assert last() == (None, 0)
 
 
+@pytest.mark.parametrize("text", ["in `a*b` and", "five a\\*b more", "so:\n\n```c\nint a*b;\n```\n", "~~~\n`a*b`"])
+def test_what_is_no_mark_parts_words_in_read(qtbot: QtBot, show: Show, text: str) -> None:
+    pieces = ["an a[b](https://example.org)\n\n", *text]
+    transcript = show(session(turn(1, "assistant", run_of(pieces, [1.0] * len(pieces), Origin.SAMPLED))))
+    told: list[tuple[int | None, int]] = []
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+    for words in ("a*b", "ab"):
+        transcript.look_for(words)
+        assert (told[-1], transcript.read.selected_text) == ((0, 1), words)
+
+
+def test_what_is_no_markdown_has_no_marks_in_read(qtbot: QtBot, show: Show) -> None:
+    transcript = show(session(turn(1, "tool", run_of(["a*b"], [1.0], Origin.TYPED))))
+    told: list[tuple[int | None, int]] = []
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+    for words, total in (("a*b", 1), ("ab", 0)):
+        transcript.look_for(words)
+        assert told[-1][1] == total
+
+
 def test_what_streams_in_is_found_by_the_next_step(show: Show) -> None:
     transcript = show(session(turn(1, "assistant", run_of(["one", " needle"], [1.0] * 2, Origin.SAMPLED))))
     told: list[tuple[int | None, int]] = []

@@ -11,10 +11,12 @@ from itertools import accumulate
 from msgspec import Struct
 
 from ui.transcript.path import Path, Turn
+from ui.transcript.read_mode.markup import MARKS, NO_MARKS, with_marks_alone
 from ui.transcript.text.compose import Place, is_hidden, shown
 
 BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
-_MARK = r"[*~`]|\\(?=[!-/:-@\[-`{-~])|!?\[(?=[^\]\n]*\]\()|\]\([^()\s]*\)"  # Markdown's, anywhere in what Read shows without it
+# Markdown's, anywhere in what Read shows without it; behind a backslash also what `NO_MARKS` puts there
+_MARK = r"[*~`]|\\(?=[!-/:-@\[-`{-~\U000f0021-\U000f007e])|!?\[(?=[^\]\n]*\]\()|\]\([^()\s]*\)"
 _BEGINNING = 60  # characters of a turn that show where it begins
 
 
@@ -25,7 +27,7 @@ class Match(Struct, frozen=True):
     first: Place
     last: Place
     words: str  # as they stand there
-    pattern: str  # of what was looked for: how it is written in Read may differ
+    seen: str  # the pattern of what was looked for, as Read shows it
 
 
 class Finder:
@@ -100,7 +102,7 @@ class Finder:
                 self._ask()
         self._found = matches(turns, self.words, template=self.template, typeset=self.typeset)
         pattern, texts = pattern_of(self.words, typeset=self.typeset), self._earlier if self.words else ()
-        self._before = [node for node, text in texts if node not in shown for _ in pattern.finditer(text)]
+        self._before = [node for node, text in texts if node not in shown for _ in _found(pattern, text, typeset=self.typeset)]
         if self._awaited is not None and self._awaited[0] in shown:
             (node, nth), self._awaited = self._awaited, None
             there = [i for i, one in enumerate(self._found) if turns[one.turn].node_id == node]
@@ -131,15 +133,20 @@ def beginning(turns: Sequence[Turn], number: int | None) -> Match | None:
     found = None if number is None else re.search(rf"\S(?:.{{0,{_BEGINNING}}}(?!\S)|.{{0,{_BEGINNING}}})", turns[number].text)
     if number is None or found is None:
         return None
-    return next(iter(_within(number, turns[number], re.compile(re.escape(found.group())), template=False)), None)
+    pattern = re.compile(re.escape(found.group()))
+    return next(iter(_within(number, turns[number], pattern, pattern.pattern, template=False, typeset=False)), None)
 
 
 def matches(turns: Sequence[Turn], words: str, *, template: bool, typeset: bool = False) -> list[Match]:
     """All places, in reading order; none for no words. A match may begin and end inside tokens, and never spans turns."""
     if not words:
         return []
-    pattern = pattern_of(words, typeset=typeset)
-    return [match for number, turn in enumerate(turns) for match in _within(number, turn, pattern, template=template)]
+    pattern, seen = pattern_of(words, typeset=typeset), _pattern(words, "", r"\s+").pattern
+    return [
+        match
+        for number, turn in enumerate(turns)
+        for match in _within(number, turn, pattern, seen, template=template, typeset=typeset)
+    ]
 
 
 def pattern_of(words: str, *, typeset: bool = False) -> re.Pattern[str]:
@@ -147,7 +154,13 @@ def pattern_of(words: str, *, typeset: bool = False) -> re.Pattern[str]:
 
     `typeset`: it is Markdown, of which the text alone is seen.
     """
-    inside, between = (f"(?:{_MARK})*", rf"(?:{_MARK}|_)*\s+(?:{_MARK}|_)*") if typeset else ("", BETWEEN)
+    if not typeset:
+        return _pattern(words, "", BETWEEN)
+    return _pattern(words, f"(?:{_MARK})*", rf"(?:{_MARK}|_)*\s+(?:{_MARK}|_)*")
+
+
+def _pattern(words: str, inside: str, between: str) -> re.Pattern[str]:
+    """`inside`: what may stand between two characters; `between`: what may stand in the place of white space."""
     parts = re.split(r"(\s+)", unicodedata.normalize("NFC", words))
     signs = (between if part.isspace() else inside.join(map(_in_any_form, part)) for part in parts)
     return re.compile("".join(signs), re.IGNORECASE)
@@ -155,14 +168,24 @@ def pattern_of(words: str, *, typeset: bool = False) -> re.Pattern[str]:
 
 def _in_any_form(sign: str) -> str:
     parted = unicodedata.normalize("NFD", sign)
+    if sign in MARKS:
+        return f"[{re.escape(sign)}{sign.translate(NO_MARKS)}]"
     return re.escape(sign) if parted == sign else f"(?:{sign}|{parted})"
 
 
-def _within(number: int, turn: Turn, pattern: re.Pattern[str], *, template: bool) -> list[Match]:
+def _found(pattern: re.Pattern[str], text: str, *, typeset: bool, plain: bool = False) -> list[re.Match[str]]:
+    """`plain`: the text is no Markdown."""
+    found = list(pattern.finditer(text))
+    if not (found and typeset):
+        return found
+    return list(pattern.finditer(text.translate(NO_MARKS) if plain else with_marks_alone(text)))
+
+
+def _within(number: int, turn: Turn, pattern: re.Pattern[str], seen: str, *, template: bool, typeset: bool) -> list[Match]:
     tokens = turn.tokens
     texts = ["" if is_hidden(m, template=template) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
     text = "".join(texts)
-    found = list(pattern.finditer(text))
+    found = _found(pattern, text, typeset=typeset, plain=turn.view.role not in ("user", "assistant"))
     if not found:
         return []
     ends = list(accumulate(map(len, texts)))
@@ -172,7 +195,7 @@ def _within(number: int, turn: Turn, pattern: re.Pattern[str], *, template: bool
         last = bisect_left(ends, one.end())  # and the last one
         begin, stop = one.start() - ends[first] + len(texts[first]), one.end() - ends[last] + len(texts[last])
         first_place, last_place = Place(first, _drawn(texts[first], begin)), _behind(texts[last], last, stop)
-        made.append(Match(number, first_place, last_place, one.group(), pattern.pattern))
+        made.append(Match(number, first_place, last_place, text[one.start() : one.end()], seen))
     return made
 
 

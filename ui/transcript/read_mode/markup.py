@@ -68,6 +68,32 @@ def _plain(found: re.Match[str]) -> str:
     return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash at a line's end keeps the line
 
 
+MARKS = "*_~`[]()!\\"  # that Markdown may have in a text
+NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to the private use of Unicode: not typed
+_LITERAL = re.compile(
+    rf"""
+    ^\ {{0,3}} (?P<fence>`{{3,}}+|~{{3,}}+) [^\n]*+ \n (?P<block>.*?) (?:^\ {{0,3}} (?P=fence) [`~]* [ \t]* $ | \Z)
+  | (?<!`) (?P<ticks>`++) (?P<code>.{{1,{MOST}}}?) (?<!`) (?P=ticks) (?!`)
+  | \\ (?P<sign>[!-/:-@\[-`{{-~])
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+
+
+def with_marks_alone(source: str) -> str:
+    """The same markdown, character by character: what is no mark, in code and behind a backslash, is as by `NO_MARKS`."""
+    return _LITERAL.sub(_unmarked, source)
+
+
+def _unmarked(found: re.Match[str]) -> str:
+    whole, (start, stop) = (
+        found.group(),
+        next(found.span(name) for name in ("block", "code", "sign") if found[name] is not None),
+    )
+    start, stop = start - found.start(), stop - found.start()
+    return whole[:start] + whole[start:stop].translate(NO_MARKS) + whole[stop:]
+
+
 _NAMELESS = re.compile(rf"(?P<code>(?P<ticks>`+)(?!`).{{1,{MOST}}}?(?<!`)(?P=ticks)(?!`))|!\[\]\(", re.DOTALL)
 
 

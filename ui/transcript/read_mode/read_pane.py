@@ -109,13 +109,13 @@ class ReadPane(Pane[ReadBody]):
             self._select(None, None)
             return
         self.go_to(match.turn, match.first.token)
-        found = self._page.boxes[match.turn].body.nearest(match.first.token, as_typeset(match.pattern))
+        found = self._page.boxes[match.turn].body.nearest(match.first.token, as_typeset(match.seen))
         first, last = (None, None) if found is None else (_Spot(match.turn, found[0]), _Spot(match.turn, found[1]))
         self._select(first, last)
 
     def show_hits(self, found: Sequence[Match]) -> None:
         """Marks all words that were found, as far as they are typeset as they were written."""
-        self._words = as_typeset(found[0].pattern) if found else None
+        self._words = as_typeset(found[0].seen) if found else None
         self.viewport().update()
 
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
