@@ -6,7 +6,7 @@ import time
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, QRect, Qt
-from PySide6.QtGui import QGuiApplication, QTextDocument, QWheelEvent
+from PySide6.QtGui import QGuiApplication, QTextDocument, QTextTable, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
@@ -265,6 +265,20 @@ def test_formulas_in_a_table_stand_in_line_with_its_text_and_in_their_columns(
         assert texts == ("one", *["\ufffc"] * (columns - 1), "an end")
         assert max(baselines) - min(baselines) <= 1.5
         assert all(right < left for right, left in zip(rights, lefts[1:], strict=False))
+
+
+@pytest.mark.parametrize("row", ["a|b $x$|$y$", "$x$ b|$y$|c", "$x$ $y$|$x$ b|c", "a|$y$|`b` $x$"])
+def test_text_beside_formulas_in_a_table_stands_in_line_with_higher_ones(qapp: QApplication, row: str) -> None:
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    pictures = {"$x$": Formula(svg, 0.6, 0.5, 0.1), "$y$": Formula(svg, 1.5, 1.6, 0.9)}
+    document = markdown_document(f"a|b|c\n--|--|--\n{row}\n", Faces(), LIGHT, 632, pictures)
+    layout, table, bases = document.documentLayout(), document.rootFrame().childFrames()[0], list[float]()
+    assert isinstance(table, QTextTable)
+    for column in range(3):
+        block = table.cellAt(1, column).firstCursorPosition().block()
+        line = block.layout().lineAt(0)
+        bases.append(layout.blockBoundingRect(block).top() + line.y() + line.ascent())
+    assert max(bases) - min(bases) <= 0.5
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from ui.port import translate
 from ui.theme.fonts import mono_font
 from ui.theme.palette import Palette
 from ui.transcript.read_mode.code_ink import LONGEST_LINE, colour_code
-from ui.transcript.read_mode.formula_ink import CELL_PADDING_PX, draw_formulas
+from ui.transcript.read_mode.formula_ink import CELL_PADDING_PX, align_tables, draw_formulas
 from ui.transcript.read_mode.formulas import Formula
 from ui.transcript.read_mode.markup import formulas, with_named_pictures, with_plain_maths
 from ui.transcript.text.faces import TEXT_PX, Faces
@@ -165,6 +165,8 @@ def markdown_document(
         draw_formulas(document, formulas(shown), pictures, faces, palette)
     _colour(document, faces, palette, with_pictures=False)
     edit.endEditBlock()
+    if pictures:
+        align_tables(document, faces)
     return document
 
 

@@ -19,6 +19,7 @@ from PySide6.QtGui import (
     QTextDocument,
     QTextFormat,
     QTextTable,
+    QTextTableCell,
 )
 from PySide6.QtSvg import QSvgRenderer
 
@@ -30,7 +31,6 @@ _OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
 _SOURCE = QTextFormat.Property.UserProperty.value + 1
 _ROOM = QTextFormat.Property.UserProperty.value + 2  # pixels that it may be wide
 CELL_PADDING_PX = 4
-_BASE = 0.8  # of a line of fixed height, where Qt has the baseline
 _CELL_PX, _SHORT_COLUMN_PX = 32.0, 80.0  # beside what stands in a cell; a column whose text can be broken
 _PLACE = "\ufffc"  # where an object stands in the text of a document
 _LINE_BREAK = "\u2028"
@@ -64,31 +64,48 @@ def draw_formulas(
             at = found.position()
     for frame in document.rootFrame().childFrames():
         if isinstance(frame, QTextTable):
-            _fit(frame, document.textWidth(), handler, faces)
+            _fit(frame, document.textWidth(), handler)
 
 
-def _fit(table: QTextTable, width: float, handler: _Handler, faces: Faces) -> None:
-    """Long formulas are as wide as the other columns leave room for; all stand on the line of the text in their row."""
+def _fit(table: QTextTable, width: float, handler: _Handler) -> None:
+    """Long formulas are as wide as the other columns leave room for."""
     columns, long = table.columns(), list[tuple[int, QTextCursor]]()
-    cells = [table.cellAt(row, column) for row in range(table.rows()) for column in range(columns)]
-    for cell in cells:
+    for cell in _cells(table):
         place = cell.firstCursorPosition()
         if place.block().text() == _PLACE:
             place.setPosition(place.position() + 1, QTextCursor.MoveMode.KeepAnchor)
             if handler.size(place.charFormat())[0] > width / columns - _CELL_PX:
                 long.append((cell.column(), place))
     shared = len({column for column, _ in long})
-    room, base = QTextCharFormat(), _BASE * faces.pitch
+    room = QTextCharFormat()
     room.setProperty(_ROOM, (width - _SHORT_COLUMN_PX * (columns - shared)) / max(shared, 1) - _CELL_PX)
     for _, place in long:
         place.mergeCharFormat(room)
-    for cell in cells:
-        shapes = [each.fragment().charFormat() for each in cell.firstCursorPosition().block()]  # type: ignore[attr-defined]  # iterable
-        bases = [max(faces.pitch, above + under) - under for _, above, under in map(handler.size, shapes) if above]
-        if bases:
+
+
+def _cells(table: QTextTable) -> list[QTextTableCell]:
+    """Row by row."""
+    return [table.cellAt(row, column) for row in range(table.rows()) for column in range(table.columns())]
+
+
+def align_tables(document: QTextDocument, faces: Faces) -> None:
+    """Lowers cells of tables, so that the first lines of a row stand on one line; the document is laid out."""
+    layout, edit, bases = document.documentLayout(), QTextCursor(document), list[tuple[QTextTableCell, float, float]]()
+    for table in document.rootFrame().childFrames():
+        rows: dict[int, list[tuple[QTextTableCell, float]]] = {}
+        for cell in _cells(table) if isinstance(table, QTextTable) else ():
+            block = cell.firstCursorPosition().block()
+            line = block.layout().lineAt(0)
+            base = layout.blockBoundingRect(block).top() + line.y() + line.ascent()
+            rows.setdefault(cell.row(), []).append((cell, base))
+        bases += [(cell, base, max(base for _, base in row)) for row in rows.values() for cell, base in row]
+    edit.beginEditBlock()
+    for cell, base, lowest in bases:
+        if base < lowest:
             lower = cell.format().toTableCellFormat()
-            lower.setTopPadding(max(CELL_PADDING_PX * faces.scale + base - min(bases), 0.0))
+            lower.setTopPadding(CELL_PADDING_PX * faces.scale + lowest - base)
             cell.setFormat(lower)
+    edit.endEditBlock()
 
 
 def source_of(cursor: QTextCursor) -> str:
