@@ -17,19 +17,13 @@ ModuleShape = tuple[int, int]  # numbers in, numbers out
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """The product added to one module: ``scaling * b @ (a @ x)``.
+    """The product added to one module: ``scaling * b @ (a @ x)``."""
 
-    Attributes:
-        a: ``(rank, in) float32``.
-        b: ``(out, rank) float32``.
-        scaling: alpha / rank, or the layout's own.
-        base: ``(out, in) float32``: a copy of the module's weights in the file, if any (peft saves one of a head). A backend
-            refuses the adapter if it differs from the model's.
-    """
-
-    a: Float32
-    b: Float32
-    scaling: float
+    a: Float32  # ``(rank, in) float32``
+    b: Float32  # ``(out, rank) float32``
+    scaling: float  # alpha / rank, or the layout's own
+    # ``(out, in) float32``: a copy of the module's weights in the file, if any (peft saves one of a head). A backend refuses
+    # the adapter if it differs from the model's
     base: Float32 | None = None
 
     @property
@@ -44,15 +38,10 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """The weights of an adapter by module path.
+    """The weights of an adapter by module path."""
 
-    Attributes:
-        modules: Low-rank products by module path.
-        digest: SHA-256 of the numbers, equal for equal adapters of any file.
-    """
-
-    modules: Mapping[str, LowRank]
-    digest: str
+    modules: Mapping[str, LowRank]  # low-rank products by module path
+    digest: str  # SHA-256 of the numbers, equal for equal adapters of any file
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:

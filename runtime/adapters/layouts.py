@@ -34,23 +34,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterHeader:
-    """An adapter folder by its configuration and the header of its weights; numbers are not read yet.
-
-    Attributes:
-        folder: Its path.
-        weights: Its safetensors file.
-        layout: "peft" or "mlx".
-        base: The model it names as its base; empty without one.
-        invocation: Token ids that activate an activated LoRA; empty for a plain one.
-        modules: Tensors by module path.
-    """
+    """An adapter folder by its configuration and the header of its weights; numbers are not read yet."""
 
     folder: Path
-    weights: Path
-    layout: str
-    base: str
-    invocation: tuple[int, ...]
-    modules: Mapping[str, Pair]
+    weights: Path  # a safetensors file
+    layout: str  # "peft" or "mlx"
+    base: str  # the model it names as its base; empty without one
+    invocation: tuple[int, ...]  # token ids that activate an activated LoRA; empty for a plain one
+    modules: Mapping[str, Pair]  # tensors by module path
 
     @property
     def kind(self) -> Kind:

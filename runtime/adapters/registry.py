@@ -19,21 +19,13 @@ NamedStack = tuple[tuple[str, float], ...]  # (name, scale), in order
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One registered adapter.
+    """One registered adapter."""
 
-    Attributes:
-        name: Given by the caller.
-        header: Of its folder, with the model's own module paths.
-        digest: Of its numbers; None while it is not loaded.
-        nbytes: Of its loaded weights.
-        leaving: It is being unloaded and takes no new requests.
-    """
-
-    name: str
-    header: AdapterHeader
-    digest: str | None = None
-    nbytes: int = 0
-    leaving: bool = False
+    name: str  # given by the caller
+    header: AdapterHeader  # of its folder, with the model's own module paths
+    digest: str | None = None  # of its numbers; None while it is not loaded
+    nbytes: int = 0  # of its loaded weights
+    leaving: bool = False  # it is being unloaded and takes no new requests
 
     @property
     def qualified(self) -> str:

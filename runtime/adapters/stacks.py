@@ -38,15 +38,10 @@ def stack_of(namespace: Hashable) -> Stack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStacks:
-    """The stack of each token of a forward.
+    """The stack of each token of a forward."""
 
-    Attributes:
-        of: ``(n,)`` indices into `table`.
-        table: The stacks.
-    """
-
-    of: Int64
-    table: tuple[Stack, ...]
+    of: Int64  # ``(n,)`` indices into `table`
+    table: tuple[Stack, ...]  # the stacks
 
     def part(self, tokens: Int64 | slice) -> TokenStacks:
         """The stacks of some tokens."""
@@ -64,17 +59,11 @@ class TokenStacks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """One adapter in one forward.
+    """One adapter in one forward."""
 
-    Attributes:
-        digest: Of the adapter.
-        rows: ``(k,)`` indices of its tokens; None: all tokens.
-        scale: One scale for all tokens, or ``(k,)`` scales of the rows.
-    """
-
-    digest: str
-    rows: Int64 | None
-    scale: float | Float32
+    digest: str  # of the adapter
+    rows: Int64 | None  # ``(k,)`` indices of its tokens; None: all tokens
+    scale: float | Float32  # one scale for all tokens, or ``(k,)`` scales of the rows
 
 
 def uses(stacks: TokenStacks | None) -> list[Use]:
@@ -161,15 +150,10 @@ Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace,
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The adapters of one request, fixed when it was made.
+    """The adapters of one request, fixed when it was made."""
 
-    Attributes:
-        fingerprint: Of the model's KV, `salted` for the request; the first part of namespaces.
-        uses: The adapters in the stack's order.
-    """
-
-    fingerprint: str
-    uses: Uses = ()
+    fingerprint: str  # of the model's KV, `salted` for the request; the first part of namespaces
+    uses: Uses = ()  # the adapters in the stack's order
 
     @property
     def invocations(self) -> tuple[tuple[int, ...], ...]:

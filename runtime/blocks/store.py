@@ -17,18 +17,12 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block to keep.
+    """One block to keep."""
 
-    Attributes:
-        key: SHA-256 over the parent's key, the namespace and the tokens, 32 bytes.
-        parent: The key of the block before it on its path; None at the start of one.
-        tokens: How many it holds, 1 to 64.
-        data: What it is made of, in order; the store may write the parts one after the other without joining them.
-    """
-
-    key: bytes
-    parent: bytes | None
-    tokens: int
+    key: bytes  # SHA-256 over the parent's key, the namespace and the tokens, 32 bytes
+    parent: bytes | None  # the key of the block before it on its path; None at the start of one
+    tokens: int  # how many it holds, 1 to 64
+    # what it is made of, in order; the store may write the parts one after the other without joining them
     data: Sequence[Buffer]
 
 

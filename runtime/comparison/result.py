@@ -22,17 +22,11 @@ OnComparison = Callable[[int, int], None]  # tokens done and in all; on the call
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One model's numbers over the spans that both have scored: the same bytes on either side.
+    """One model's numbers over the spans that both have scored: the same bytes on either side."""
 
-    Attributes:
-        logprob: Of all of them together, nats.
-        tokens: The model's own, in those spans.
-        bytes: Of the text there.
-    """
-
-    logprob: float
-    tokens: int
-    bytes: int
+    logprob: float  # of all of them together, nats
+    tokens: int  # the model's own, in those spans
+    bytes: int  # of the text there
 
     @property
     def perplexity(self) -> float | None:

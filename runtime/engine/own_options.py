@@ -35,15 +35,10 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
-    """The options a model asks for.
+    """The options a model asks for."""
 
-    Attributes:
-        options: Those that make sense.
-        warnings: One sentence for each field that does not.
-    """
-
-    options: GenerationOptions = field(default_factory=GenerationOptions)
-    warnings: tuple[str, ...] = ()
+    options: GenerationOptions = field(default_factory=GenerationOptions)  # those that make sense
+    warnings: tuple[str, ...] = ()  # one sentence for each field that does not
 
     @classmethod
     def read(cls, config: object) -> Self:

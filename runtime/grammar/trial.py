@@ -29,14 +29,10 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # of the environment
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of a trial.
+    """What came of a trial."""
 
-    Attributes:
-        fault: What is wrong with the grammar; None: nothing.
-        lasting: Whether llguidance itself said so. What ended the process may be due to the machine, and is tried again.
-    """
-
-    fault: str | None
+    fault: str | None  # what is wrong with the grammar; None: nothing
+    # whether llguidance itself said so. What ended the process may be due to the machine, and is tried again
     lasting: bool = True
 
 

@@ -203,29 +203,19 @@ class Ranked:
 
 
 class RankRequest(NamedTuple):
-    """What is asked of rows that are ranked where they were computed.
+    """What is asked of rows that are ranked where they were computed."""
 
-    Attributes:
-        width: How many of the likeliest; fewer come where the last ones are equals, whose order is not known.
-        temperatures: For each row the one at which draws will ask for the weight of all of it; 1 where they will not.
-    """
-
-    width: int
+    width: int  # how many of the likeliest; fewer come where the last ones are equals, whose order is not known
+    # for each row the one at which draws will ask for the weight of all of it; 1 where they will not
     temperatures: tuple[float, ...]
 
 
 class RankedRows(NamedTuple):
-    """Rows that were ranked where they were computed; one crosses when more of it is asked for.
+    """Rows that were ranked where they were computed; one crosses when more of it is asked for."""
 
-    Attributes:
-        rows: n of them.
-        shift: ``(n,)`` their normalisers.
-        finite: ``(n,)`` which held numbers only; what is said of the others means nothing.
-    """
-
-    rows: list[Ranked]
-    shift: Row
-    finite: npt.NDArray[np.bool_]
+    rows: list[Ranked]  # n of them
+    shift: Row  # ``(n,)`` their normalisers
+    finite: npt.NDArray[np.bool_]  # ``(n,)`` which held numbers only; what is said of the others means nothing
 
     def part(self, rows: slice) -> RankedRows:
         """Some of them."""

@@ -18,43 +18,24 @@ FULL: Final = -1  # alternatives: the whole vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a server can do for us. The default of each is "no".
+    """What a server can do for us. The default of each is "no"."""
 
-    Attributes:
-        token_prompts: Takes token ids as a prompt.
-        token_ids: Returns the ids of what it generated.
-        alternatives: Log-probabilities per position, at most; 0 for none.
-        full_vector: Those of the whole vocabulary on request.
-        chosen_ids: Ids whose exact values can be asked for in one request.
-        prompt_logprobs: Scores a given text.
-        ranks: With the exact rank of each token.
-        cached_tokens: Says how much of a prompt its cache had.
-        cache_salt: Separates the cache by a salt.
-        priority: Takes a priority with a request; that it has a policy for it is not said by vLLM.
-        tokenizer: Tokenises and detokenises.
-        chat: Renders a conversation to token ids.
-        grammars: Kinds of `Grammar` that it enforces.
-        embeddings: Has vectors of texts.
-        sampling: Names of the sampler's settings that it takes.
-        plain: A token of whole characters, where questions are asked by one (`LlamaCpp`).
-    """
-
-    token_prompts: bool = False
-    token_ids: bool = False
-    alternatives: int = 0
-    full_vector: bool = False
-    chosen_ids: int = 0
-    prompt_logprobs: bool = False
-    ranks: bool = False
-    cached_tokens: bool = False
-    cache_salt: bool = False
-    priority: bool = False
-    tokenizer: bool = False
-    chat: bool = False
-    grammars: frozenset[str] = frozenset()
-    embeddings: bool = False
-    sampling: frozenset[str] = frozenset({"temperature", "top_p"})
-    plain: int | None = None
+    token_prompts: bool = False  # takes token ids as a prompt
+    token_ids: bool = False  # returns the ids of what it generated
+    alternatives: int = 0  # log-probabilities per position, at most; 0 for none
+    full_vector: bool = False  # those of the whole vocabulary on request
+    chosen_ids: int = 0  # ids whose exact values can be asked for in one request
+    prompt_logprobs: bool = False  # scores a given text
+    ranks: bool = False  # with the exact rank of each token
+    cached_tokens: bool = False  # says how much of a prompt its cache had
+    cache_salt: bool = False  # separates the cache by a salt
+    priority: bool = False  # takes a priority with a request; that it has a policy for it is not said by vLLM
+    tokenizer: bool = False  # tokenises and detokenises
+    chat: bool = False  # renders a conversation to token ids
+    grammars: frozenset[str] = frozenset()  # kinds of `Grammar` that it enforces
+    embeddings: bool = False  # has vectors of texts
+    sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler's settings that it takes
+    plain: int | None = None  # a token of whole characters, where questions are asked by one (`LlamaCpp`)
 
     def told(self) -> tuple[str, ...]:
         """For `ModelInfo.capabilities`."""
@@ -179,29 +160,19 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of an answer, or a whole one.
+    """A part of an answer, or a whole one."""
 
-    Attributes:
-        pieces: Its new tokens.
-        text: Theirs, without that of a token that ended the answer.
-        finish: "stop", "length" or another word of the server's on the last chunk; "eos" where its last token ended the answer
-            by itself.
-        stopped_by: The token id that ended it, where the server says so.
-        prompt: Scores of the prompt's tokens, None for the first.
-        prompt_tokens: As the server counts; None where it says nothing.
-        cached_tokens: Of them, found in its cache.
-        generated: Tokens of the answer so far; then `pieces` may begin with some that were told before, or lack some in front
-            whose bytes are in `text` alone.
-    """
-
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[Piece] = ()  # its new tokens
+    # "stop", "length" or another word of the server's on the last chunk; "eos" where its last token ended the answer by itself
     finish: str | None = None
-    stopped_by: int | None = None
-    prompt: Sequence[Scored | None] | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
+    stopped_by: int | None = None  # the token id that ended it, where the server says so
+    prompt: Sequence[Scored | None] | None = None  # scores of the prompt's tokens, None for the first
+    prompt_tokens: int | None = None  # as the server counts; None where it says nothing
+    cached_tokens: int | None = None  # of them, found in its cache
+    # tokens of the answer so far; then `pieces` may begin with some that were told before, or lack some in front whose bytes
+    # are in `text` alone
     generated: int | None = None
-    text: str = ""
+    text: str = ""  # theirs, without that of a token that ended the answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -637,15 +637,10 @@ class Session:
 
 @dataclass(slots=True)
 class Prefilled:
-    """What a prefill cost and gave.
+    """What a prefill cost and gave."""
 
-    Attributes:
-        computed: Tokens pushed through the model.
-        run: The new tokens and their scores; None where none were asked for.
-    """
-
-    computed: int = 0
-    run: TokenRun | None = None
+    computed: int = 0  # tokens pushed through the model
+    run: TokenRun | None = None  # the new tokens and their scores; None where none were asked for
 
 
 class _Counted:

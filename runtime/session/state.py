@@ -221,26 +221,16 @@ def is_fatal(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class SessionState:
-    """Tokens, their pin, and what is known of how they came.
+    """Tokens, their pin, and what is known of how they came."""
 
-    Attributes:
-        manifest: What they were made with.
-        path: The tokens.
-        pin: Keeps their KV in memory.
-        boundary: Turns texts into ids.
-        said: The messages of the last `ensure_messages`.
-        divergence: Where the last prefix could not take over what was there.
-        generation: The last answer, as long as its tokens, or the first of them, end the path.
-        row: What follows: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``.
-    """
-
-    manifest: Manifest
-    path: Path
-    pin: SessionPin
-    boundary: TokenBoundary
-    said: Conversation | None = None
-    divergence: Divergence | None = None
-    generation: Generation | None = None
+    manifest: Manifest  # what they were made with
+    path: Path  # the tokens
+    pin: SessionPin  # keeps their KV in memory
+    boundary: TokenBoundary  # turns texts into ids
+    said: Conversation | None = None  # the messages of the last `ensure_messages`
+    divergence: Divergence | None = None  # where the last prefix could not take over what was there
+    generation: Generation | None = None  # the last answer, as long as its tokens, or the first of them, end the path
+    # what follows: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``
     row: tuple[int, Float32] | None = None
 
     @classmethod

@@ -109,15 +109,10 @@ def _decoded(data: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """The longest beginning that two sequences share as text, up to where a token ends in both.
+    """The longest beginning that two sequences share as text, up to where a token ends in both."""
 
-    Attributes:
-        held: Tokens of the first up to there.
-        full: Tokens of the second.
-    """
-
-    held: int
-    full: int
+    held: int  # tokens of the first up to there
+    full: int  # tokens of the second
 
 
 def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], bytes]) -> Aligned:

@@ -188,24 +188,15 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChosenFormat:
-    """The chat format of a loaded model.
+    """The chat format of a loaded model."""
 
-    Attributes:
-        name: "model" (its own template), "none" (plain continuation), "custom" (the user's template), or a name of
-            `CHAT_FORMATS`.
-        template: None for plain continuation.
-        eos_token_ids: Ids that end an answer: the model's own, and the end of a turn in the format.
-        stops: Texts that end an answer, where no token does.
-        replaces: It differs from the model's own.
-        warnings: For `ModelInfo.warnings`.
-    """
-
+    # "model" (its own template), "none" (plain continuation), "custom" (the user's template), or a name of `CHAT_FORMATS`
     name: str
-    template: ChatTemplate | None
-    eos_token_ids: tuple[int, ...]
-    stops: tuple[str, ...] = ()
-    replaces: bool = False
-    warnings: tuple[str, ...] = ()
+    template: ChatTemplate | None  # none for plain continuation
+    eos_token_ids: tuple[int, ...]  # ids that end an answer: the model's own, and the end of a turn in the format
+    stops: tuple[str, ...] = ()  # texts that end an answer, where no token does
+    replaces: bool = False  # it differs from the model's own
+    warnings: tuple[str, ...] = ()  # for `ModelInfo.warnings`
 
     @property
     def digest(self) -> str | None:

@@ -26,19 +26,12 @@ _SYSTEM_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """One format.
+    """One format."""
 
-    Attributes:
-        source: The jinja2 text. It may name bos_token (empty where the model wants none) and eos_token.
-        marks: Its special tokens; one that the vocabulary lacks becomes plain text.
-        end: The mark that ends a turn; None: the model's eos.
-        stops: Texts that end an answer with any vocabulary, before the next turn of the user.
-    """
-
-    source: str
-    marks: tuple[str, ...] = ()
-    end: str | None = None
-    stops: tuple[str, ...] = ()
+    source: str  # the jinja2 text. It may name bos_token (empty where the model wants none) and eos_token
+    marks: tuple[str, ...] = ()  # its special tokens; one that the vocabulary lacks becomes plain text
+    end: str | None = None  # the mark that ends a turn; None: the model's eos
+    stops: tuple[str, ...] = ()  # texts that end an answer with any vocabulary, before the next turn of the user
 
 
 CHAT_FORMATS = {

@@ -25,38 +25,22 @@ CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
 
 @dataclass(slots=True, weakref_slot=True)
 class Fan:
-    """Continuations in work.
+    """Continuations in work."""
 
-    Attributes:
-        session: Where they are saved.
-        new: Each begins as such a node.
-        kind: Drawn, or found by a beam search.
-        wanted: How many.
-        rules: What a beam search goes by.
-        strands: Those that have a node, each as an answer of its own.
-        scores: Of beams, in the order of `strands`.
-        beams: What a search that has not ended looks at, best first.
-        note: What happens to all.
-        running: More is expected.
-        ended: Nodes of the strands that came to their end.
-        reused, computed: Tokens of the prompt, found in the cache and pushed through the model.
-        began: When there was a model to ask.
-    """
-
-    session: WholeSession
-    new: NewNode
-    kind: ColumnKind
-    wanted: int
-    rules: BeamRules = field(default_factory=BeamRules)
-    note: str = ""
-    strands: list[Answer] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    beams: tuple[Column, ...] = ()
-    running: bool = True
-    ended: set[int] = field(default_factory=set)
-    reused: int = 0
-    computed: int = 0
-    began: float = field(default_factory=time.monotonic)
+    session: WholeSession  # where they are saved
+    new: NewNode  # each begins as such a node
+    kind: ColumnKind  # drawn, or found by a beam search
+    wanted: int  # how many
+    rules: BeamRules = field(default_factory=BeamRules)  # what a beam search goes by
+    note: str = ""  # what happens to all
+    strands: list[Answer] = field(default_factory=list)  # those that have a node, each as an answer of its own
+    scores: list[float] = field(default_factory=list)  # of beams, in the order of `strands`
+    beams: tuple[Column, ...] = ()  # what a search that has not ended looks at, best first
+    running: bool = True  # more is expected
+    ended: set[int] = field(default_factory=set)  # nodes of the strands that came to their end
+    reused: int = 0  # tokens of the prompt found in the cache
+    computed: int = 0  # those pushed through the model
+    began: float = field(default_factory=time.monotonic)  # when there was a model to ask
 
     def segments(self) -> list[Segment]:
         """The path up to the place."""

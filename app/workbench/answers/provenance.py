@@ -138,19 +138,12 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None
 
 
 class Repeat(Struct, frozen=True):
-    """An answer that is made once more.
+    """An answer that is made once more."""
 
-    Attributes:
-        of: The node of the original.
-        made: What is stored of it; see `made_with`.
-        options: Those it was made with.
-        ids: The tokens that the model made of it, ``(n,)``.
-    """
-
-    of: int
-    made: Mapping[str, Any]
-    options: GenerationOptions
-    ids: Int32
+    of: int  # the node of the original
+    made: Mapping[str, Any]  # what is stored of it; see `made_with`
+    options: GenerationOptions  # those it was made with
+    ids: Int32  # the tokens that the model made of it, ``(n,)``
 
     @classmethod
     def read(cls, node: NodeRow, run: TokenRun) -> Repeat:

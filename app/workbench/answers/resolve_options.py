@@ -63,17 +63,11 @@ _OF_A_MODEL: Final = frozenset({"model", "format"})
 
 
 class Continued(Struct, frozen=True):
-    """What is stored of an answer that another one continues.
+    """What is stored of an answer that another one continues."""
 
-    Attributes:
-        made: How it was made; see `making.made_with`.
-        options: Those it was made with.
-        again: Whether something goes on from there already, with the same draws.
-    """
-
-    made: Mapping[str, Any]
-    options: GenerationOptions
-    again: bool
+    made: Mapping[str, Any]  # how it was made; see `making.made_with`
+    options: GenerationOptions  # those it was made with
+    again: bool  # whether something goes on from there already, with the same draws
 
     @classmethod
     def read(cls, tree: Tree, node: NodeRow) -> Continued | None:

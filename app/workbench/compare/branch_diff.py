@@ -24,21 +24,13 @@ _WORD = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A branch from the root to its end, as columns: one row a token (a word, where no model has read the text).
-
-    Attributes:
-        name: What it is called.
-        pieces: Bytes.
-        template: ``(n,)`` whether they are the template's, or an eos: not shown.
-        logprob: ``(n,)`` nats; not-a-number where they were not scored.
-        turns: ``(n,)`` whether a turn begins.
-    """
+    """A branch from the root to its end, as columns: one row a token (a word, where no model has read the text)."""
 
     name: str
     pieces: tuple[bytes, ...]
-    template: npt.NDArray[np.bool_]
-    logprob: npt.NDArray[np.float32]
-    turns: npt.NDArray[np.bool_]
+    template: npt.NDArray[np.bool_]  # ``(n,)`` whether they are the template's, or an eos: not shown
+    logprob: npt.NDArray[np.float32]  # ``(n,)`` nats; not-a-number where they were not scored
+    turns: npt.NDArray[np.bool_]  # ``(n,)`` whether a turn begins
 
     def side(self, start: int, stop: int) -> DiffSide:
         """Tokens that stand together; turns begin on lines of their own."""

@@ -202,15 +202,10 @@ class Key(NamedTuple):
 
 
 class Vector(Struct, frozen=True):
-    """What a model made of a text.
+    """What a model made of a text."""
 
-    Attributes:
-        values: ``(hidden,) float32``, of length 1.
-        tokens: That the text has, where it was too long and only its beginning was read; else 0.
-    """
-
-    values: npt.NDArray[np.float32]
-    tokens: int = 0
+    values: npt.NDArray[np.float32]  # ``(hidden,) float32``, of length 1
+    tokens: int = 0  # that the text has, where it was too long and only its beginning was read; else 0
 
 
 class Vectors:

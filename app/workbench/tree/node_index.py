@@ -196,21 +196,13 @@ Bool = npt.NDArray[np.bool_]
 
 
 class Course(Struct, frozen=True, eq=False):
-    """From the root on.
+    """From the root on."""
 
-    Attributes:
-        ids: Of the nodes, ``(n,)``.
-        stops: Tokens of each that come before the next node, ``(n,)``; NOTHING (`NodeColumns`): all of them.
-        starts: Where turns begin, ``(n,)``; the first node of a path always begins one.
-        tokens: That are stored of each, ``(n,)``, on the path or not.
-        has_text: Whether each has words, ``(n,)``.
-    """
-
-    ids: Int64
-    stops: Int64
-    starts: Bool
-    tokens: Int64
-    has_text: Bool
+    ids: Int64  # of the nodes, ``(n,)``
+    stops: Int64  # tokens of each that come before the next node, ``(n,)``; NOTHING (`NodeColumns`): all of them
+    starts: Bool  # where turns begin, ``(n,)``; the first node of a path always begins one
+    tokens: Int64  # that are stored of each, ``(n,)``, on the path or not
+    has_text: Bool  # whether each has words, ``(n,)``
     _order: Int64  # rows by id
 
     @classmethod
