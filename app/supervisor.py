@@ -85,13 +85,7 @@ class Supervisor:
         return self._model
 
     def beside(self, source: str, backend: str, changes: Mapping[str, Any]) -> Supervisor:
-        """Another one, for an engine beside this one's: it opens no block file, and guesses nothing ahead.
-
-        Args:
-            source: The model.
-            backend: Which engine runs it.
-            changes: Options that are others there.
-        """
+        """Another one, for an engine beside this one's: it opens no block file, and guesses nothing ahead."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
         if "wishes" in options:  # what was but wished for there may be chosen here
             options["wishes"] = [name for name in options["wishes"] if name in options]

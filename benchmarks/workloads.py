@@ -120,9 +120,6 @@ class Everything:
     """Tasks that use a model in every way at once.
 
     They choose tokens without looking at the answers: what an event loop is kept busy with is then the library's own.
-
-    Args:
-        model: In this process or another.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -179,11 +176,7 @@ class Everything:
 
 
 class TokenLru:
-    """Tokens held, at most `capacity` of them.
-
-    Args:
-        capacity: Tokens.
-    """
+    """Tokens held, at most `capacity` of them."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -20,10 +20,6 @@ Item = TypeVar("Item")
 class Branches(AsyncGenerator[tuple[int, Item], None]):
     """An async generator of ``(branch, item)`` in which one branch can be dropped while the others go on.
 
-    Args:
-        source: Yields what has arrived.
-        drop: Stops one branch.
-
     Attributes:
         dropped: The branches that were.
     """

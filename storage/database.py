@@ -49,11 +49,7 @@ _NO_FILES_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQ
 
 
 class Database:
-    """A SQLite file, its connection and its thread.
-
-    Args:
-        path: The database file.
-    """
+    """A SQLite file, its connection and its thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

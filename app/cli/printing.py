@@ -345,13 +345,7 @@ def facts(entry: ShelfEntry) -> dict[str, Any]:
 
 
 def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
-    """That a model is on the shelf, and how it is used.
-
-    Args:
-        name: What it is called there.
-        path: Where it is.
-        quantised: How, where its weights are.
-    """
+    """That a model is on the shelf, and how it is used."""
     form = f" ({quantised})" if quantised else ""
     return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"
 

@@ -128,12 +128,7 @@ READ: Final = (
 
 
 def build_app(engine: Engine, access: Access) -> ASGIApp:
-    """The ASGI application.
-
-    Args:
-        engine: The model that answers.
-        access: Who may ask.
-    """
+    """The ASGI application."""
     routes = [Route(each.path, _Endpoint(engine, access, each), methods=["POST"]) for each in POSTED]
     routes += [Route(each.path, _Endpoint(engine, access, each), methods=["GET"]) for each in READ]
     return _Guard(Starlette(routes=routes, exception_handlers={HTTPException: _refused}), engine, access)

@@ -22,11 +22,7 @@ from benchmarks.peers.bare import records as records_of
 
 
 class BareMlx(BareRows):
-    """mlx_lm's model with its own growing KV cache, one row per particle.
-
-    Args:
-        folder: The model.
-    """
+    """mlx_lm's model with its own growing KV cache, one row per particle."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -58,11 +54,7 @@ KEY = "bench"  # the prompt cache's name for a model
 
 
 class MlxPromptCache:
-    """Looks each prompt up, generates for all of them as one batch, and puts the caches back.
-
-    Args:
-        folder: The model.
-    """
+    """Looks each prompt up, generates for all of them as one batch, and puts the caches back."""
 
     name = "mlx_lm, prompt cache"
 
@@ -141,11 +133,7 @@ NO_TOKEN = -1
 
 
 class MlxStreams:
-    """Greedy decoding by other means than ours, on a model as mlx_lm loads it.
-
-    Args:
-        folder: The model.
-    """
+    """Greedy decoding by other means than ours, on a model as mlx_lm loads it."""
 
     def __init__(self, folder: Path) -> None:
         self._model, _ = load_model(folder)

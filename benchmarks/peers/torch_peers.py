@@ -22,9 +22,6 @@ from benchmarks.peers.bare import BareRows
 class TransformersModel:
     """A causal model as `from_pretrained` gives it.
 
-    Args:
-        folder: The model.
-
     Attributes:
         tokens_computed: Input ids that its forward was called with, padding included.
         model: The library's own object.
@@ -149,11 +146,7 @@ def _room(held: torch.Tensor, more: int) -> torch.Tensor:
 
 
 class BareTorch(BareRows):
-    """transformers' model with per-row KV in place.
-
-    Args:
-        folder: The model.
-    """
+    """transformers' model with per-row KV in place."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -66,12 +66,6 @@ def facts_of(info: ModelInfo) -> dict[str, str]:
 class SnapshotWriter:
     """Writes a snapshot beside its place and moves it there when it is complete. Use as a context manager.
 
-    Args:
-        path: The file.
-        ids: The path's tokens.
-        spans: The same by namespace.
-        info: The model.
-
     Attributes:
         nbytes: Of the file, once it is written.
     """

@@ -17,12 +17,6 @@ async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[in
     Text is cut as its own tokenizer cuts it. Bytes between texts that are no UTF-8 (a model may say such) are its tokens of one
     byte each; the beginning of a character at the very end is left out.
 
-    Args:
-        left: Whose tokens they are.
-        right: The model that reads them.
-        ids: The tokens.
-        pieces: Their bytes.
-
     Raises:
         InvalidRequestError: The second vocabulary has no token for a byte.
     """

@@ -160,9 +160,6 @@ class Download:
     def plan(self, scratch: Path) -> DownloadPlan:
         """Plans the download at the present commit; fetches configuration and index only.
 
-        Args:
-            scratch: A folder for them.
-
         Raises:
             DownloadError: It cannot be looked up, or cannot run here.
         """

@@ -12,12 +12,7 @@ _TELL_SECONDS = 0.1  # between two reports of a file
 
 
 class ProgressReporter:
-    """Counts bytes of each file and of all, and reports them ten times a second at most.
-
-    Args:
-        say: Receives the reports.
-        clock: Monotonic seconds.
-    """
+    """Counts bytes of each file and of all, and reports them ten times a second at most."""
 
     def __init__(self, say: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
@@ -101,11 +96,7 @@ _STEP_SECONDS = 0.2  # between two notes
 
 
 class TransferRate:
-    """Bytes per second over the last seconds.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Bytes per second over the last seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

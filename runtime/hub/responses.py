@@ -66,13 +66,7 @@ def with_retries(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
 
 @contextmanager
 def as_download_errors(where: str, hub_id: HubId | None = None, page: str = "") -> Iterator[None]:
-    """Turns exceptions of huggingface_hub into a `DownloadError`.
-
-    Args:
-        where: The requested thing, for messages.
-        hub_id: Of a repository.
-        page: Of a repository.
-    """
+    """Turns exceptions of huggingface_hub into a `DownloadError`, whose message names `where`."""
     name = hub_id.repository if hub_id else where
     try:
         yield

@@ -75,14 +75,7 @@ class RemoteText(Protocol):
 
 
 class LocalText:
-    """By a tokenizer of this machine.
-
-    Args:
-        side: Tokenizer, template, own options.
-        vocab: Width of the server's logits.
-        options: For the BOS.
-        warnings: How it was chosen.
-    """
+    """By a tokenizer of this machine."""
 
     local = True
 

@@ -23,11 +23,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class TokenBoundary:
-    """Turns the texts and ids that callers give into ids. Used by one session and its forks.
-
-    Args:
-        model: Whose tokenizer.
-    """
+    """Turns the texts and ids that callers give into ids. Used by one session and its forks."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

@@ -424,11 +424,7 @@ def _put_in_place(path: Path, draft: Path) -> Path:
 
 
 class SalvageWriter:
-    """Takes rows table by table, in the order sessions, nodes, token_chunks, the rest; keeps their numbers and checksums.
-
-    Args:
-        path: A fresh sessions file.
-    """
+    """Takes rows table by table, in the order sessions, nodes, token_chunks, the rest; keeps their numbers and checksums."""
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)

@@ -26,12 +26,7 @@ PIECE = 1024  # tokens of one range, at most
 
 
 class StoredSession:
-    """A session to export; used by one thread.
-
-    Args:
-        db: The connection, inside a transaction.
-        session_id: Which.
-    """
+    """A session to export; used by one thread."""
 
     def __init__(self, db: sqlite_utils.Database, session_id: int) -> None:
         self._db = db
@@ -168,14 +163,9 @@ def _damaged(what: str) -> str:
 
 
 class SessionSource:
-    """A session of the store as parts of an import; used by one thread.
+    """A session of the store as parts of an import, with the title of the copy; used by one thread.
 
     Checksums of the copy are its own: what is damaged is refused, so that damage is never sealed in.
-
-    Args:
-        store: The sessions file.
-        session_id: Which session.
-        title: What the copy is called.
 
     Raises:
         UnknownRowError: There is no such session.

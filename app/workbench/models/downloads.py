@@ -33,11 +33,7 @@ class Fetched(Struct, frozen=True):
 
 
 class Downloads:
-    """All downloads of the app, by their repository. All members belong to the window's loop.
-
-    Args:
-        windows: Hear how far they are.
-    """
+    """All downloads of the app, by their repository. All members belong to the window's loop."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows

@@ -21,11 +21,7 @@ LONGEST = 4  # bytes of a character
 
 
 class GrowingRun:
-    """Columns that double when they are full. `moved` counts rows copied for that: fewer than twice those appended.
-
-    Args:
-        start: The tokens it begins with.
-    """
+    """Columns that double when they are full. `moved` counts rows copied for that: fewer than twice those appended."""
 
     def __init__(self, start: TokenRun) -> None:
         self._columns: dict[str, npt.NDArray[Any]] = {

@@ -27,11 +27,6 @@ _UNKNOWN = (
 def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str, Any]:
     """The ``rope_parameters`` of a config.json.
 
-    Args:
-        header: The file's.
-        theta: The base of the frequencies.
-        rotated: Rotated dimensions of a head.
-
     Raises:
         ModelLoadError: An unsupported kind of scaling, or missing numbers.
     """
