@@ -250,7 +250,7 @@ class Decoding:
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(rows)
-            after = self._computed(batch)
+            after = self._computed(batch.parts, batch.rows, batch.temperatures)
             if not after.finite.all() and batch.broken():
                 raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
@@ -268,21 +268,18 @@ class Decoding:
             return
         drawn.append(batch.draw(after, self.rows))
 
-    def _computed(self, batch: DecodeBatch) -> Distributions:
-        request = self._request(batch.rows, batch.temperatures)
-        got = forward(batch.parts) if request is None else forward_ranked(batch.parts, request)
-        return self._after(batch, got)
+    def _computed(self, parts: Sequence[PartialForward], rows: Sequence[Row], heats: Sequence[float]) -> Distributions:
+        request = self._request(rows, heats)
+        return self._after(forward(parts) if request is None else forward_ranked(parts, request), heats)
 
-    def _request(self, rows: Sequence[Row], temperatures: Sequence[float]) -> RankRequest | None:
+    def _request(self, rows: Sequence[Row], heats: Sequence[float]) -> RankRequest | None:
         """What crosses of rows that stay on the device; None: they do not, or some draw or record reads the whole row."""
         if not self._cache.backend.on_device or any(row.stream.reads_rows for row in rows):
             return None
-        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(temperatures))
+        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(heats))
 
-    def _after(self, batch: DecodeBatch, got: Answer) -> Distributions:
-        if isinstance(got, RankedRows):
-            return on_device(got)
-        return normalise(got, entropy=True, temperatures=batch.temperatures)
+    def _after(self, got: Answer, heats: Sequence[float]) -> Distributions:
+        return on_device(got) if isinstance(got, RankedRows) else normalise(got, entropy=True, temperatures=heats)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
         """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""
@@ -308,15 +305,15 @@ class Decoding:
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.paths.add(slot, token)
-            logits = workspace.forward(tokens, parents, range(len(tokens)))
-            after = normalise(logits, entropy=True, temperatures=[row.stream.heats] * len(tokens))
+            part = PartialForward(workspace, tokens, parents, range(len(tokens)))
+            after = self._computed([part], [row], [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
             workspace.rollback(base)
             return False
-        part = draw_along(row, guesses, after)
-        right = len(part.rows) if row.undrawn is not None else max(len(part.rows) - 1, 0)
+        drawing = draw_along(row, guesses, after)
+        right = len(drawing.rows) if row.undrawn is not None else max(len(drawing.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
         row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
@@ -324,8 +321,8 @@ class Decoding:
         row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)
         row.slot, row.pushed = base + right, row.pushed + 1 + right
-        part.record()  # at once: what was guessed right is published with its numbers
-        drawn.append(part)
+        drawing.record()  # at once: what was guessed right is published with its numbers
+        drawn.append(drawing)
         return True
 
     def _begin(self, rows: Sequence[Row]) -> None:
@@ -381,7 +378,7 @@ class Decoding:
         lost = {part.workspace for part in batch.parts if part.workspace.collect() is None}
         if fetch.logits is None:
             return []
-        after = self._after(batch, fetch.logits)
+        after = self._after(fetch.logits, batch.temperatures)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
                 newest = part.workspace.size == base + len(part.tokens)  # else it was looked at before others' were pushed

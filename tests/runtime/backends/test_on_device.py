@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, TokenRecord, load
+from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, SpeculativeOptions, TokenRecord, load
 from runtime.backends.base import ROOT, DeviceLogits, Part
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
@@ -40,6 +41,7 @@ DEVICES = [
 
 
 WIDE = 128_256  # entries of a vocabulary
+LIKELY = slice(5, 25)  # those that follow most texts
 
 
 def staying_logits(raw: np.ndarray[Any, np.dtype[np.float32]], device: str) -> DeviceLogits:
@@ -258,9 +260,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": WIDE}), "utf-8")
     tensors, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
-    for name, scale in (("model.embed_tokens.weight", 0.2), ("lm_head.weight", 0.8)):  # peaked, as rows of real models are
-        more = rng.normal(0, scale, (WIDE - len(tensors[name]), tensors[name].shape[1]))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        more = rng.normal(0, 0.2, (WIDE - len(tensors[name]), tensors[name].shape[1]))
         tensors[name] = np.concatenate([tensors[name], more.astype(np.float32)])
+    tensors["lm_head.weight"][LIKELY] *= 20  # peaked, as rows of real models are
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -294,6 +297,27 @@ def crossed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     return found
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_of_a_guess_a_few_numbers_cross(library: str, wide: Path, crossed: list[int]) -> None:
+    # given a text of tokens that will come again, so that there is much to guess by
+    text = [*range(WIDE)[LIKELY]] * 3
+    plain = GenerationOptions(max_tokens=12, sampling=SAMPLERS["greedy"], ignore_eos=True)
+    guessing = replace(plain, speculative=SpeculativeOptions())
+    with load(wide, library, device="cpu") as one:
+        (expected,) = asyncio.run(answers(one, [text], plain))
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync(text)
+        before = model.metrics()
+        crossed.clear()
+        # when it is continued with guesses
+        (run,) = asyncio.run(answers(model, [text], guessing))
+        after = model.metrics()
+    # then a few numbers cross of each token that was computed, and the answer is the plain one
+    assert after.tokens_drafted > 0
+    assert 0 < sum(crossed) <= 2048 * (after.tokens_computed - before.tokens_computed)
+    assert [(r.token_id, r.top_ids) for r in run] == [(r.token_id, r.top_ids) for r in expected]
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
