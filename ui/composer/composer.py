@@ -31,17 +31,18 @@ class Composer(QWidget):
     A draft is never lost: only `clear_sent` empties the field; `show_session` puts it aside with its session.
     """
 
-    sent = Signal(str, object)  # the text, and the node id of the user's turn it is another version of, or None
+    # a message with its files may have megabytes: as `object` it goes to its listeners as it is, as `str` Qt copies it twice
+    sent = Signal(object, object)  # the text, and the node id of the user's turn it is another version of, or None
     stopped = Signal()
     setup_wanted = Signal()  # how answers are drawn
     attach_wanted = Signal(str)  # path of a text file
     pin_wanted = Signal(object)  # TextFile, as context before every turn
-    leave_out_wanted = Signal(str)  # room for this message
+    leave_out_wanted = Signal(object)  # room for this message
     new_wanted = Signal()  # a session that has room; the draft is there already
     larger_wanted = Signal()
     format_wanted = Signal()  # a chat format for a model without one
-    settled = Signal(str, object)  # the draft stood still for a while, as `drafted`
-    drafted = Signal(str, object, object)  # as `sent`, a moment after the last key, and the texts of its files
+    settled = Signal(object, object)  # the draft stood still for a while, as `drafted`
+    drafted = Signal(object, object, object)  # as `sent`, a moment after the last key, and the texts of its files
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -23,8 +23,10 @@ class DraftsController(QObject):
     """
 
     composed = Signal(object)  # Composition of the draft
-    scored = Signal(str, object)  # the draft, its tokens with their numbers (TokenRun) or None
-    unscored = Signal(str, str)  # the draft, and why it has no numbers
+    scored = Signal(
+        object, object
+    )  # the draft (no `str`, which Qt copies: it may have megabytes), its tokens with their numbers (TokenRun) or None
+    unscored = Signal(object, str)  # the draft, and why it has no numbers
     file_refused = Signal(str)  # why
     file_read = Signal(int, object)  # the session it was chosen in, TextFile
     left_out = Signal(int)  # turns, to make room
@@ -72,8 +74,8 @@ class AnswersController(QObject):
     """
 
     copied = Signal(int, int)  # what was asked of the first session goes on in the second, which is shown next
-    did_not_fit = Signal(int, str)  # session and message: it is in the tree, and what can be done is a choice
-    draft_saved = Signal(int, str)  # session and message: it is in the store, the draft has done its work
+    did_not_fit = Signal(int, object)  # session and message: it is in the tree, and what can be done is a choice
+    draft_saved = Signal(int, object)  # session and message: it is in the store, the draft has done its work
 
     def __init__(self, showing: Showing, drafts: DraftsController) -> None:
         super().__init__(showing)

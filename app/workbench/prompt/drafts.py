@@ -51,7 +51,7 @@ class Drafts:
     _copies: Copies  # take changes of the sample
     _windows: Windows  # hear of a new beginning
     # tokens of the files of the last draft, by model and text
-    _counts: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
+    _counts: dict[tuple[str, str], asyncio.Task[int]] = field(default_factory=dict, init=False)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
         """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
@@ -191,12 +191,22 @@ class Drafts:
     # ---- how ----------------------------------------------------------------------------------------------------------
 
     async def _count(self, model: LanguageModel, files: Sequence[str]) -> tuple[int, ...]:
-        """The tokens of each file; a draft is counted often, its files once."""
-        held = self._counts
+        """The tokens of each file; a draft is counted often, its files once, also where typing goes on meanwhile."""
         keys = [(model.info.model_fingerprint, file) for file in files]
-        counts = [held[key] if key in held else len(await model.tokenize_async(clean_text(key[1]))) for key in keys]
-        self._counts = dict(zip(keys, counts, strict=True))
-        return tuple(counts)
+        self._counts = {key: count for key, count in self._counts.items() if key in keys}
+        return tuple([await asyncio.shield(self._counts.get(key) or self._begin_count(model, key)) for key in keys])
+
+    def _begin_count(self, model: LanguageModel, key: tuple[str, str]) -> asyncio.Task[int]:
+        async def count() -> int:
+            return len(await model.tokenize_async(clean_text(key[1])))
+
+        def forget(task: asyncio.Task[int]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._counts.pop(key, None)
+
+        begun = self._counts[key] = asyncio.create_task(count(), name="count a file")
+        begun.add_done_callback(forget)
+        return begun
 
     async def _with_ids(
         self, composition: Composition, model: LanguageModel, session: WholeSession, text: str, replaces: int | None

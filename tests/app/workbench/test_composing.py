@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +88,34 @@ def test_files_are_counted_once_and_not_at_each_rest_of_typing(play: Play, words
         assert fits == (words == 20)
         assert fits or max(map(len, told)) < 100
         assert counted.context_used >= sum(map(len, files))
+
+    play(scene)
+
+
+def test_a_file_is_counted_once_also_where_typing_goes_on_meanwhile(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    tokenize = LanguageModel.tokenize_async
+
+    async def scene(s: Scene) -> None:
+        gate = asyncio.Event()
+
+        async def slowly(self: LanguageModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            if text == "the boat":
+                asked.append(text)
+                await gate.wait()
+            return await tokenize(self, text, add_special_tokens=add_special_tokens)
+
+        session_id = await s.new()
+        await s.workbench.services.supervisor.model()
+        monkeypatch.setattr(LanguageModel, "tokenize_async", slowly)
+        first = asyncio.create_task(s.workbench.drafts.compose(session_id, "the boat\na", files=["the boat"]))
+        await until(lambda: asked)
+        first.cancel()  # the draft is another one
+        await asyncio.wait([first])
+        gate.set()
+        counted = await s.workbench.drafts.compose(session_id, "the boat\nab", files=["the boat"])
+        assert counted.files == (len("the boat"),)
+        assert asked == ["the boat"]
 
     play(scene)
 
