@@ -20,7 +20,9 @@ from ui.widgets.labels import ElidedLabel, Label, plain_tooltip
 ROW_HEIGHT = 26
 USUAL = 11  # rows: the ten likeliest, and the token itself
 TOKEN_PX, MOST_TOKEN_PX = 74, 118  # the column of tokens is as wide as they need, within these
-_TOKEN_LEFT = 22
+RANK_PX = 22
+_RANK_GAP_PX = 5
+_RANK_FONT_PX = 11
 
 
 class Alternative(Struct, frozen=True):
@@ -78,6 +80,7 @@ class Alternatives(QWidget):
         widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in self._shown), default=0)
         for bar in self.buttons:
             bar.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
+            bar.rank_px = rank_width(self._shown)
             bar.update()
 
     def press(self, place: int) -> None:
@@ -90,6 +93,13 @@ class Alternatives(QWidget):
             self.chosen.emit(bar.alternative.token_id)
 
 
+def rank_width(alternatives: Sequence[Alternative]) -> int:
+    """Pixels of the column of ranks: that of a token that was typed may have several digits."""
+    metrics = QFontMetrics(interface_font(_RANK_FONT_PX))
+    widest = max((metrics.horizontalAdvance(str(each.place)) for each in alternatives), default=0)
+    return max(scaled(RANK_PX), widest + scaled(_RANK_GAP_PX))
+
+
 class AlternativeButton(QAbstractButton):
     """Number, token, bar, probability. Return or a click chooses it, Space previews what it would lead to."""
 
@@ -98,7 +108,7 @@ class AlternativeButton(QAbstractButton):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.alternative: Alternative | None = None
-        self.token_px = TOKEN_PX
+        self.token_px, self.rank_px = TOKEN_PX, RANK_PX
         self._marked = False
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
@@ -112,7 +122,7 @@ class AlternativeButton(QAbstractButton):
         return QSize(300, scaled(ROW_HEIGHT))
 
     def _take_fonts(self) -> None:
-        self._number, self._probability = interface_font(11), interface_font(12)
+        self._number, self._probability = interface_font(_RANK_FONT_PX), interface_font(12)
         self._token, self._token_chosen = mono_font(), mono_font(weight=QFont.Weight.DemiBold)
         self.update()
 
@@ -160,20 +170,20 @@ class AlternativeButton(QAbstractButton):
             painter.drawRoundedRect(QRectF(0, 0.5, width, height - 1), 4, 4)
         painter.setFont(self._number)
         painter.setPen(QColor(palette.faint))
-        painter.drawText(QRectF(0, 0, scaled(_TOKEN_LEFT) - 2, height), middle, str(shown.place))
+        painter.drawText(QRectF(0, 0, self.rank_px - 2, height), middle, str(shown.place))
         font = self._token_chosen if shown.chosen else self._token
         painter.setFont(font)
         hovered = self.isEnabled() and (self.underMouse() or self.hasFocus())
         resting = palette.faint if shown.forbidden else palette.text
         painter.setPen(QColor(palette.accent if hovered else resting))
         text = QFontMetrics(font).elidedText(token(shown.data), Qt.TextElideMode.ElideRight, self.token_px)
-        painter.drawText(QRectF(scaled(_TOKEN_LEFT), 0, self.token_px + 4, height), middle, text)
+        painter.drawText(QRectF(self.rank_px, 0, self.token_px + 4, height), middle, text)
         painter.setFont(self._probability)
         painter.setPen(QColor(palette.faint if shown.forbidden else palette.soft))
         right = middle | int(Qt.AlignmentFlag.AlignRight)
         share_px = scaled(46)
         painter.drawText(QRectF(width - share_px, 0, share_px, height), right, likely(shown.logprob))
-        left = scaled(_TOKEN_LEFT) + self.token_px + 8
+        left = self.rank_px + self.token_px + 8
         room = width - left - share_px - 8
         bar = QRectF(left, (height - 9) / 2, max(3.0, room * min(shown.share, 1.0)), 9)
         painter.setPen(Qt.PenStyle.NoPen)
@@ -188,7 +198,7 @@ class AlternativeButton(QAbstractButton):
         if self.hasFocus():
             painter.setPen(QPen(QColor(palette.accent), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
-            edge = scaled(_TOKEN_LEFT) - 5.5  # around what is chosen; the number and the probability stand beside it
+            edge = self.rank_px - 5.5  # around what is chosen; the number and the probability stand beside it
             painter.drawRoundedRect(QRectF(edge, 1.5, left + room + 6 - edge, height - 3), 4, 4)
         painter.end()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
 
 from tests.ui.conftest import frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.spoken import OTHERS
 from tests.ui.window.test_conversation import Play, finish, turns
 from ui import MainWindow
+from ui.inspector.alternatives import Alternative, Alternatives
 from ui.transcript import Mode
 
 
@@ -31,6 +33,17 @@ def test_an_alternative_in_the_inspector_makes_a_branch(in_window: Play, bench: 
         assert window.parts.top.branch.place.text() == "4 / 4"
 
     in_window(scene)
+
+
+def test_the_rank_of_a_token_is_not_cut_off(app: QApplication, qtbot: QtBot) -> None:
+    shown = Alternatives()
+    qtbot.addWidget(shown)
+    pictures = []
+    for rank in (45_123, 45_124):
+        ranked = [Alternative(1, b" is", -1.0, 1, 1.0, chosen=False), Alternative(2, b" gl", -9.0, rank, 0.1, chosen=True)]
+        shown.show_alternatives(ranked, can_choose=True)
+        pictures.append(shown.grab().toImage())
+    assert pictures[0] != pictures[1]  # in the last digit
 
 
 def test_an_alternative_in_ones_own_words_opens_a_draft_and_sends_nothing(in_window: Play, bench: FakeWorkbench) -> None:

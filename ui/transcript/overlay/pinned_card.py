@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QVBoxLayout, QWidget
 
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import COUNTS, Alternative, AlternativeButton
+from ui.inspector.alternatives import COUNTS, Alternative, AlternativeButton, rank_width
 from ui.inspector.tab import BytesOf
 from ui.inspector.token import alternatives_of
 from ui.theme.fonts import interface_font, scaled
@@ -258,6 +258,7 @@ class PinnedCard(QWidget):
             bar.setVisible(place < len(shown))
             if place < len(shown):
                 bar.token_px = min(max(widest + 12, scaled(74)), scaled(130))
+                bar.rank_px = rank_width(shown)
                 bar.show_alternative(shown[place], can_choose=self._can_choose and not shown[place].chosen)
                 bar.mark(shown[place] is current)
         text = self.field.text()
