@@ -112,7 +112,8 @@ QLineEdit[kind="field"]:focus, QPlainTextEdit[kind="field"]:focus, QComboBox:foc
   border-color: $accent; }
 QLineEdit[kind="field"]:disabled, QPlainTextEdit[kind="field"]:disabled, QComboBox:disabled, QAbstractSpinBox:disabled {
   color: $faint; }
-QComboBox QAbstractItemView { background: $card; color: $text; border: 1px solid $hairline; padding: 4px; outline: none;
+QComboBox QAbstractItemView { background: $card; color: $text; border: solid $hairline; border-width: 0 1px; padding: 2px 4px;
+  outline: none;
   selection-background-color: $selection; selection-color: $text; }
 QComboBox::drop-down { border: none; width: 18px; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { width: 0; border: none; }

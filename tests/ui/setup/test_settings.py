@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -345,6 +346,18 @@ def test_a_choice_is_as_low_again_when_the_text_is_smaller_again(app: QApplicati
     # then so is what it stands in
     qtbot.waitUntil(lambda: combo.height() < large)
     assert combo.height() == combo.sizeHint().height()
+
+
+def test_the_list_of_a_choice_has_one_frame(app: QApplication, qtbot: QtBot) -> None:
+    choice = Combo("choice")
+    qtbot.addWidget(choice)
+    choice.addItems(["one", "two"])
+    choice.show()
+    choice.showPopup()
+    picture = choice.view().window().grab().toImage()
+    beside_items = [picture.pixelColor(3, y).name() for y in range(picture.height())]
+    choice.hidePopup()
+    assert len([*groupby(beside_items)]) == 3  # its upper edge, its ground, its lower edge
 
 
 @pytest.mark.slow
