@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from ui.comparison.branches import ComparePane
 from ui.comparison.continuations import ColumnsPanel
@@ -112,6 +112,13 @@ class Frame(QWidget):
         """A card that is shown where it is wanted."""
         self._foot.insertWidget(0, card)
         self._cards[card] = False
+        before = self.composer.field.previousInFocusChain()
+        while before is not None and before.focusPolicy() is Qt.FocusPolicy.NoFocus:  # Qt puts nothing behind one
+            before = before.previousInFocusChain()
+        assert before is not None  # the chain is a ring, and the field is on it
+        for stop in card.findChildren(QPushButton):
+            QWidget.setTabOrder(before, stop)
+            before = stop
 
     def show_card(self, card: QWidget, wanted: bool) -> None:  # a state, not an option
         """Whether a card stands over the message, as soon as there is room for all of it."""

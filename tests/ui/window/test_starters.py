@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
@@ -23,6 +24,22 @@ async def empty(window: MainWindow) -> None:
     assert not window.starters.card.isVisible()
     QTest.keyClick(window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     await until(window.starters.card.isVisible)
+
+
+def test_tab_comes_to_them_on_its_way_to_the_message(in_window: Play) -> None:
+    async def scene(window: MainWindow) -> None:
+        await empty(window)
+        card, parts = window.starters.card, window.parts
+        for mode in Mode:
+            window.presenter.set_mode(mode)
+            parts.transcript.setFocus()
+            for expected in (card.own_text, card.endings, card.unsure, parts.composer.field):
+                focused = QApplication.focusWidget()
+                assert focused is not None
+                QTest.keyClick(focused, Qt.Key.Key_Tab)
+                assert QApplication.focusWidget() is expected
+
+    in_window(scene)
 
 
 @pytest.mark.slow
