@@ -229,11 +229,8 @@ async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any
 
 async def _keep(data: DataFolder, kept: KeptWindows, left: dict[str, Any]) -> None:
     """The store is closed by now: where the windows stood is a small write of its own."""
-    store = SessionStore.open(data.sessions)
-    try:
+    async with SessionStore.open(data.sessions) as store:
         await kept.write(store, left)
-    finally:
-        await store.close()
 
 
 @contextmanager

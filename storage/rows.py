@@ -53,31 +53,18 @@ class FolderRow(Struct, frozen=True):
 
 
 class NewNode(Struct, frozen=True):
-    """A run of tokens to add to a session's tree.
+    """A run of tokens to add to a session's tree."""
 
-    Args:
-        session_id: The session it belongs to.
-        parent_id: The run it goes on from; None for a root.
-        role: Of the speaker.
-        text: The content, without the template's own tokens; may be empty while `status` is "open".
-        at_token: How many of the parent's tokens come before this child; None: all of them.
-        at_byte: The same point in the bytes of the parent's text.
-        turn_start: False for a run that goes on with its parent's turn (continue, or an alternative inside it).
-        status: "open" while tokens are still to come, else "complete" or "partial".
-        finish_reason: Why it ended, when it already has.
-        stats: How it was made; any JSON values.
-    """
-
-    session_id: int
-    parent_id: int | None
-    role: Role
-    text: str = ""
-    at_token: int | None = None
-    at_byte: int | None = None
-    turn_start: bool = True
-    status: Status = "complete"
-    finish_reason: str | None = None
-    stats: Mapping[str, Any] = {}
+    session_id: int  # the session it belongs to
+    parent_id: int | None  # the run it goes on from; None for a root
+    role: Role  # of the speaker
+    text: str = ""  # the content, without the template's own tokens; may be empty while `status` is "open"
+    at_token: int | None = None  # how many of the parent's tokens come before this child; None: all of them
+    at_byte: int | None = None  # the same point in the bytes of the parent's text
+    turn_start: bool = True  # false for a run that goes on with its parent's turn (continue, or an alternative inside it)
+    status: Status = "complete"  # "open" while tokens are still to come, else "complete" or "partial"
+    finish_reason: str | None = None  # why it ended, when it already has
+    stats: Mapping[str, Any] = {}  # how it was made; any JSON values
 
 
 @dataclass(frozen=True, slots=True)

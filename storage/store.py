@@ -78,6 +78,12 @@ class SessionStore:
                 raise
         return store
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     @property
     def path(self) -> Path:
         """The sessions file."""

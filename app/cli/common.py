@@ -16,7 +16,7 @@ from rich.table import Table
 
 from app.cli.settings import Settings
 from resources.files import read_regular
-from runtime import OnComparison, OnProgress, PromptProgress
+from runtime import OnComparison, OnProgress
 from runtime import Progress as Step
 from storage import SessionStore
 
@@ -27,25 +27,19 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 @contextmanager
-def reading() -> Iterator[OnProgress]:
-    """A bar on stderr while a prompt is read, if stderr is a terminal."""
-    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
+def counting(words: str) -> Iterator[OnComparison]:
+    """A bar on stderr, with tokens done and in all, while there is something to do, if stderr is a terminal."""
+    columns = (TextColumn(words), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None, visible=False)
-
-        def show(progress: PromptProgress) -> None:
-            bar.update(task, total=progress.total, completed=progress.done, visible=progress.done < progress.total)
-
-        yield show
+        task = bar.add_task(words, total=None, visible=False)
+        yield lambda done, total: bar.update(task, total=total, completed=done, visible=done < total)
 
 
 @contextmanager
-def comparing() -> Iterator[OnComparison]:
-    """A bar on stderr while two models read a text, if stderr is a terminal."""
-    columns = (TextColumn("comparing"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("comparing", total=None, visible=False)
-        yield lambda done, total: bar.update(task, total=total, completed=done, visible=done < total)
+def reading() -> Iterator[OnProgress]:
+    """The same while a prompt is read."""
+    with counting("reading") as show:
+        yield lambda progress: show(progress.done, progress.total)
 
 
 def print_table(table: Table) -> None:
@@ -118,10 +112,7 @@ def with_store(settings: Settings, read: Callable[[SessionStore], Coroutine[Any,
     """Runs `read` on the store, opened read-only, which does not disturb a writer."""
 
     async def run() -> T:
-        store = SessionStore.open(settings.data.sessions, read_only=True)
-        try:
+        async with SessionStore.open(settings.data.sessions, read_only=True) as store:
             return await read(store)
-        finally:
-            await store.close()
 
     return asyncio.run(run())

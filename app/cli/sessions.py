@@ -115,11 +115,8 @@ def _set_aside(settings: Settings) -> None:
         return
 
     async def run() -> int:
-        store = SessionStore.open(settings.data.sessions)
-        try:
+        async with SessionStore.open(settings.data.sessions) as store:
             return len(await store.set_aside_damage())
-        finally:
-            await store.close()
 
     try:
         count = asyncio.run(run())
@@ -162,11 +159,8 @@ def _sound(settings: Settings) -> bool:
     """
 
     async def check(*, read_only: bool) -> bool:
-        store = SessionStore.open(settings.data.sessions, read_only=read_only)
-        try:
+        async with SessionStore.open(settings.data.sessions, read_only=read_only) as store:
             return not await store.verify()
-        finally:
-            await store.close()
 
     try:
         try:
@@ -347,7 +341,7 @@ def console_out(text: Text) -> None:
 
 async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:
     """Imports and says so; the names of the KV blocks of what was imported, and the bytes that may be kept of all."""
-    try:
+    async with store:
         await store.drop_unfinished_imports()
         imported = await store.import_file(file, progress)
         for session_id in imported.sessions:
@@ -362,8 +356,6 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
             return [], 0
         keys = [key for session_id in imported.sessions for key in await keys_of(store, session_id)]
         return keys, await disk_budget(store)
-    finally:
-        await store.close()
 
 
 async def _find(store: SessionStore, session: str) -> int:

@@ -45,14 +45,13 @@ def write(path: Path, turns: int) -> None:
     """A child's work: turns into one session; a line with the id of each that was committed."""
 
     async def work() -> None:
-        store = SessionStore.open(path)
-        session = await store.create_session("machine check")
-        parent: int | None = None
-        for number in range(turns):
-            parent = await store.add_node(NewNode(session, parent, "user", f"{number} {TEXT}"), current=True)
-            sys.stdout.write(f"{json.dumps([session, parent])}\n")
-            sys.stdout.flush()
-        await store.close()
+        async with SessionStore.open(path) as store:
+            session = await store.create_session("machine check")
+            parent: int | None = None
+            for number in range(turns):
+                parent = await store.add_node(NewNode(session, parent, "user", f"{number} {TEXT}"), current=True)
+                sys.stdout.write(f"{json.dumps([session, parent])}\n")
+                sys.stdout.flush()
 
     asyncio.run(work())
 
@@ -90,15 +89,12 @@ def _acknowledged(lines: list[str]) -> list[tuple[int, int]]:
 
 async def _missing(path: Path, told: list[tuple[int, int]]) -> int:
     """Turns that were acknowledged and are not there; damage counts as well."""
-    store = SessionStore.open(path)
-    try:
+    async with SessionStore.open(path) as store:
         damage = len(await store.verify())
         if not told:
             return damage
         there = {node.id for node in (await store.load_session(told[0][0])).nodes}
         return damage + sum(node not in there for _, node in told)
-    finally:
-        await store.close()
 
 
 def _full(room: Path) -> Finding:
@@ -191,12 +187,11 @@ def _flushed(room: Path) -> Finding:
 
 async def _commit(path: Path) -> float:
     """Seconds of the fastest of some commits."""
-    store = SessionStore.open(path)
-    session = await store.create_session("machine check")
     seconds = []
-    for _ in range(10):
-        begin = time.perf_counter()
-        await store.add_node(NewNode(session, None, "user", TEXT))
-        seconds.append(time.perf_counter() - begin)
-    await store.close()
+    async with SessionStore.open(path) as store:
+        session = await store.create_session("machine check")
+        for _ in range(10):
+            begin = time.perf_counter()
+            await store.add_node(NewNode(session, None, "user", TEXT))
+            seconds.append(time.perf_counter() - begin)
     return min(seconds)

@@ -143,14 +143,11 @@ async def _peak(path: Path) -> int:
 
 
 async def _listed(path: Path, sizes: Sizes) -> tuple[float, float]:
-    store = SessionStore.open(path)
-    try:
+    async with SessionStore.open(path) as store:
         return (
             await _cpu_ms(store.sessions, sizes.rounds),
             await _cpu_ms(lambda: store.sessions(f"lisb {WORDS[0]} searched"), sizes.rounds),
         )
-    finally:
-        await store.close()
 
 
 def _blocks(folder: Path, sizes: Sizes) -> float:
@@ -189,24 +186,22 @@ async def _cpu_ms(work: Callable[[], Awaitable[object]], rounds: int) -> float:
 
 async def save_long(path: Path, turns: int) -> None:
     """One session of so many turns, saved in a new file; every second one is an answer with its numbers."""
-    store = SessionStore.open(path)
-    session, parent = await store.create_session("long"), None
-    for turn in range(turns):
-        run = _scored(turn)
-        stats = MADE if turn % 2 else {}
-        new = NewNode(session, parent, "assistant" if turn % 2 else "user", run.text, stats=stats)
-        parent = await store.add_node(new, NewChunk(MODEL, 0, TURN, run.to_columns()), current=True)
-    await store.close()
+    async with SessionStore.open(path) as store:
+        session, parent = await store.create_session("long"), None
+        for turn in range(turns):
+            run = _scored(turn)
+            stats = MADE if turn % 2 else {}
+            new = NewNode(session, parent, "assistant" if turn % 2 else "user", run.text, stats=stats)
+            parent = await store.add_node(new, NewChunk(MODEL, 0, TURN, run.to_columns()), current=True)
 
 
 async def _save_many(path: Path, sessions: int, searched: int) -> None:
-    store = SessionStore.open(path)
-    for number in range(sessions):
-        session = await store.create_session(f"Session {number} about {WORDS[number % len(WORDS)]}")
-        if number < searched:
-            said = " ".join(WORDS[(number + place) % len(WORDS)] for place in range(100))
-            await store.add_node(NewNode(session, None, "user", f"searched {said}"), current=True)
-    await store.close()
+    async with SessionStore.open(path) as store:
+        for number in range(sessions):
+            session = await store.create_session(f"Session {number} about {WORDS[number % len(WORDS)]}")
+            if number < searched:
+                said = " ".join(WORDS[(number + place) % len(WORDS)] for place in range(100))
+                await store.add_node(NewNode(session, None, "user", f"searched {said}"), current=True)
 
 
 def _scored(turn: int) -> TokenRun:

@@ -26,19 +26,12 @@ _stack_size = threading.Lock()  # of new threads, which is one setting for the w
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a grammar must know of a model's tokens; in the shape that llguidance reads.
+    """What a grammar must know of a model's tokens; in the shape that llguidance reads."""
 
-    Args:
-        tokens: The exact bytes of every id, as many as the logits are wide; ``b""`` where there is no token.
-        eos: Ids that end an answer.
-        special: Ids of control tokens: no text makes them.
-        encode: The ids of a text, plain.
-    """
-
-    tokens: Sequence[bytes]
-    eos: tuple[int, ...]
-    special: frozenset[int]
-    encode: Callable[[str], list[int]] = field(repr=False)
+    tokens: Sequence[bytes]  # the exact bytes of every id, as many as the logits are wide; ``b""`` where there is no token
+    eos: tuple[int, ...]  # ids that end an answer
+    special: frozenset[int]  # ids of control tokens: no text makes them
+    encode: Callable[[str], list[int]] = field(repr=False)  # the ids of a text, plain
 
 
 class Grammars:

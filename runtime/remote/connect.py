@@ -148,7 +148,7 @@ async def _connected(
         info = replace(info, warnings=(*info.warnings, unsalted))
     shown = client.without_key(facts.model)
     log.info("connected to %s at %s (%s %s)", shown, client.address.url, dialect.name, version)
-    operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, draws_here=sampling == "here")
+    operations = RemoteOperations(client, dialect, facts, abilities, text, info, salt, sampling == "here")
     return RemoteTransport(thread, client, operations)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -61,37 +61,23 @@ _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
 _MOST_SEED: Final = (1 << 63) - 1  # a server's
 
 
+@dataclass(eq=False, repr=False)
 class RemoteOperations:
-    """Makes requests of operations, and columns of answers.
+    """Makes requests of operations, and columns of answers."""
 
-    Args:
-        client: To the server.
-        dialect: Of it.
-        facts: Of the model.
-        abilities: Of the server.
-        text: Between text and ids.
-        info: Of the model.
-        salt: Of the server's cache; empty for none.
-        draws_here: Tokens are drawn by the sampler of this machine.
-    """
+    _client: HttpClient  # to the server
+    _dialect: Dialect  # of it
+    _facts: Facts  # of the model
+    _abilities: Abilities  # of the server
+    text: RemoteText  # between text and ids
+    info: ModelInfo
+    _salt: str = ""  # of the server's cache; empty for none
+    _draws_here: bool = False  # tokens are drawn by the sampler of this machine
+    _inflight: dict[Hashable, _Shared] = field(default_factory=dict, init=False)
+    _counters: Counters = field(default_factory=Counters, init=False)
 
-    def __init__(
-        self,
-        client: HttpClient,
-        dialect: Dialect,
-        facts: Facts,
-        abilities: Abilities,
-        text: RemoteText,
-        info: ModelInfo,
-        salt: str = "",
-        draws_here: bool = False,
-    ) -> None:
-        self._client, self._dialect, self._facts, self._abilities = client, dialect, facts, abilities
-        self.text, self.info, self._salt = text, info, salt
-        self._draws_here = draws_here
+    def __post_init__(self) -> None:
         self._some, self._whole = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_FULL_AT_ONCE)
-        self._inflight: dict[Hashable, _Shared] = {}
-        self._counters = Counters()
         self.calls: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "logprobs": self.logprobs,
             "top_logprobs": self.top_logprobs,

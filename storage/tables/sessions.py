@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -105,20 +106,7 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
 
 def view(row: dict[str, Any]) -> SessionRow:
     """A row for the world outside; a damaged field never keeps the list from being shown."""
-    current = row["current_node"]
-    return SessionRow(
-        id=row["id"],
-        title=str(row["title"]),
-        created=_real(row["created"]),
-        updated=_real(row["updated"]),
-        pinned=bool(row["pinned"]),
-        is_sample=bool(row["is_sample"]),
-        current_node=current if isinstance(current, int) else None,
-        branches=int(_real(row["branches"])),
-        trashed=row["trashed"] is not None,
-        damaged=not checksums.intact("sessions", row),
-        trashed_at=None if row["trashed"] is None else _real(row["trashed"]),
-    )
+    return _view([row[name] for name in checksums.COVERED["sessions"]], damaged=not checksums.intact("sessions", row))
 
 
 def tags_of(text: object) -> tuple[str, ...]:
@@ -133,11 +121,16 @@ def tags_of(text: object) -> tuple[str, ...]:
 def _listed(row: tuple[Any, ...]) -> SessionRow | None:
     """A row of `LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
-    number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, importing = own
+    trashed, importing = own[-2:]
     damaged = not checksums.intact_values(own, sha256)
     if (trashed is not None or importing) and not damaged:
         return None
     placed = place_sha256 is not None and checksums.intact_values(place, place_sha256)
+    return _view(own, damaged, place[1] if placed else None, tags_of(place[3]) if placed else ())
+
+
+def _view(own: Sequence[Any], damaged: bool, folder: int | None = None, tags: tuple[str, ...] = ()) -> SessionRow:
+    number, title, created, updated, _, pinned, is_sample, current, branches, _, trashed, _ = own
     return SessionRow(
         id=number,
         title=str(title),
@@ -149,8 +142,9 @@ def _listed(row: tuple[Any, ...]) -> SessionRow | None:
         branches=int(_real(branches)),
         trashed=trashed is not None,
         damaged=damaged,
-        folder_id=place[1] if placed else None,
-        tags=tags_of(place[3]) if placed else (),
+        trashed_at=None if trashed is None else _real(trashed),
+        folder_id=folder,
+        tags=tags,
     )
 
 

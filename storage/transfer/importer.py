@@ -22,6 +22,7 @@ from storage.tables import checksums, key_value, places, search, sessions
 from storage.tables.trash import drop_slice
 from storage.transfer.json_format import JsonFile
 from storage.transfer.parts import (
+    NODE_FIELDS,
     EndPart,
     ImportPart,
     ModelPart,
@@ -132,19 +133,11 @@ def _node(db: sqlite_utils.Database, filled: ImportState, part: NodePart) -> int
     session_id = filled.sessions[-1]
     values: dict[str, Any] = {
         **part.more,
+        **{name: getattr(part, name) for name in NODE_FIELDS},
         "session_id": session_id,
         "parent_id": None if part.parent is None else filled.nodes[part.parent],
-        "at_token": part.at_token,
-        "at_byte": part.at_byte,
         "at_end": int(part.at_end),
-        "role": part.role,
         "turn_start": int(part.turn_start),
-        "text": part.text,
-        "status": part.status,
-        "finish_reason": part.finish_reason,
-        "token_count": part.token_count,
-        "kv_fingerprint": part.kv_fingerprint,
-        "stats": part.stats,
         "seq": filled.count + 1,
         "created": filled.created if part.created is None else part.created,
     }

@@ -19,7 +19,17 @@ from storage.schema import open_sessions
 from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
 from storage.tables.text import clean, from_json
 from storage.tables.token_chunks import text_of
-from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, ImportPart, NodePart, PlacePart, SessionPart, TokensPart
+from storage.transfer.parts import (
+    NODE_FIELDS,
+    NODE_MORE,
+    SESSION_MORE,
+    EndPart,
+    ImportPart,
+    NodePart,
+    PlacePart,
+    SessionPart,
+    TokensPart,
+)
 
 Row = dict[str, Any]
 PIECE = 1024  # tokens of one range, at most
@@ -200,22 +210,9 @@ class SessionSource:
         for row in session.nodes():
             places[row["id"]] = len(self.nodes)
             self.nodes.append(row["id"])
-            yield NodePart(
-                parent=places[row["parent_id"]],
-                role=row["role"],
-                text=clean(row["text"]),
-                at_token=row["at_token"],
-                at_byte=row["at_byte"],
-                at_end=bool(row["at_end"]),
-                turn_start=bool(row["turn_start"]),
-                status=row["status"],
-                finish_reason=row["finish_reason"],
-                token_count=row["token_count"],
-                kv_fingerprint=row["kv_fingerprint"],
-                stats=row["stats"],
-                created=row["created"],
-                more={name: row[name] for name in NODE_MORE},
-            )
+            own = {name: row[name] for name in NODE_FIELDS}
+            own |= {"text": clean(row["text"]), "turn_start": bool(row["turn_start"]), "at_end": bool(row["at_end"])}
+            yield NodePart(parent=places[row["parent_id"]], **own, more={name: row[name] for name in NODE_MORE})
             self.done += 1
         for place, node_id in enumerate(self.nodes):
             yield from self._tokens(session, place, node_id)

@@ -14,7 +14,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import comparing, print_table, read_text, reading
+from app.cli.common import counting, print_table, read_text, reading
 from app.cli.options import (
     WEIGHTS,
     WEIGHTS_HELP,
@@ -211,7 +211,7 @@ def _compare(
     *,
     kl: bool,
 ) -> ModelComparison:
-    with load_model(*first, **own) as left, load_model(*second, **other) as right, comparing() as on_progress:
+    with load_model(*first, **own) as left, load_model(*second, **other) as right, counting("comparing") as on_progress:
         return asyncio.run(compare_models(left, right, text, kl_start=0 if kl else None, on_progress=on_progress))
 
 
