@@ -101,13 +101,6 @@ async def take_kv(
 
     A few at a time, by the engine where one runs; cancelled, what was taken stays: it is a cache.
 
-    Args:
-        store: Where the sessions are.
-        supervisor: Knows the engine.
-        session_ids: The sessions.
-        path: The file.
-        progress: Hears of the blocks that were looked for.
-
     Raises:
         EngineDiedError: The engine died; it is started anew with the next message.
         OSError: The block file cannot be written, or the other not be read.

@@ -47,12 +47,7 @@ class KeptWindows:
 
 
 class AppWindows:
-    """Keeps every window until all that was asked for in it has ended.
-
-    Args:
-        workbench: Of the first window; the others share its services.
-        kept: How the windows were left, see `left`.
-    """
+    """Keeps every window until all that was asked for in it has ended."""
 
     def __init__(self, workbench: AppWorkbench, kept: object) -> None:
         self._workbench = workbench

@@ -342,12 +342,7 @@ class Tally:
 
 
 class Results:
-    """The file, or stdout, that results are written to, each when it is there.
-
-    Args:
-        out: The file; None for stdout.
-        written: How many answers it has.
-    """
+    """The file, or stdout, that results are written to, each when it is there."""
 
     def __init__(self, out: Path | None, written: int = 0) -> None:
         self.out = out

@@ -206,13 +206,7 @@ class Wrapper:
 
 
 def token_table(run: TokenRun, decode: Callable[[int], bytes], *, first: int = 0) -> Table:
-    """A line for each token of a run: its numbers, and what else was likely.
-
-    Args:
-        run: The tokens.
-        decode: The bytes of a token.
-        first: The number of the first one.
-    """
+    """A line for each token of a run: its numbers, and what else was likely."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", "token", "p", "logprob", "rank", "entropy", "instead"):
         table.add_column(name, justify="left" if name in ("token", "instead") else "right", no_wrap=name != "instead")

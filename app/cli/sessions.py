@@ -283,11 +283,6 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
 def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
     """Holds the data folder, so that no engine and no window has it.
 
-    Args:
-        settings: Names the folder.
-        what: The command, named to other processes as the holder.
-        instead: Advice where the folder is in use.
-
     Raises:
         click.ClickException: Another process has it.
     """

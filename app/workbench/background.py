@@ -54,11 +54,7 @@ class _StoppedError(Exception):
 
 
 class _Reports(Generic[P]):
-    """What the work calls with how far it is; the last report of a moment is passed on.
-
-    Args:
-        tell: Hears of it, on the loop.
-    """
+    """What the work calls with how far it is; the last report of a moment is passed on."""
 
     def __init__(self, tell: Callable[[P], object]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -49,9 +49,6 @@ class Window:
 class Windows:
     """All windows; a session is shown in one of them at most.
 
-    Args:
-        supervisor: The engine that the status bars tell of.
-
     Attributes:
         disk_note: Why KV is not saved whole; "" while it is. Part of each status.
         serving: Where the model is served to other programs; "" while it is not. Likewise.

@@ -156,11 +156,7 @@ class Services:
 
 
 class AppWorkbench:
-    """The use cases for one window (`ui.port.Workbench`).
-
-    Args:
-        services: What it shares with other windows.
-    """
+    """The use cases for one window (`ui.port.Workbench`)."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

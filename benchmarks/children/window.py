@@ -99,14 +99,7 @@ class Painted(QObject):
 
 
 class Scenes:
-    """What a person does in the window, one after the other.
-
-    Args:
-        window: The first one, with its first session.
-        workbench: Its use cases.
-        folder: The model's: its tokenizer says how long a text is.
-        room: Where an export goes.
-    """
+    """What a person does in the window, one after the other."""
 
     def __init__(self, window: MainWindow, workbench: AppWorkbench, folder: Path, room: Path) -> None:
         self._window = window

@@ -139,13 +139,6 @@ async def fetch_part(
 ) -> None:
     """Fetches the missing bytes of a file, with retries, and compares its digest.
 
-    Args:
-        part: The received bytes.
-        file: The complete file.
-        address: Of the file.
-        tell: Called after each chunk.
-        wait: Waits some seconds, for a reason.
-
     Raises:
         DownloadError: The file could not be fetched; received bytes stay in the part unless they are wrong.
     """

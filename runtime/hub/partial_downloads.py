@@ -46,9 +46,6 @@ class PartialDownload:
 
     Files are named by their digest, so files shared by two commits are fetched once.
 
-    Args:
-        repository: ``org/name``.
-
     Raises:
         DownloadError: Another process is fetching it ("taken"), or the folder cannot be created ("space").
     """

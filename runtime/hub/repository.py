@@ -158,10 +158,6 @@ def small_files(listing: Listing) -> tuple[HubFile, ...]:
 def weights_to_take(listing: Listing, index: Mapping[str, Any] | None) -> tuple[HubFile, ...]:
     """The safetensors files that a load will need.
 
-    Args:
-        listing: Of the repository.
-        index: Its ``model.safetensors.index.json``, if any.
-
     Raises:
         DownloadError: The index names another file than a safetensors file of the repository ("unsuitable").
     """

@@ -48,12 +48,7 @@ def page_address(repository: str, endpoint: str | None) -> str:
 
 
 def with_retries(ask: Callable[[], T], wait: Callable[[float, str], None]) -> T:
-    """Repeats a request while the hub is busy or out of reach, three times in all.
-
-    Args:
-        ask: The request; raises `DownloadError`.
-        wait: Waits some seconds, for a reason.
-    """
+    """Repeats a request while the hub is busy or out of reach, three times in all."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return ask()

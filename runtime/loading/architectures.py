@@ -18,11 +18,7 @@ _SHARED = ("base", "cache")  # modules that every architecture imports from
 
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
-    """Those of transformers and mlx_lm that have an architecture.
-
-    Args:
-        kind: ``model_type`` of a configuration.
-    """
+    """Those of transformers and mlx_lm that have an architecture."""
     if not (kind[:1].isalnum() and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()):
         return ()
     found = []

@@ -218,10 +218,6 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
 def check_fields(config: Mapping[str, Any], where: str) -> None:
     """Refuses values that no library can use, and values that contradict each other.
 
-    Args:
-        config: ``config.json``, unchanged.
-        where: The file, for messages.
-
     Raises:
         ModelLoadError: Names the file, the field, its value and the expected one.
     """
@@ -368,10 +364,6 @@ def context_of(config: Mapping[str, Any]) -> int | None:
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
     """Refuses a configuration with impossible sizes, or of a model that needs its own code.
-
-    Args:
-        config: ``config.json``.
-        where: Its folder or repository, for messages.
 
     Raises:
         ModelLoadError: Names the key.

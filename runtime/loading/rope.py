@@ -51,11 +51,6 @@ def length_limit(config: Config) -> tuple[str, int] | None:
 def check_ropes(config: Config, backend: str, where: str) -> None:
     """Refuses a rope type that is not proven.
 
-    Args:
-        config: ``config.json``.
-        backend: "hf" or "mlx".
-        where: The folder, for messages.
-
     Raises:
         ModelLoadError: Names the rope type.
     """

@@ -149,9 +149,6 @@ class PortableFile:
     The file is not trusted. It is opened read-only and as immutable, without its functions and with limits on the length of
     values; only tables that are defined exactly as ours are read, and only rows whose checksum holds.
 
-    Args:
-        path: Where it is; not changed.
-
     Raises:
         InvalidFileError: It is no portable session file, or damaged.
         StoreNewerError: A newer version wrote it.

@@ -100,12 +100,6 @@ def poolings_of(model: LanguageModel) -> tuple[Pooling, ...]:
 class Making:
     """Makes the vectors of one look. What was made stays remembered, however that ends.
 
-    Args:
-        speaker: The model, and the adapters that it is under.
-        pooling: How vectors are made of hidden states.
-        vectors: Those that are remembered.
-        told: Hears how many turns have theirs.
-
     Attributes:
         done: Turns that have their vector.
         computed: Tokens that were pushed through the model, padding too.

@@ -18,15 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockSaver:
-    """Asks the engine to save the paths of answers that have ended. All members belong to the window's loop.
-
-    Args:
-        store: Remembers where paths ended when they were saved.
-        supervisor: Gives the model, if it runs.
-        running: Tells of answers that have ended.
-        pins: Hears of what was saved.
-        windows: Show why a path was not saved whole.
-    """
+    """Asks the engine to save the paths of answers that have ended. All members belong to the window's loop."""
 
     def __init__(
         self, store: SessionStore, supervisor: Supervisor, running: RunningAnswers, pins: BlockPins, windows: Windows

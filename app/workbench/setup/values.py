@@ -239,11 +239,7 @@ def with_weights(name: str, form: object) -> str:
 
 
 def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name as `ResolvedOptions.sources` has them ("sampling.temperature").
-
-    Args:
-        options: As `plain_options` gives them, or as they are stored.
-    """
+    """Values by name as `ResolvedOptions.sources` has them ("sampling.temperature")."""
     plain = {name: value for name, value in options.items() if name not in _NOT_TOLD}
     return plain | {f"sampling.{name}": value for name, value in (options.get("sampling") or {}).items()}
 

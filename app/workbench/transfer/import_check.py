@@ -22,10 +22,6 @@ async def what_is_taken(store: SessionStore, nodes: Iterable[NodeRow]) -> list[s
     """A line for every model that wrote in a session and is not one that ran here; none where all of them did.
 
     A fingerprint decides, not a name: it stands for weights, precision, engine and tokenizer.
-
-    Args:
-        store: Knows the session's models, and those that ran here.
-        nodes: Of the session.
     """
     ran = await fingerprints_that_ran(store)
     here = {fingerprint: await store.model(fingerprint) or {} for fingerprint in ran}

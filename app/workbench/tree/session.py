@@ -294,10 +294,6 @@ class OpenSession:
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
         """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
 
-        Args:
-            segments: Of a path, or of the end of one.
-            after: Turns of the path before those.
-
         Raises:
             Refusal: Names the turn, and the ways on.
         """

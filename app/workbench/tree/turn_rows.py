@@ -37,13 +37,6 @@ def turn_rows(
 
     A conversation is read straight down: where it splits, the branches that are not shown come first, a level deeper, and then
     the one that is shown goes on at the level of what it goes on from. Where none is shown the longest goes on.
-
-    Args:
-        tree: Of the session.
-        tip: The end of the path that is shown.
-        pruned: Branches out of sight.
-        names: Of branches, given by hand.
-        bookmarks: Rows that are marked.
     """
     names = names or {}
     course = tree.course(tip)
