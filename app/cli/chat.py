@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import console, print_table
+from app.cli.common import console, print_table, rows_table
 from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, precision_note
 from app.cli.printing import Wrapper, probability, shown, speculation, token_table
 from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
@@ -416,7 +415,7 @@ async def run_command(chat: Chat, line: str) -> None:
 
 
 async def _help(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all commands
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = rows_table()
     table.add_column(no_wrap=True)
     for name, command in COMMANDS.items():
         table.add_row(Text(f"/{name} {command.takes}", style="bold"), Text(command.says))
@@ -440,10 +439,8 @@ async def _new(chat: Chat, rest: str) -> None:
 
 async def _model(chat: Chat, name: str) -> None:
     if not name:
-        table = Table(box=None, show_header=False, pad_edge=False)
-        for choice in await chat.workbench.models.list():
-            table.add_row("*" if choice.loaded else "", Text(choice.source, style="bold"), Text(choice.detail))
-        print_table(table)
+        choices = await chat.workbench.models.list()
+        print_table(rows_table(("*" if c.loaded else "", Text(c.source, style="bold"), Text(c.detail)) for c in choices))
         return
     supervisor = chat.supervisor
     own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # which is a model's
@@ -478,7 +475,7 @@ async def _system(chat: Chat, text: str) -> None:
 async def _set(chat: Chat, rest: str) -> None:
     name, _, value = rest.partition(" ")
     if not name:
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = rows_table()
         for option in (await chat.workbench.setup.view(chat.id)).options:
             held = chat.call.get(option.name)
             value = json.dumps(option.value if held is None else held, ensure_ascii=False, default=str)
@@ -530,7 +527,7 @@ async def _why(chat: Chat, rest: str) -> None:
         return
     record = run.record(start - 1)
     print_table(token_table(_narrowed(run[start - 1 : end], 0), decode, first=start))
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = rows_table()
     for place, (token, logprob) in enumerate(list(zip(record.top_ids, record.top_logprobs, strict=True))[:NUMBERED], 1):
         mark = "*" if token == record.token_id else ""
         table.add_row(str(place), mark, Text(shown(decode(token).decode(errors="replace"))), probability(logprob))
@@ -575,7 +572,7 @@ async def _branch(chat: Chat, rest: str) -> None:
 def _list_branches(chat: Chat) -> None:
     if not chat.view.branches:
         raise Refusal("nothing was said yet")
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = rows_table()
     for number, row in enumerate(chat.view.branches, 1):
         name = Text("  " * row.depth).append(f"{row.before} " if row.before else "", style="dim").append(row.name)
         table.add_row(str(number), "*" if row.current else "", name, "" if row.likely is None else f"{row.likely:.2f}")

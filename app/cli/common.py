@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from app.cli.settings import Settings
 from resources.files import read_regular
@@ -40,6 +41,22 @@ def reading() -> Iterator[OnProgress]:
     """The same while a prompt is read."""
     with counting("reading") as show:
         yield lambda progress: show(progress.done, progress.total)
+
+
+def headed(*names: str, right: Container[str]) -> Table:
+    """A table without lines; the columns `right` hold numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
+
+
+def rows_table(rows: Iterable[Iterable[str | Text]] = ()) -> Table:
+    """A table without lines and without a head."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_table(table: Table) -> None:

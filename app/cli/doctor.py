@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import console, print_table
+from app.cli.common import console, print_table, rows_table
 from app.cli.settings import Settings
 from app.doctor.finding import Report, markdown
 from app.doctor.run import PARTS, SLEEP, Doing, check_machine
@@ -93,10 +93,7 @@ def _check_deeply(context: click.Context, only: tuple[str, ...], *, as_json: boo
 
 
 def _print_report(report: Report) -> None:
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in report.machine.items():
-        facts.add_row(name, Text(value))
-    print_table(facts)
+    print_table(rows_table((name, Text(value)) for name, value in report.machine.items()))
     for part, rows in report.findings.items():
         table = Table(box=None, pad_edge=False, title=f"\n{part}", title_justify="left", title_style="bold")
         for head in ("check", "figure", "bar", "verdict", "what to do"):
@@ -110,7 +107,7 @@ def _print_report(report: Report) -> None:
 
 def _check_installation(settings: Settings) -> None:
     problems: list[str] = []
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = rows_table()
     table.add_row("elsewise", __version__)
     table.add_row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     memory = psutil.virtual_memory()

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.common import headed, rows_table
 from runtime import (
     Finish,
     Fit,
@@ -264,9 +265,7 @@ _RIGHT = ("parameters", "size", "context")
 
 def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Table:
     """A row each: models, then adapters with the model that they were made for."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in _RIGHT else "left")
+    table = headed(*_COLUMNS, right=_RIGHT)
     for entry in entries:
         table.add_row(
             Text(entry.name),
@@ -296,7 +295,6 @@ def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Ta
 
 def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
     """All that is known of one model, and more rows."""
-    table = Table(box=None, show_header=False, pad_edge=False)
     used = "never, or not since that is noted"
     if entry.last_used is not None:
         used = datetime.datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -317,10 +315,7 @@ def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
         "folder": str(entry.path),
         **more,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, Text(one_line(value)))
-    return table
+    return rows_table((name, Text(one_line(value))) for name, value in rows.items() if value)
 
 
 def facts(entry: ShelfEntry) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from app.block_files import put_into, take_from
-from app.cli.common import PIPE_WIDTH, console, print_table, with_store
+from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
 from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
@@ -189,10 +188,8 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
     if not rows:
         click.echo("no session found", err=True)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
     placed = any(row.folder_id in folders or row.tags for row in rows)  # no empty columns
-    for name in ("id", "title", "branches", "changed", *(("folder", "tags") if placed else ())):
-        table.add_column(name, justify="right" if name in ("id", "branches") else "left")
+    table = headed("id", "title", "branches", "changed", *(("folder", "tags") if placed else ()), right=("id", "branches"))
     for row in rows:
         changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
         title = f"{row.title} (sample)" if row.is_sample else row.title

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Bar, console, print_table
+from app.cli.common import Bar, console, headed, print_table, rows_table
 from app.cli.options import load_options
 from app.cli.printing import fit_facts, fit_rows, fit_word, one_line, ready_line
 from app.fitting import fits
@@ -52,9 +52,8 @@ def catalogue_command(as_json: bool, context: int | None) -> None:
         for model in catalogue():
             click.echo(json.dumps(_catalogue_facts(model, context)))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("model", "parameters", "to fetch", "memory", "", "context", "licence", "good for", "fetch"):
-        table.add_column(name, justify="right" if name in ("parameters", "to fetch", "memory", "context") else "left")
+    names = ("model", "parameters", "to fetch", "memory", "", "context", "licence", "good for", "fetch")
+    table = headed(*names, right=("parameters", "to fetch", "memory", "context"))
     best = {model.name for model in fitting(_PROPOSED)}
     for model in catalogue():
         chosen, fit = model.variant(), model.fit(context=context)
@@ -94,10 +93,8 @@ def search_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 def _found_table(found: tuple[HubModel, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    right = ("parameters", "downloads", "likes")
-    for name in ("model", "parameters", "weights", "downloads", "likes", "licence", "runs here"):
-        table.add_column(name, justify="right" if name in right else "left")
+    names = ("model", "parameters", "weights", "downloads", "likes", "licence", "runs here")
+    table = headed(*names, right=("parameters", "downloads", "likes"))
     for model in found:
         marks = [word for word, is_so in (("gated", model.gated), ("private", model.private)) if is_so]
         table.add_row(
@@ -229,16 +226,13 @@ def time_left(seconds: float | None) -> str:
 
 
 def _files(plan: DownloadPlan) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
+    table = headed("file", "bytes", right=("bytes",))
     for file in plan.files:
         table.add_row(Text(file.name), f"{file.size:,}")
     return table
 
 
 def _summary(plan: DownloadPlan, more: Mapping[str, str]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "name": f"{plan.name} (here already)" if plan.here else plan.name,
         "revision": plan.revision,
@@ -251,10 +245,7 @@ def _summary(plan: DownloadPlan, more: Mapping[str, str]) -> Table:
         "made for": str(plan.config.get("base_model_name_or_path") or "") if plan.kind == "adapter" else "",
         **more,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, Text(one_line(value)))
-    return table
+    return rows_table((name, Text(one_line(value))) for name, value in rows.items() if value)
 
 
 def _plan_facts(plan: DownloadPlan) -> dict[str, object]:
