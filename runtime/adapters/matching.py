@@ -28,10 +28,6 @@ _FORM = re.compile(
 def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> AdapterHeader:
     """The header with the model's own module paths.
 
-    Args:
-        header: Of the adapter.
-        targets: The model's linear modules: path -> (in, out).
-
     Raises:
         AdapterError: A module that the model lacks or has in another shape (both are named).
     """

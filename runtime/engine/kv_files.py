@@ -26,13 +26,7 @@ COPIED_AT_ONCE: Final = 32  # blocks between two looks for a restore that waits
 
 
 class KvFiles:
-    """Moves KV between memory and files.
-
-    Args:
-        engine: The owner thread.
-        operations: Computes what is missing, and names the namespace of a path.
-        options: Of the load.
-    """
+    """Moves KV between memory and files."""
 
     def __init__(self, engine: Engine, operations: Operations, options: LoadOptions) -> None:
         self._engine, self._operations, self._options = engine, operations, options

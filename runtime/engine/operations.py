@@ -72,14 +72,7 @@ Held = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # requests t
 
 
 class Operations:
-    """Makes jobs of requests and hands them to the owner thread.
-
-    Args:
-        engine: The owner thread.
-        text: Tokenizer and template.
-        options: Of the load.
-        adapters: The registered adapters and the stack in force.
-    """
+    """Makes jobs of requests and hands them to the owner thread."""
 
     def __init__(self, engine: Engine, text: TextSide, options: LoadOptions, adapters: Registry) -> None:
         self._engine, self._options, self._adapters = engine, options, adapters

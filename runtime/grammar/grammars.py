@@ -138,10 +138,6 @@ class Grammars:
     def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> Constraint:
         """The state of a new answer, after the tokens it begins with; compiles what is not compiled yet.
 
-        Args:
-            grammar: What the answer must look like.
-            prefix: Tokens of the answer that are there already.
-
         Raises:
             GrammarError: The grammar cannot be used, does not allow the prefix, or lets nothing follow it.
             SessionClosedError: The model was closed.

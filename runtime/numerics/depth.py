@@ -46,13 +46,7 @@ def likely_depth(order: SortedRow, target: float) -> np.float32 | None:
 
 
 def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float32 | None:
-    """The same, where it takes many entries: how many of the row a peak stands for is known of numbers that lie anywhere.
-
-    Args:
-        order: Of the row.
-        peaks: SortedRow.
-        target: The mass.
-    """
+    """The same, where it takes many entries: how many of the row a peak stands for is known of numbers that lie anywhere."""
     weights = order.cooled(peaks - np.float32(order.top))
     np.exp(weights, out=weights)
     weights *= _shares(len(peaks))

@@ -27,11 +27,6 @@ class RemoteTransport:
     """Requests run on a loop of their own, so that callers on any loop, and blocked threads, share one client.
 
     A cancelled call and a closed stream close their socket: the server stops within a second.
-
-    Args:
-        thread: The loop.
-        client: The connections, which live on it.
-        operations: What can be asked for.
     """
 
     def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:

@@ -100,12 +100,7 @@ class _Pin:
 
 
 class SessionPin:
-    """Pins a session's path in the engine's memory; forks share the pin until one of them moves. Never blocks.
-
-    Args:
-        model: Whose memory.
-        adapters: Under which the path is computed.
-    """
+    """Pins a session's path in the engine's memory; forks share the pin until one of them moves. Never blocks."""
 
     def __init__(self, model: LanguageModel, adapters: Adapters = None) -> None:
         self._model, self._adapters = model, adapters
