@@ -137,7 +137,7 @@ if TYPE_CHECKING:
     from runtime.tools.reader import ToolCallReader, parse_tool_calls
     from runtime.transport.child import EngineLimits
     from runtime.transport.pipe import spawn
-    from runtime.trie import Trie
+    from runtime.trie import Trie, Weight
 
 _NAMES = {
     "runtime.adapters.convert": ("convert_adapter",),
@@ -237,7 +237,7 @@ _NAMES = {
     "runtime.text.utf8": ("clean_text", "texts_of"),
     "runtime.tools.calls": ("ToolCall", "ToolCalls"),
     "runtime.tools.reader": ("ToolCallReader", "parse_tool_calls"),
-    "runtime.trie": ("Trie",),
+    "runtime.trie": ("Trie", "Weight"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *(name for name in globals() if name.endswith(("Error", "Fault"))), *_HOMES]

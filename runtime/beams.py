@@ -85,15 +85,13 @@ class BeamOptions:
             raise UnsupportedFeatureError(
                 "beam search does not speculate: a step is one forward for all beams already; leave `speculative` out"
             )
-        alike = GenerationOptions(  # the same fields, with the same meaning
+        GenerationOptions(  # the same fields, with the same meaning
             stop=self.stop,
             ignore_eos=self.ignore_eos,
             eos_token_ids=self.eos_token_ids,
             grammar=self.grammar,
             grammar_prefix=self.grammar_prefix,
-        ).check()
-        if vocabulary is not None:
-            alike.check_within(vocabulary)
+        ).check(vocabulary)
         return self
 
 

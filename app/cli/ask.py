@@ -495,7 +495,7 @@ async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], aske
         try:
             named = with_token_ids(line.naming, model.byte_vocab) if line.naming else {}
             options = asked.options(model, line.options | named)
-            options.check_within(model.info.vocab_size)
+            options.check(model.info.vocab_size)
             ids = await _ids(model, line)
         except RuntimeFault as fault:
             faults.append(f"line {line.number}: {in_json(fault)}")

@@ -104,7 +104,7 @@ def generation_options(
         seed=request.seed,
         grammar=grammar,
     ).check()
-    options.check_within(model.info.vocab_size)
+    options.check(model.info.vocab_size)
     return options
 
 

@@ -23,7 +23,7 @@ from benchmarks.measure import Float32, Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
-from runtime import LanguageModel, Trie, load
+from runtime import LanguageModel, Trie, Weight, load
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
@@ -116,14 +116,8 @@ class _Weights:
     def split(self, payload: int, n: int) -> tuple[int, int]:
         return n, payload - n
 
-    def payload_bytes(self, payload: int) -> int:
-        return payload * TOKEN_BYTES
-
-    def payload_resumable(self, payload: int) -> bool:  # noqa: ARG002  # all are
-        return True
-
-    def copy_bytes(self, payload: int) -> int:
-        return self.payload_bytes(payload)
+    def weigh(self, payload: int) -> Weight:
+        return Weight(payload * TOKEN_BYTES, payload * TOKEN_BYTES, resumable=True)
 
     def owner(self, payload: int) -> None:
         """Every payload is a copy."""

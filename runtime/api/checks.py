@@ -52,7 +52,7 @@ class RequestChecks:
         """
         if not isinstance(batch, Iterable):
             raise InvalidRequestError(f"a batch is a list of sequences of token ids, not {type(batch).__name__}")
-        checked = [check_ids(ids, vocab=self.vocab_size, context=self.context_length) for ids in batch]
+        checked = list(map(self.ids, batch))
         if not checked:
             raise InvalidRequestError("an empty batch: give at least one sequence of token ids")
         return checked
@@ -67,10 +67,11 @@ def adapter_pairs(adapters: Adapters) -> tuple[tuple[str, float], ...] | None:
     return None if adapters is None else check_adapters(adapters)
 
 
-def request_terms(priority: object, cache_salt: object) -> dict[str, Any]:
-    """A request's priority, and its salt (empty for none), as operations take them.
+def request_terms(adapters: Adapters, priority: object, cache_salt: object) -> dict[str, Any]:
+    """What a request's KV belongs to and when it is computed, as operations take it; the salt is empty for none.
 
     Raises:
+        AdapterError: As of `adapter_pairs`.
         InvalidRequestError: Another priority than there are, or a salt that is no text.
     """
     if not isinstance(priority, Priority):
@@ -78,7 +79,8 @@ def request_terms(priority: object, cache_salt: object) -> dict[str, Any]:
         raise InvalidRequestError(f"unknown priority {priority!r:.60}: use one of {known}")
     if not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt is a text, not {shown(cache_salt)}")
-    return {"priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
+    pairs = None if adapters is None else check_adapters(adapters)
+    return {"adapters": pairs, "priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
 
 
 def block_names(keys: Sequence[bytes]) -> list[bytes]:

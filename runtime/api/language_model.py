@@ -239,7 +239,7 @@ class LanguageModel:
             cache_salt: Requests of one salt find each other's cached tokens, and those of no other (or of none). So of all
                 members that have it.
         """
-        named = {"batch": [self._checks.ids(ids)], **_under(adapters, priority, cache_salt)}
+        named = {"batch": [self._checks.ids(ids)], **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
         row: Float32 = rows[0]
         return row
@@ -253,7 +253,7 @@ class LanguageModel:
         cache_salt: str = "",
     ) -> Float32:
         """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
-        named = {"batch": self._checks.batch(batch), **_under(adapters, priority, cache_salt)}
+        named = {"batch": self._checks.batch(batch), **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
         return rows
 
@@ -299,7 +299,7 @@ class LanguageModel:
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
-        named = {"batch": paths, **_under(adapters, priority, cache_salt)}
+        named = {"batch": paths, **request_terms(adapters, priority, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
         return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
 
@@ -391,7 +391,7 @@ class LanguageModel:
     ) -> TokenRun:
         """`score` as columns."""
         check_value("top_k", top_k, ALTERNATIVES)
-        under = {"top_k": top_k, **_under(adapters, priority, cache_salt)}
+        under = {"top_k": top_k, **request_terms(adapters, priority, cache_salt)}
         if stride is None:
             path = self._checks.ids(ids)
             if not is_whole(plain_number(start), 0, len(path) - 1):
@@ -599,8 +599,9 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            named: dict[str, Any] = {"n": n, "options": chosen, **request_terms(priority, cache_salt)}
-            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, **named)
+            terms = request_terms(None, priority, cache_salt)
+            del terms["adapters"]  # the options have them
+            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen, **terms)
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)
@@ -998,11 +999,6 @@ class LanguageModel:
     def lora_stack(self) -> tuple[tuple[str, float], ...]:
         """(name, scale) of the adapters in force, in order; never blocks."""
         return self._adapters.lora_stack
-
-
-def _under(adapters: Adapters, priority: Priority, cache_salt: str) -> dict[str, Any]:
-    """What a request's KV belongs to and when it is computed, as operations take it."""
-    return {"adapters": adapter_pairs(adapters), **request_terms(priority, cache_salt)}
 
 
 def _eos_set(eos_token_ids: Iterable[int]) -> frozenset[int]:

@@ -38,7 +38,6 @@ from runtime.scheduler.loop import Scheduler
 from runtime.shelf.model_lock import lock_model
 from runtime.shelf.source import only_for_mlx, resolve
 from runtime.speculation.draft import check_draft
-from runtime.text.utf8 import Utf8Stream
 from runtime.transport.local import LocalTransport
 
 Pair = tuple[Any, Any]  # a (model, tokenizer) of transformers or mlx_lm
@@ -100,7 +99,7 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
         budget = facts.kv_budget(checked, made.free_bytes())
         made.set_kv_budget(budget)
         eos = frozenset(text.eos_token_ids)
-        return made, Scheduler(made, checked, budget, token_bytes, eos, Utf8Stream, draft)
+        return made, Scheduler(made, checked, budget, token_bytes, eos, draft)
 
     try:
         chosen = resolve_backend(name)  # here: mlx clears at exit what was compiled on the thread that imported it

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -97,17 +96,17 @@ class Operations:
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """``(n, vocab)``."""
-        call: Call[Float32] = Call(self.turns.mailbox())
+        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
         self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
-        return await self._answer(call)
+        return await call.answer()
 
     async def top_logprobs(
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.mailbox())
+        call: Call[list[TopLogprobs]] = Call(self.turns.mailbox(), self._engine.nudge)
         self._query(batch, adapters, priority, cache_salt, TopRows(call, len(batch), n, chosen))
-        return await self._answer(call)
+        return await call.answer()
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
@@ -160,12 +159,12 @@ class Operations:
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes what is not held."""
-        call: Call[Float32] = Call(self.turns.mailbox())
+        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
         namespace, before = self.route(ids, adapters)
         job = QueryJob(ids, namespace, before=before, waiters=[(Rows(call, 1), 0)])
         _listen(job, call, on_progress)
         self.turns.submit(self._forgetting(job), job)
-        await self._answer(call)
+        await call.answer()
 
     def pin(self, ids: Int32, pin: int, adapters: Adapters) -> Future[int]:
         """Keeps what is held of a path; the tokens that are."""
@@ -209,13 +208,12 @@ class Operations:
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, when it has ended."""
         job = await self._begin(ids, options)
-        call: Call[TokenRun] = Call(self.turns.mailbox())
+        call: Call[TokenRun] = Call(self.turns.mailbox(), partial(self._give_up, job))
         runs: list[TokenRun] = []
         job.on_run = runs.append
         job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
         self.turns.submit(job)
-        with self._cancelling(job):
-            return await call.answer()
+        return await call.answer()
 
     def continue_many(
         self,
@@ -344,7 +342,7 @@ class Operations:
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
         namespace, before = self.route(path, adapters)
-        call: Call[Float32] = Call(self.turns.mailbox())
+        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
         recurrent = "recurrent" in self._engine.backend.info.attention_kinds
         ends = [path, ids[:first]] if first and recurrent else [path]
         rows = Rows(call, len(ends))
@@ -354,7 +352,7 @@ class Operations:
             name = next((name for edge, name in before if edge >= len(end)), namespace)
             queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[(rows, i)]))
         self.turns.submit(self._forgetting(queries[-1]), *queries)
-        ordinary = (await self._answer(call))[0].copy()
+        ordinary = (await call.answer())[0].copy()
         job = READINGS[reading](
             path,
             namespace,
@@ -420,26 +418,17 @@ class Operations:
 
     # ---- jobs ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, call: Call[T]) -> T:
-        """The answer to queries, which are dropped where nothing waits for them."""
-        try:
-            return await call.answer()
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            self._engine.nudge()
-            raise
-
     async def _worked(
         self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # of the job's kind
         """Hands a job over and waits for its answer."""
-        job.future = call = Call[Any](self.turns.mailbox())
+        job.future = call = Call[Any](self.turns.mailbox(), partial(self._give_up, job))
         _listen(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
             job.on_step = lambda step: call.post(partial(on_step, step))
         self.turns.submit(job)
-        with self._cancelling(job):
-            return await call.answer()
+        return await call.answer()
 
     async def _reading(
         self,
@@ -459,12 +448,16 @@ class Operations:
             on_end: Called at the reader for each job that has ended.
         """
         stream = Stream(self.turns.mailbox(), on_progress, group.dropped, self._engine.check_process)
-        group.begin(stream, jobs, on_end)
+        group.jobs, group.open = jobs, set(jobs)
+        for number, job in jobs.items():
+            job.on_run = partial(group.run, stream, number)
+            job.on_end = partial(group.end, stream, on_end, number)
+            job.cancelled = number in group.dropped
         if callable(start):
             start()
         else:
-            for job in start if on_progress is not None else ():
-                job.on_progress = stream.progress
+            for each in start if on_progress is not None else ():
+                each.on_progress = stream.progress
             self.turns.submit(*start)
         try:
             async for item in stream.runs():
@@ -473,26 +466,20 @@ class Operations:
             for job in jobs.values():
                 job.cancelled = True
             if not callable(start):
-                for job in start:
-                    job.cancelled = True
+                for each in start:
+                    each.cancelled = True
             if group.open:
                 self._engine.nudge()
 
     def _drop(self, group: _Group, branch: int) -> None:
         group.dropped.add(branch)
         if (job := group.jobs.get(branch)) is not None:
-            job.cancelled = True
-            self._engine.nudge()
+            self._give_up(job)
 
-    @contextmanager
-    def _cancelling(self, job: Job) -> Iterator[None]:
-        """Where the waiting inside ends without an answer, the job is given up."""
-        try:
-            yield
-        except BaseException:
-            job.cancelled = True
-            self._engine.nudge()
-            raise
+    def _give_up(self, job: Job) -> None:
+        """Nothing waits for it any more."""
+        job.cancelled = True
+        self._engine.nudge()
 
     def _forgetting(self, job: QueryJob) -> CallJob:
         """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
@@ -541,7 +528,7 @@ class Operations:
         if call.speculative is not None:
             check_speculative(call.speculative, self._engine.backend.info)
         chosen = resolve_options(call, model=self.text.own.options, ends=self.ends).options if call.resolve else call
-        chosen.check_within(self._engine.backend.info.vocab_size)
+        chosen.check(self._engine.backend.info.vocab_size)
         if chosen.stages:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
@@ -584,48 +571,42 @@ class Operations:
         return [bos, *ids] if bos is not None and wants_bos(self._options, tokenizer) and ids[:1] != [bos] else ids
 
 
+@dataclass(slots=True, eq=False)
 class _Group:
     """Jobs that one stream reads. Their callbacks run on the owner thread.
 
-    Args:
+    Attributes:
         what: The jobs in an error's words; None for a single one.
     """
 
-    def __init__(self, what: str | None) -> None:
-        self._what = what
-        self.jobs: Mapping[int, GenerateJob] = {}
-        self.open: set[int] = set()  # that have not ended
-        self.dropped: set[int] = set()
-        self._failures: dict[int, BaseException] = {}
+    what: str | None
+    jobs: Mapping[int, GenerateJob] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)  # that have not ended
+    dropped: set[int] = field(default_factory=set)
+    failures: dict[int, BaseException] = field(default_factory=dict)
 
-    def begin(self, stream: Stream, jobs: Mapping[int, GenerateJob], on_end: Callable[[], None] | None) -> None:
-        """Listens to the jobs, before they are handed over."""
-        self.jobs, self.open = jobs, set(jobs)
-        for number, job in jobs.items():
-            job.on_run = partial(self._run, stream, number)
-            job.on_end = partial(self._end, stream, on_end, number)
-            job.cancelled = number in self.dropped
-
-    def _run(self, stream: Stream, number: int, run: TokenRun) -> None:
+    def run(self, stream: Stream, number: int, run: TokenRun) -> None:
+        """A job has said some more."""
         stream.chunk(run, number)
         if stream.cancelled():
             self.jobs[number].cancelled = True
 
-    def _end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
+    def end(self, stream: Stream, on_end: Callable[[], None] | None, number: int, error: BaseException | None) -> None:
+        """A job has ended."""
         if number not in self.open:
             return
         self.open.remove(number)
         if error is not None:
-            self._failures[number] = error
+            self.failures[number] = error
         if on_end is not None:
             stream.post(on_end)
         if not self.open:
             for dropped in self.dropped:
-                self._failures.pop(dropped, None)
-            if self._failures and self._what is not None:
-                stream.end(joint_error(self._failures, self._what))
+                self.failures.pop(dropped, None)
+            if self.failures and self.what is not None:
+                stream.end(joint_error(self.failures, self.what))
             else:
-                stream.end(next(iter(self._failures.values()), None))
+                stream.end(next(iter(self.failures.values()), None))
 
 
 def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:

@@ -48,8 +48,8 @@ def check_fields(options: DataclassInstance, place: str = "") -> None:
     """
     for name, fault, default in _rules(type(options)):
         value = getattr(options, name)
-        if value is not default:
-            check_value(place + name, value, fault)
+        if value is not default and (words := fault(value)) is not None:
+            raise OptionError(words, place + name, shown(value))
 
 
 def check_value(name: str, value: object, fault: Fault) -> None:

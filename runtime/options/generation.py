@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from runtime.adapters.uses import AdapterUse, check_adapters
-from runtime.errors import GrammarError, InvalidRequestError
+from runtime.errors import GrammarError, InvalidRequestError, OptionError
 from runtime.grammar.source import Grammar
 from runtime.options.checking import (
     MOST_SEED,
     check_fields,
+    check_token,
     flag,
     instance,
     is_whole,
@@ -32,9 +33,7 @@ class GenerationOptions:
     """One generation: how long, how drawn, what is recorded."""
 
     max_tokens: int | None = option(None, whole(1))  # default 512, or what is left of the context
-    sampling: SamplingOptions = field(
-        default_factory=SamplingOptions, metadata={"fault": instance(SamplingOptions, "SamplingOptions(...)")}
-    )
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = option((), many("texts, none of them empty", lambda each: isinstance(each, str) and each != ""))
     ignore_eos: bool = option(False, flag)
     # end the answer in place of the model's own and its format's stops
@@ -62,15 +61,24 @@ class GenerationOptions:
 
         return cls(**read_options(options))
 
-    def check(self) -> Self:
+    def check(self, vocab: int | None = None) -> Self:
         """Itself.
 
+        Args:
+            vocab: Size of the vocabulary, where it is known.
+
         Raises:
-            InvalidRequestError: A value out of range; the message names it.
+            InvalidRequestError: A value out of range, an id outside the vocabulary, or nothing left to draw; the message names
+                it.
             GrammarError: Something that contradicts the grammar.
         """
         check_fields(self)
-        self.sampling.check()
+        if not isinstance(self.sampling, SamplingOptions):
+            raise OptionError("{option} is SamplingOptions(...), not {value}", "sampling", shown(self.sampling))
+        self.sampling.check(vocab)
+        if vocab is not None:
+            for token in self.eos_token_ids or ():
+                check_token("eos_token_ids", token, vocab)
         if self.speculative is not None:
             self.speculative.check()
         if self.adapters is not None:
@@ -78,17 +86,6 @@ class GenerationOptions:
         if self.grammar is not None or self.grammar_prefix:
             self._check_grammar()
         return self
-
-    def check_within(self, vocab: int) -> None:
-        """Checks the token ids in it against the vocabulary of this size.
-
-        Raises:
-            InvalidRequestError: One is outside, or nothing is left to draw.
-        """
-        self.sampling.check(vocab)
-        for token in self.eos_token_ids or ():
-            if token >= vocab:
-                raise InvalidRequestError(f"eos_token_ids: token id {token} is outside the vocabulary of {vocab:,}")
 
     def _check_grammar(self) -> None:
         if self.grammar is None:

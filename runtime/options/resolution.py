@@ -85,7 +85,7 @@ def resolve_options(
         _drop_what_a_grammar_excludes(values, sources, list(layers))
     if sources[_BANS] != sources[_BIASES]:
         _drop_what_a_ban_excludes(values, sources, list(layers))
-    sampling = {name.removeprefix(_PREFIX): values.pop(name) for name in list(values) if name.startswith(_PREFIX)}
+    sampling = dict(zip(DEFAULTS, map(values.pop, _SETTINGS), strict=True))
     if sampling["order"] != DEFAULTS["order"]:
         sampling |= _what_is_off(sampling["order"], sources)
     made = replace(_PLAIN, **values, sampling=SamplingOptions(**sampling)).check()
@@ -154,6 +154,7 @@ _DEFAULTS = {
     "max_tokens": DEFAULT_MAX_TOKENS,
     **{_PREFIX + name: value for name, value in DEFAULTS.items()},
 }
+_SETTINGS = [_PREFIX + name for name in DEFAULTS]
 
 
 def _what_is_off(order: tuple[str, ...], sources: dict[str, str]) -> dict[str, Any]:

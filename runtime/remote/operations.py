@@ -43,7 +43,6 @@ from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.stream import Stream as Answer
 from runtime.scheduler.decode.stream import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
-from runtime.text.utf8 import Utf8Stream
 from runtime.transport.waiting import Stream
 
 T = TypeVar("T")
@@ -295,7 +294,7 @@ class RemoteOperations:
         """What holds, as of a model of this machine; what a server cannot do is refused."""
         facts = self.text.facts
         chosen = resolve_options(call, model=facts.own_options, ends=facts.own_ends).options if call.resolve else call
-        chosen.check_within(self.text.vocab)
+        chosen.check(self.text.vocab)
         host = self._client.address.host
         if chosen.speculative is not None:
             raise UnsupportedFeatureError(f"{host} decides about speculation itself; leave `speculative` out")
@@ -347,7 +346,7 @@ class RemoteOperations:
             assert options.seed is not None  # drawn where options are resolved
             pieces_of = await self._bytes_of_breakers(options.sampling)
             job.sampler = make_sampler(options.sampling, options.seed, options.branch, pieces=lambda: pieces_of)
-        words = Vocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1, Utf8Stream)
+        words = Vocabulary(self.text.facts.byte_vocab, ends, self.info.context_length - 1)
         answer = Answer(job, words)
         if self._draws_here:
             async with self._request("generate", len(ids), options.seed) as request:
@@ -369,7 +368,7 @@ class RemoteOperations:
                     raise GrammarError(f"the server refuses the grammar or the request: {fault}") from fault
                 raise
             finally:
-                answer.flush()
+                answer.deliver(ended=True)
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
     async def _draw(self, answer: Answer, asked: Completion, request: Request) -> None:
@@ -398,7 +397,7 @@ class RemoteOperations:
                 request.token()
                 answer.deliver()
         finally:
-            answer.flush()
+            answer.deliver(ended=True)
             request.finish = answer.finish.label or "done"
 
     async def _bytes_of_breakers(self, sampling: SamplingOptions) -> list[bytes]:

@@ -15,6 +15,7 @@ from runtime.errors import GrammarError, InvalidRequestError
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import COLDEST
 from runtime.numerics.select import Place
+from runtime.numerics.sorted_row import SortedRow
 from runtime.options.sampling import DEFAULTS, STAGES, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
 from runtime.sampling.history import History
@@ -159,10 +160,13 @@ class Sampler:
                 return int(logprobs.argmax()), float("nan")
             logprobs.reach(1)  # the records look for it too
             return int(logprobs.ids[0]), float("nan")
+        if not self._kernels and allowed is None:  # the whole row as it is
+            order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self._looks[False])
+            u = uniform(self.seed, position, self.branch)
+            return order.at_mass(u * order.total_for(u)).token, u
         pool = Pool(logprobs, shift, look=self._looks[False])
         number = partial(uniform, self.seed, position, self.branch)
-        if self._kernels or allowed is not None:
-            self._run(pool, number, history, allowed, None)
+        self._run(pool, number, history, allowed, None)
         place, u = self._pick(pool, number)
         return place.token, u
 

@@ -56,14 +56,15 @@ class Job:
     cancelled: bool = False  # set by any thread, read between steps
     on_progress: OnProgress = nothing  # runs on the owner thread and must not block
     submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
-    placed: float = 0.0  # when it was begun; written by the ledger, as what follows
-    prompted: float = 0.0  # when its prompt was in place
-    number: int = 0  # of the request, from 1; negative once it has ended
+    placed: float = 0.0  # when it was begun; written by the ledger
+    prompted: float = 0.0  # when its prompt was in place; written where that is seen
+    number: int = 0  # of the request, from 1; negative once it has ended; written by the ledger
     before: tuple[tuple[int, Namespace], ...] = ()
     looked: bool = False  # its path was looked for among the stored blocks
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was sent back to wait for room
+    beside: int = 0  # tokens for which there must be room beside those of the path, whoever gives way
 
     def fail(self, error: BaseException) -> None:
         """Tells whoever waits; for a bare path nobody does."""
@@ -75,11 +76,6 @@ class Job:
     def abandoned(self) -> bool:
         """Whether nothing waits for it any more."""
         return self.cancelled
-
-    @property
-    def least_tokens(self) -> int:
-        """Tokens for which there must be room, whoever gives way."""
-        return len(self.ids)
 
     @property
     def key(self) -> tuple[Namespace, bytes]:
@@ -110,9 +106,6 @@ class Waiter(Protocol):
     def cancelled(self) -> bool:
         """Whether nobody waits any more."""
 
-    def done(self) -> bool:
-        """Whether it was settled."""
-
     def set_result(self, value: Any, /) -> None:
         """The answer."""
 
@@ -129,35 +122,30 @@ class Rows:
     """
 
     def __init__(self, waiter: Waiter, n: int) -> None:
-        self._waiter = waiter
+        self.waiter = waiter
+        self.failed = False  # no row is waited for any more
         self._n = self._left = n
-        self._failed = False
         self._rows: Any = None  # what is answered
-
-    @property
-    def done(self) -> bool:
-        """Whether no row is waited for any more."""
-        return self._failed or self._waiter.cancelled()
 
     def put(self, i: int, last: Distribution) -> None:
         """Row `i` is known."""
-        if self.done:
+        if self.failed:
             return
         self._write(i, last)
         self._left -= 1
         if not self._left:
-            settle(self._waiter, self._rows)
+            settle(self.waiter, self._rows)
 
     def fail(self, error: BaseException) -> None:
         """One of the rows could not be computed."""
-        if not self._failed:
-            self._failed = True
-            settle(self._waiter, error=error)
+        if not self.failed:
+            self.failed = True
+            settle(self.waiter, error=error)
 
     def _write(self, i: int, last: Distribution) -> None:
         if self._rows is None:
             self._rows = np.empty((self._n, len(last.raw)), np.float32)
-        last.write(self._rows[i])
+        last.logprobs(self._rows[i])
 
 
 class TopRows(Rows):
@@ -209,7 +197,7 @@ class QueryJob(Job):
     def abandoned(self) -> bool:
         """Whether nobody waits any more."""
         for rows, _ in self.waiters:
-            if not rows.done:
+            if not (rows.failed or rows.waiter.cancelled()):
                 return self.cancelled
         return True
 
@@ -309,13 +297,12 @@ class CallJob(Job):
 
 
 def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
-    """Resolves a future that may have been cancelled meanwhile."""
-    if not future.done():
-        with suppress(InvalidStateError):  # cancelled just now
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
+    """Resolves a future that may have been settled, or cancelled, meanwhile."""
+    with suppress(InvalidStateError):
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -323,6 +310,9 @@ class FanJob(StayingJob):
     """Several continuations of one path, which is worked on once for all of them."""
 
     jobs: Sequence[GenerateJob] = ()
+
+    def __post_init__(self) -> None:
+        self.beside = sum(job.options.max_tokens != 1 for job in self.jobs)  # those that have more than one token
 
     def fail(self, error: BaseException) -> None:
         """All streams end with the error."""
@@ -338,11 +328,6 @@ class FanJob(StayingJob):
         """One for each; those that were forked from a job whose mask is known have it."""
         for job in self.jobs:
             job.begin_masks()
-
-    @property
-    def least_tokens(self) -> int:
-        """The path, and a token of each continuation that has more than one."""
-        return len(self.ids) + sum(job.options.max_tokens != 1 for job in self.jobs)
 
     def uses(self, digest: str) -> bool:
         """Whether an adapter takes part in any of them, or may yet."""
@@ -363,6 +348,9 @@ class BeamJob(StayingJob):
     on_step: OnStep = nothing  # runs on the owner thread and must not block
     future: Waiter = field(default_factory=Future)
 
+    def __post_init__(self) -> None:
+        self.beside = self.options.width if self.options.max_tokens != 1 else 0  # where there is a second step
+
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""
         settle(self.future, error=error)
@@ -373,8 +361,3 @@ class BeamJob(StayingJob):
     def begin_masks(self) -> None:
         if self.constraint is not None:
             self.constraint.begin()
-
-    @property
-    def least_tokens(self) -> int:
-        """The path, and a token of each beam where there is a second step."""
-        return len(self.ids) + (self.options.width if self.options.max_tokens != 1 else 0)

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from runtime.backends.base import Backend
 from runtime.options.load import LoadOptions
@@ -29,7 +30,6 @@ from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.workers import Background, BackgroundJob, Means
-from runtime.text.utf8 import Utf8Stream
 from runtime.trie.tree import common_prefix
 
 __all__ = ["Scheduler", "typed"]
@@ -46,7 +46,6 @@ class Scheduler:
         budget: Bytes for trie and working buffers together.
         token_bytes: Bytes of every id.
         eos: Ids that end an answer.
-        new_decoder: Makes an incremental UTF-8 decoder.
         draft: A smaller model that guesses ahead.
     """
 
@@ -57,7 +56,6 @@ class Scheduler:
         budget: int,
         token_bytes: Sequence[bytes],
         eos: frozenset[int],
-        new_decoder: Callable[[], Utf8Stream],
         draft: Backend | None = None,
     ) -> None:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
@@ -87,7 +85,7 @@ class Scheduler:
         self._background = Background(means)
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
-        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length, new_decoder)
+        vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
             self.cache,
@@ -129,7 +127,7 @@ class Scheduler:
                 self._ledger.enter(job)
                 if isinstance(job, StayingJob):
                     job.begin_masks()
-            self._waiting.new.setdefault((job.priority, job.turn), deque()).append(job)
+            self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
     def step(self) -> None:
         """One round; call while `busy`."""
@@ -263,7 +261,7 @@ class Scheduler:
 
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
-        self._waiting.park(job, self.cache.room.lacking(job.least_tokens))
+        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.beside))
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes."""
@@ -292,7 +290,7 @@ class Scheduler:
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
-        self.cache.check_room(job.least_tokens)
+        self.cache.check_room(len(job.ids) + job.beside)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._prompts.first_unscored(job) - 1
@@ -359,11 +357,18 @@ def _before(elder: Job, job: Job) -> bool:
     return elder.priority <= job.priority and elder.order < job.order
 
 
+class Lane(NamedTuple):
+    """Jobs that wait for each other alone."""
+
+    priority: Priority
+    turn: Turn
+
+
 class Waiting:
     """Jobs that are not in work: a queue for each `Turn`, so that one with thousands delays no other; and *parked* ones."""
 
     def __init__(self) -> None:
-        self.new: dict[tuple[Priority, Turn], deque[Job]] = {}  # those that can be placed
+        self.new: dict[Lane, deque[Job]] = {}  # those that can be placed
         self._admitted = 0  # jobs so far
         self.parked: dict[Job, int] = {}  # each with the bytes that must be free for it, in the order they came
 
@@ -401,20 +406,20 @@ class Waiting:
             running: Prompts in work.
             most: From so many on each caller's next job alone is placed.
         """
-        turns = sorted(self.new, key=lambda key: (key[0], key[1].served))
+        lanes = sorted(self.new, key=attrgetter("turn.served"))
         for priority in Priority:
             for job in list(self.parked):
                 if job.priority == priority and job in self.parked and returns(self.parked[job]):
                     del self.parked[job]
                     yield job
-            for key in turns:
-                for n in range(AT_ONCE if key[0] == priority else 0):
-                    jobs = self.new.get(key)  # the job that was placed last may have dropped others
+            for lane in lanes:
+                for n in range(AT_ONCE if lane.priority == priority else 0):
+                    jobs = self.new.get(lane)  # the job that was placed last may have dropped others
                     if not jobs or (n and len(running) >= most):
                         break
                     job = jobs.popleft()
                     if not jobs:
-                        del self.new[key]
+                        del self.new[lane]
                     self._admitted += 1
                     job.order = self._admitted
                     yield job

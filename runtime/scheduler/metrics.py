@@ -163,11 +163,6 @@ class RequestMetrics:
             job.placed = job.prompted = 0.0
             self._counters.requests_waiting += 1
 
-    def prompted(self, job: Job) -> None:
-        """Its prompt is in place."""
-        if job.number:
-            job.prompted = time.monotonic()
-
     def leave(
         self,
         job: Job,

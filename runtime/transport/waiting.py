@@ -24,17 +24,20 @@ from runtime.records import TokenRun
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_mode = threading.local()
 
 
-def is_blocking() -> bool:
-    """Whether this thread runs a blocking twin."""
-    return getattr(_mode, "blocking", False)
+class _Mode(threading.local):
+    """Each thread's own."""
+
+    blocking = False  # whether it runs a blocking twin
+
+
+_mode = _Mode()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that waits by the functions of this module alone; a running loop of this thread is held up."""
-    before, _mode.blocking = is_blocking(), True
+    before, _mode.blocking = _mode.blocking, True
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -89,7 +92,7 @@ def twin_of(member: Callable[..., Any], twin: Callable[P, T]) -> Callable[P, T]:
 
 async def settled(future: Future[T], *, shielded: bool = False) -> T:
     """The result of a future of another thread; a cancelled wait cancels it, unless it is shielded."""
-    if is_blocking():
+    if _mode.blocking:
         return future.result()
     wrapped = asyncio.wrap_future(future)
     return await (asyncio.shield(wrapped) if shielded else wrapped)
@@ -97,7 +100,7 @@ async def settled(future: Future[T], *, shielded: bool = False) -> T:
 
 async def off_loop(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Runs what takes a while: on a worker thread, or here where this thread blocks anyway."""
-    return function(*arguments, **named) if is_blocking() else await asyncio.to_thread(function, *arguments, **named)
+    return function(*arguments, **named) if _mode.blocking else await asyncio.to_thread(function, *arguments, **named)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -113,13 +116,14 @@ class Reader:
 
     Args:
         mailbox: Of the loop; None for a thread that blocks.
+        given_up: Called where the wait ends without what was waited for.
 
     Attributes:
         post: Runs a callback at the reader soon; from any thread, in order.
     """
 
-    def __init__(self, mailbox: Mailbox | None) -> None:
-        self._mailbox = mailbox
+    def __init__(self, mailbox: Mailbox | None, given_up: Callable[[], object] | None = None) -> None:
+        self._mailbox, self._given_up = mailbox, given_up
         self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.post: Callable[[Callable[[], object]], None] = self._queue.put if mailbox is None else mailbox.post
         self._waiter: asyncio.Future[None] | None = None
@@ -157,8 +161,12 @@ class Call(Reader, Generic[T]):
         try:
             while not self._settled:
                 await self._wait()
-        finally:
+        except BaseException:
             self.left = True
+            if self._given_up is not None:
+                self._given_up()
+            raise
+        self.left = True
         if self._error is not None:
             raise _raisable(self._error)
         return self._value  # type: ignore[return-value]  # settled without an error
@@ -196,7 +204,8 @@ class Stream(Reader):
     def __init__(
         self, mailbox: Mailbox | None, on_progress: OnProgress | None, dropped: Set[int], resumed: Callable[[], None]
     ) -> None:
-        check_callback(on_progress)
+        if on_progress is not None:
+            check_callback(on_progress)
         super().__init__(mailbox)
         self._on_progress, self._dropped, self._resumed = on_progress, dropped, resumed
         self._arrived: dict[int, list[TokenRun]] = {}  # by branch, in the order of first arrivals
@@ -258,7 +267,7 @@ class Turns(Generic[T]):
 
     def mailbox(self) -> Mailbox | None:
         """Of whatever runs now; all of one loop share a wake-up. None for a thread that blocks."""
-        if is_blocking():
+        if _mode.blocking:
             return None
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
@@ -270,8 +279,9 @@ class Turns(Generic[T]):
 
     def submit(self, *items: T) -> None:
         """Sends them with what else this turn asks for."""
-        if is_blocking():
-            self.flush()
+        if _mode.blocking:
+            if self._pending:
+                self.flush()
             self._send(items)
             return
         loop = asyncio.get_running_loop()
@@ -282,7 +292,7 @@ class Turns(Generic[T]):
 
     def flush(self) -> None:
         """Sends now what the running loop's turn has asked for so far."""
-        loop = running_loop() if self._pending else None
+        loop = running_loop()
         if loop is not None:
             self._end_turn(loop)
 
@@ -299,6 +309,6 @@ class Turns(Generic[T]):
 
 def _raisable(error: BaseException) -> BaseException:
     """A blocked thread is no task: what asyncio calls cancelled is an ordinary error there."""
-    if is_blocking() and isinstance(error, asyncio.CancelledError):
+    if _mode.blocking and isinstance(error, asyncio.CancelledError):
         return concurrent.futures.CancelledError(*error.args)
     return error

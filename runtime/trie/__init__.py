@@ -8,6 +8,6 @@ Pure Python and numpy, iterative throughout; used by the engine's owner thread a
 """
 
 from runtime.trie.eviction_log import EvictionLog, Lost
-from runtime.trie.tree import Inserted, Lease, Namespace, Node, PayloadOps, Span, Trie
+from runtime.trie.tree import Inserted, Lease, Namespace, Node, PayloadOps, Span, Trie, Weight
 
-__all__ = ["EvictionLog", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie"]
+__all__ = ["EvictionLog", "Inserted", "Lease", "Lost", "Namespace", "Node", "PayloadOps", "Span", "Trie", "Weight"]

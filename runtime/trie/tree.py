@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +22,22 @@ Span = tuple[Namespace, Int32]
 Key = tuple[Namespace, int]
 
 
+class Weight(NamedTuple):
+    """Of a payload."""
+
+    nbytes: int  # that it holds
+    copied: int  # that a copy of it takes beside what is held already; 0 of a reference
+    resumable: bool  # whether generation can go on after its last token
+
+
 class PayloadOps(Protocol):
     """What the trie must know of payloads; a backend satisfies it."""
 
     def split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The first `n` tokens and the rest."""
 
-    def payload_bytes(self, payload: Any) -> int:
-        """Bytes it holds."""
-
-    def payload_resumable(self, payload: Any) -> bool:
-        """Whether generation can go on after its last token."""
-
-    def copy_bytes(self, payload: Any) -> int:
-        """Bytes that a copy of it takes beside what is held already; 0 of a reference."""
+    def weigh(self, payload: Any) -> Weight:
+        """What it takes, and what it is good for."""
 
     def owner(self, payload: Any) -> object:
         """Whose memory it refers to; None of a copy."""
@@ -68,6 +70,7 @@ class Node:
     hits: int = 0  # lookups that passed here
     mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
     nbytes: int = 0
+    resumable: bool = True  # whether generation can go on from here
     attached: bool = True
 
     def path(self) -> list[Node]:
@@ -205,7 +208,7 @@ class Trie:
             if at < len(tokens):
                 break
         best, best_depth = node, depth
-        while best.parent is not None and not (exact or self._ops.payload_resumable(best.payload)):
+        while best.parent is not None and not (exact or best.resumable):
             best, best_depth = best.parent, best_depth - len(best.tokens)
         if best is not node:  # the end of the lease queues the others
             self._offer(node)
@@ -273,7 +276,7 @@ class Trie:
         if self._lengthened(node, namespace, tokens[at:], payload, scores):
             lease.move(node, lease.length + rest)
             return Inserted(at, rest, 0)
-        copied = self._ops.copy_bytes(payload)
+        copied = self._ops.weigh(payload).copied
         needed = copied + (0 if scores is None else scores.nbytes)
         if needed and not self.make_room(needed):
             if copied or scores is None:
@@ -312,7 +315,7 @@ class Trie:
 
     def _end_of(self, leaf: Node, size: int) -> Node:
         """The end of a leaf, of about `size` bytes, where it can be cut off without a copy; else all of it."""
-        if not leaf.nbytes or self._ops.copy_bytes(leaf.payload):
+        if not leaf.nbytes or self._ops.weigh(leaf.payload).copied:
             return leaf
         count = max(-(-size * len(leaf.tokens) // leaf.nbytes), END_TOKENS)
         if count >= len(leaf.tokens):
@@ -335,10 +338,10 @@ class Trie:
     def complete(self, node: Node, payload: Any, skip: int = 0) -> None:
         """Gives a node without recurrent state the payload that was just computed, without its first `skip` tokens."""
         ops = self._ops
-        if ops.payload_resumable(node.payload) or not ops.payload_resumable(payload):
+        if node.resumable or not ops.weigh(payload).resumable:
             return
         fresh = ops.split(payload, skip)[1] if skip else payload
-        grown = ops.payload_bytes(fresh) - ops.payload_bytes(node.payload)
+        grown = ops.weigh(fresh).nbytes - ops.weigh(node.payload).nbytes
         self.pin(node)
         if self.make_room(grown):
             self.replace(node, fresh)
@@ -415,7 +418,7 @@ class Trie:
 
     def _cut(self, node: Node, n: int) -> Node | None:
         """The node that ends after `n` tokens of this edge; None where there is no room for the copies of both parts."""
-        if self._room is not None and (copied := self._ops.copy_bytes(node.payload)):
+        if self._room is not None and (copied := self._ops.weigh(node.payload).copied):
             self.pin(node)  # making room must not take the node itself
             free = self._room(copied + (0 if node.scores is None else node.scores.nbytes))
             self.unpin(node)
@@ -534,8 +537,10 @@ class Trie:
 
     def _weigh(self, node: Node) -> None:
         """What an edge carries has changed."""
-        size = 0 if node.payload is None else self._ops.payload_bytes(node.payload)
-        size += 0 if node.scores is None else node.scores.nbytes
+        size = 0 if node.scores is None else node.scores.nbytes
+        if node.payload is not None:
+            held, _, node.resumable = self._ops.weigh(node.payload)
+            size += held
         self.bytes += size - node.nbytes
         if node.pins:
             self.leased_bytes += size - node.nbytes

@@ -7,7 +7,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -184,11 +184,10 @@ class HfBackend(PackedBackend[TorchPack]):
         return slots
 
     def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
-        with _computing(), self._adapters.under(step.stacks, step.want):
+        with _computing():
             if self.recurrent:
                 pack.put_states([step.state])
-            self.count(len(step.tokens))
-            logits = self._logits([pack], [step], step)
+            logits = self._logits([pack], [step])
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
@@ -196,7 +195,7 @@ class HfBackend(PackedBackend[TorchPack]):
             return logits.float().cpu().numpy(), state
 
     def launch(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
-        got = self._joint(packs, steps)
+        got = self._logits(packs, steps)
 
         def wait() -> Float32:
             with _computing():
@@ -206,32 +205,28 @@ class HfBackend(PackedBackend[TorchPack]):
         return wait
 
     def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> TorchLogits:
-        return TorchLogits(self._joint(packs, steps), _computing)
+        return TorchLogits(self._logits(packs, steps), _computing)
 
-    def _joint(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
-        """One forward over several packs: the wanted raw logits ``(rows, vocab)`` on the device."""
-        step = merged(steps)
-        with _computing(), self._adapters.under(step.stacks, step.want):
+    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
+        """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or what is read instead."""
+        step, pack = merged(steps), packs[0]
+        under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)
+        with _computing(), under:
             self.count(len(step.tokens))
-            return self._logits(packs, steps, step)
-
-    def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> torch.Tensor:
-        """The same, or what is read in its place; `step` is all of them as one."""
-        pack = packs[0]
-        if len(packs) > 1:
-            arguments = self._arguments.of_joint(JointCache(packs, steps, self._device), step)
-        else:
-            recorded = None if self._graphs is None or step.read is not None else self._graphs.logits(pack, step)
-            if recorded is not None:
-                return recorded
-            pack.begin(step, self._device)
-            arguments = self._arguments.of(pack, step)
-            if step.read is not None:
-                return self._readings.read(step.read, arguments, to_device(step.want, self._device))
-        logits: torch.Tensor = self._model(**arguments).logits[0]
-        if self.shapes == ():
-            self.learn_sizes(pack.shapes, self._dtype.itemsize)
-        return logits if "logits_to_keep" in self._takes else logits[to_device(step.want, self._device)]
+            if len(packs) > 1:
+                arguments = self._arguments.of_joint(JointCache(packs, steps, self._device), step)
+            else:
+                recorded = None if self._graphs is None or step.read is not None else self._graphs.logits(pack, step)
+                if recorded is not None:
+                    return recorded
+                pack.begin(step, self._device)
+                arguments = self._arguments.of(pack, step)
+                if step.read is not None:
+                    return self._readings.read(step.read, arguments, to_device(step.want, self._device))
+            logits: torch.Tensor = self._model(**arguments).logits[0]
+            if self.shapes == ():
+                self.learn_sizes(pack.shapes, self._dtype.itemsize)
+            return logits if "logits_to_keep" in self._takes else logits[to_device(step.want, self._device)]
 
     def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
         """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""

@@ -291,7 +291,7 @@ class PackedBackend(ABC, Generic[P]):
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps = self._appended(parts, undos, read)
-            if self.chained and (self.recurrent or not packs[0].tree.linear):
+            if self.recurrent or not (self.tree or packs[0].tree.linear):
                 waiting = self._chains(packs[0], steps[0], parts[0].parents, undos[0][1].size)
             else:
                 waiting = self.launch(packs, steps)
@@ -323,7 +323,7 @@ class PackedBackend(ABC, Generic[P]):
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps = self._appended(parts, undos)
-            apart = self.chained and (self.recurrent or not packs[0].tree.linear)
+            apart = self.recurrent or not (self.tree or packs[0].tree.linear)
             launch = None if apart else self.ready(packs, steps, request)
         finally:
             _undo(undos)
@@ -358,7 +358,7 @@ class PackedBackend(ABC, Generic[P]):
                 new = min(len(positions), deepest)
                 raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
             mask = ragged = None
-            if not (pack.tree.linear or self.chained):  # the whole pack is one chain, or it goes chain by chain
+            if self.tree and not (self.recurrent or pack.tree.linear):  # the whole pack is one chain, or it goes chain by chain
                 ragged = self.ragged_chains(pack, undo.size, part.parents) if self.on_device else None
                 mask = pack.tree.visible(undo.size) if ragged is None else None
             slots = np.arange(undo.size, undo.size + len(part.tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +47,6 @@ class BeamRules:
         constraint: Where its grammar begins; this search's alone.
         eos: Ids that end a hypothesis.
         token_bytes: Bytes of every id.
-        decoder: Fresh.
 
     Attributes:
         work_seconds: Processor time that the grammar's masks took.
@@ -61,12 +60,11 @@ class BeamRules:
         *,
         eos: Set[int],
         token_bytes: Sequence[bytes],
-        decoder: Utf8Stream,
     ) -> None:
         self._eos = eos
         self._token_bytes = token_bytes
         finder = StopFinder(stops) if stops else None
-        self._start = Standing(None, -1, "", Finish.NONE, 0, decoder, finder, constraint)
+        self._start = Standing(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
         self.work_seconds = self.wait_seconds = 0.0
 
     @classmethod
@@ -77,12 +75,11 @@ class BeamRules:
         *,
         eos: Set[int],
         token_bytes: Sequence[bytes],
-        new_decoder: Callable[[], Utf8Stream],
     ) -> BeamRules | None:
         """Those of a search; None where it has none."""
         if not stops and constraint is None:
             return None
-        return cls(stops, constraint, eos=eos, token_bytes=token_bytes, decoder=new_decoder())
+        return cls(stops, constraint, eos=eos, token_bytes=token_bytes)
 
     def ready(self, at: Standing | None, patience: float) -> bool:
         """Whether `allowed` would not wait, after so many seconds at most."""

@@ -91,11 +91,10 @@ class Beams:
             job.constraint,
             eos=frozenset() if job.options.ignore_eos else eos,
             token_bytes=self._vocabulary.token_bytes,
-            new_decoder=self._vocabulary.new_decoder,
         )
         search = BeamSearch(job.options, eos, min(room, asked), at_limit, rules)
         one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
-        self._ledger.prompted(job)
+        job.prompted = time.monotonic()
         self.running.append(one)
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
@@ -207,7 +206,7 @@ class Beams:
         if one.search.done:
             best = one.search.complete[: one.job.options.num_return]
             k = one.job.options.top_k
-            answer = [hypothesis(each, k, self._vocabulary.token_bytes, self._vocabulary.new_decoder()) for each in best]
+            answer = [hypothesis(each, k, self._vocabulary.token_bytes) for each in best]
             self._leave(one, best[0].last.finish.label or "done")
             one.job.on_step(step)
             settle(one.job.future, answer)

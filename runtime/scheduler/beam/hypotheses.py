@@ -10,7 +10,7 @@ from runtime.beams import Hypothesis
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.scheduler.beam.beam_rules import shown
 from runtime.scheduler.beam.beam_search import Complete, Link
-from runtime.text.utf8 import Utf8Stream
+from runtime.text.utf8 import texts_of
 
 
 def ids_of(links: Sequence[Link]) -> Int32:
@@ -38,19 +38,19 @@ def scores_of(links: Sequence[Link], k: int) -> Scores:
     )
 
 
-def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes], decoder: Utf8Stream) -> Hypothesis:
+def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes]) -> Hypothesis:
     """A complete beam as it is answered."""
     links = one.last.chain()
     scores, n = scores_of(links, k), len(links)
-    texts = [decoder.feed(token_bytes[link.token]) for link in links]
-    texts[-1] += decoder.flush()
+    pieces = tuple(token_bytes[link.token] for link in links)
+    texts = list(texts_of(pieces))
     if one.last.at is not None and one.last.at.cut:
         texts = shown(texts, one.last.at.cut)
     finish = np.full(n, int(Finish.NONE), np.uint8)
     finish[-1] = int(one.last.finish)
     run = TokenRun(
         ids=ids_of(links),
-        token_bytes=tuple(token_bytes[link.token] for link in links),
+        token_bytes=pieces,
         texts=tuple(texts),
         **scores.columns,
         origin=np.array([Origin.GRAMMAR if link.forced else Origin.SAMPLED for link in links], np.uint8),

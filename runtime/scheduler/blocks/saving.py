@@ -141,7 +141,7 @@ class Savings:
         ends, at = set[int](), 0
         for node, count in nodes:
             at += count
-            if count == len(node.tokens) and self._cache.room.payloads.payload_resumable(node.payload):
+            if count == len(node.tokens) and node.resumable:
                 ends.add(at)
         for cell in grid:
             links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]

@@ -30,10 +30,11 @@ from runtime.scheduler.kv.workspace import (
     NoRoomError,
     PartialForward,
     SharedFetch,
+    at_host,
     begin,
     forward,
-    forward_ranked,
     prepare,
+    ranked,
 )
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
@@ -101,14 +102,17 @@ class Decoding:
                 places.append(self._cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
             if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
                 guesses = self._guesses(jobs[0], jobs[0].options.speculative)
-            rows = [Row(Stream(job, self._vocabulary), place) for job, place in zip(jobs, places, strict=True)]
+            rows = [
+                Row(job, Stream(job, self._vocabulary), place, place.workspace) for job, place in zip(jobs, places, strict=True)
+            ]
             rows[0].guesses = guesses
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
             self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            now = time.monotonic()
             for row in rows:
-                self._ledger.prompted(row.job)
+                row.job.prompted = now
             at = [0] * len(rows)
             self._settle([draw(rows, Distributions.known(last, temperatures(rows, at, 1)), at)])
             with together():
@@ -170,7 +174,7 @@ class Decoding:
             )
             self._counters.publish(self._cache)  # before the end, so that the numbers are there when it is seen
             try:
-                row.stream.flush()
+                row.stream.deliver(ended=True)
             finally:
                 row.job.on_end(error)
 
@@ -270,7 +274,9 @@ class Decoding:
 
     def _computed(self, parts: Sequence[PartialForward], rows: Sequence[Row], heats: Sequence[float]) -> Distributions:
         request = self._request(rows, heats)
-        return self._after(forward(parts) if request is None else forward_ranked(parts, request), heats)
+        got: Answer
+        got = forward(parts, at_host) if request is None else forward(parts, partial(ranked, request))
+        return self._after(got, heats)
 
     def _request(self, rows: Sequence[Row], heats: Sequence[float]) -> RankRequest | None:
         """What crosses of rows that stay on the device; None: they do not, or some draw or record reads the whole row."""

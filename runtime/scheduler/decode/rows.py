@@ -38,8 +38,10 @@ class Guesses(Protocol):
 class Row:
     """A generation that decodes: its last slot, and the token that is to be pushed next, or what that is drawn from."""
 
+    job: GenerateJob
     stream: Stream
     prefill: Prefill
+    workspace: Workspace  # where it decodes
     pending: int = -1  # drawn, not yet pushed
     undrawn: Distributions | None = None  # one: what follows the last slot, until the grammar's mask is there
     pushed: int = 0  # generated tokens whose KV stands in the workspace
@@ -54,11 +56,6 @@ class Row:
     accepted: int = 0  # of them, those that were right
 
     @property
-    def job(self) -> GenerateJob:
-        """The request."""
-        return self.stream.job
-
-    @property
     def slot(self) -> int:
         """The last slot in place; kept with the prefill, where the cache sees who stands where."""
         return self.prefill.slot
@@ -71,11 +68,6 @@ class Row:
     def due_next(self) -> tuple[int, int]:
         """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
         return self.prefill.slot, self.pending + self.prefill.tag
-
-    @property
-    def workspace(self) -> Workspace:
-        """Where it decodes."""
-        return self.prefill.workspace
 
     @property
     def path(self) -> Int32:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint
@@ -21,46 +21,8 @@ from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
 from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.scheduler.jobs import GenerateJob
-from runtime.text.utf8 import Utf8Stream
 
 FIRST_CAPACITY = 16  # rows
-
-
-class GrowingScores:
-    """Columns with room to grow; rows are written once.
-
-    Args:
-        k: Alternatives per row; rows come with at least as many.
-    """
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self._n = 0
-        self._columns = empty_scores(FIRST_CAPACITY, k)
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, index: slice) -> Scores:
-        """Some of the rows, copied."""
-        start, stop, _ = index.indices(self._n)
-        return self._columns[start:stop]
-
-    def append(self, scores: Scores, row: int) -> None:
-        """Takes in row `row` of `scores`, its likeliest alternatives."""
-        n, k, into = self._n, self._k, self._columns
-        if n == len(into.rank):
-            into = self._columns = Scores.concat([into, empty_scores(n, k)])
-        into.logprob[n] = scores.logprob[row]
-        into.rank[n] = scores.rank[row]
-        into.entropy[n] = scores.entropy[row]
-        into.top_ids[n] = scores.top_ids[row, :k]
-        into.top_logprobs[n] = scores.top_logprobs[row, :k]
-        if scores.top_ids.shape[1] == k:
-            into.covered_mass[n] = scores.covered_mass[row]
-        else:
-            into.covered_mass[n] = min(float(np.exp(scores.top_logprobs[row, :k]).sum(dtype=np.float64)), 1.0)
-        self._n = n + 1
 
 
 DEFAULT_MAX_TOKENS = 512
@@ -75,13 +37,11 @@ class Vocabulary:
         token_bytes: Bytes of every id.
         eos: Ids that end an answer; a server may tell of more while it answers.
         context: Tokens that the model can hold.
-        new_decoder: Makes an incremental UTF-8 decoder.
     """
 
     token_bytes: Sequence[bytes]
     eos: Set[int]
     context: int
-    new_decoder: Callable[[], Utf8Stream]
 
 
 class Stream:
@@ -98,7 +58,7 @@ class Stream:
         self.job = job
         self._token_bytes = vocabulary.token_bytes
         self._eos = vocabulary.eos if job.eos is None else job.eos
-        self._decoder = vocabulary.new_decoder()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._room = vocabulary.context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
         self._stops = StopFinder(job.options.stop) if job.options.stop else None
@@ -109,11 +69,15 @@ class Stream:
         self._ready = 0  # tokens, the sent ones included
         self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
-        self.scores = GrowingScores(job.options.top_k)
+        self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of all tokens that were recorded; and room for more
+        self._recorded = 0  # tokens
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
         self._stages: list[Told] = []  # of the tokens that were not sent yet, where they are asked for
         self._traced: deque[Traced] = deque()  # draws that are not recorded yet
         self.finish = Finish.NONE
+        masked, traced, sampler = job.constraint is not None, job.options.stages, job.sampler
+        self.heats = 1.0 if masked else sampler.heats[traced]  # see `Sampler.heats`; a grammar leaves no raw row whole
+        self.reads_rows = masked or traced or sampler.edits  # whether each draw, or the report of it, reads the whole row
 
     @property
     def position(self) -> int:
@@ -125,16 +89,6 @@ class Stream:
         """Tokens that may come yet."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
 
-    @property
-    def heats(self) -> float:
-        """See `Sampler.heats`; a grammar leaves no raw row whole."""
-        return 1.0 if self.job.constraint is not None else self.job.sampler.heats[self.job.options.stages]
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether each draw, or the report of it, reads the whole row."""
-        return self.job.constraint is not None or self.job.options.stages or self.job.sampler.edits
-
     def ready(self, patience: float) -> bool:
         """Whether `draw` would not wait for a mask, after so many seconds at most."""
         return self.job.constraint is None or self.job.constraint.ready(patience)
@@ -145,28 +99,18 @@ class Stream:
         Raises:
             GrammarError: The grammar fails here, or everything it allows is banned.
         """
-        constraint = self.job.constraint
-        if constraint is None:
-            return self._drawn(logprobs, shift, None)
-        token, u = self._draw_allowed(constraint, logprobs, shift)
-        constraint.accept(token)
-        return token, u
-
-    def _drawn(self, logprobs: Float32 | Ranked, shift: float, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, float]:
-        sampler = self.job.sampler
-        if not self.job.options.stages:
-            if sampler.greedy and isinstance(logprobs, Ranked):
-                logprobs.reach(self.job.options.top_k)  # one search for the draw and the record
-            return sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
-        traced = sampler.trace(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
-        self._traced.append(traced)
-        return traced.token, traced.u
-
-    def _draw_allowed(self, constraint: Constraint, logprobs: Float32 | Ranked, shift: float) -> tuple[int, float]:
-        allowed = constraint.allowed()  # (vocab,)
-        choices = int(np.count_nonzero(allowed))
+        job, sampler = self.job, self.job.sampler
+        allowed = None if job.constraint is None else job.constraint.allowed()  # (vocab,)
+        choices = None if allowed is None else int(np.count_nonzero(allowed))
         try:
-            token, u = self._drawn(logprobs, shift, allowed)
+            if job.options.stages:
+                traced = sampler.trace(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
+                self._traced.append(traced)
+                token, u = traced.token, traced.u
+            else:
+                if sampler.greedy and isinstance(logprobs, Ranked):
+                    logprobs.reach(job.options.top_k)  # one search for the draw and the record
+                token, u = sampler.draw(logprobs, self.position, history=self._history, allowed=allowed, shift=shift)
         except GrammarError as fault:
             raise GrammarError(
                 f"all {choices:,} tokens that the grammar allows as token {len(self.new_ids) + 1:,} of the answer are banned; "
@@ -174,7 +118,9 @@ class Stream:
             ) from fault
         if choices == 1:
             self._forced.add(len(self.new_ids))
-            return token, math.nan
+            u = math.nan
+        if job.constraint is not None:
+            job.constraint.accept(token)
         return token, u
 
     def take(self, token: int, u: float) -> None:
@@ -190,8 +136,7 @@ class Stream:
             self.finish = Finish.CONTEXT
         elif len(self.new_ids) >= self._limit:
             self.finish = Finish.LENGTH
-        text = self._decoder.feed(self._token_bytes[token])
-        self._texts.append(text + self._decoder.flush() if self.finish else text)
+        self._texts.append(self._decode(self._token_bytes[token], final=bool(self.finish)))
         held = 0
         if self._stops is not None and not self.finish.by_eos:  # whose name is no text of the answer
             begins = self._stops.feed(self._texts[-1])
@@ -204,8 +149,21 @@ class Stream:
             self.job.constraint.begin()  # while the forward runs
 
     def record(self, scores: Scores, row: int) -> None:
-        """The numbers of the token taken last: row `row` of `scores`."""
-        self.scores.append(scores, row)
+        """The numbers of the token taken last: row `row` of `scores`, which has as many alternatives at least as are kept."""
+        n, into = self._recorded, self.scores
+        k = into.top_ids.shape[1]
+        if n == len(into.rank):
+            into = self.scores = Scores.concat([into, empty_scores(n, k)])
+        into.logprob[n] = scores.logprob[row]
+        into.rank[n] = scores.rank[row]
+        into.entropy[n] = scores.entropy[row]
+        into.top_ids[n] = scores.top_ids[row, :k]
+        into.top_logprobs[n] = scores.top_logprobs[row, :k]
+        if scores.top_ids.shape[1] == k:
+            into.covered_mass[n] = scores.covered_mass[row]
+        else:
+            into.covered_mass[n] = min(float(np.exp(scores.top_logprobs[row, :k]).sum(dtype=np.float64)), 1.0)
+        self._recorded = n + 1
         if self._traced:
             self._stages.append(told_of(self._traced.popleft()))
 
@@ -231,8 +189,15 @@ class Stream:
         begun = self._token_bytes[self.new_ids[-tokens]].startswith(shown)  # not so inside a character of several tokens
         return begun and constraint.could_end(tokens, shown)
 
-    def deliver(self, *, paced: bool = False) -> None:
-        """Sends what can no longer become part of a stop string; `paced`: unless something was sent just before."""
+    def deliver(self, *, paced: bool = False, ended: bool = False) -> None:
+        """Sends what can no longer become part of a stop string.
+
+        Args:
+            paced: Unless something was sent just before.
+            ended: And what was held back: nothing follows.
+        """
+        if ended:
+            self._ready = self._sent + len(self._texts)
         n = self._ready - self._sent
         if n <= 0:
             return
@@ -263,11 +228,6 @@ class Stream:
         self._sent = self._ready
         del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
-
-    def flush(self) -> None:
-        """Sends what is left, what was held back too: the stream ends."""
-        self._ready = self._sent + len(self._texts)
-        self.deliver()
 
     def new_tokens(self, start: int) -> Int32:
         """The generated ids from `start`."""

@@ -104,6 +104,7 @@ class Cache:
             depth,
             first_wanted,
             last_only=not isinstance(job, ScoreJob),
+            total=len(job.ids),
             reused=depth,
             tagged=tagged,
             tag=tag,
@@ -140,7 +141,8 @@ class Cache:
         """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
         workspace, _ = self.workspaces.place(NOTHING, alone=True)
         workspace.retired = True
-        prefill = Prefill(job, workspace, Lease(self.trie, self.trie.root, 0), ROOT, 0, first_wanted=0, last_only=True)
+        lease = Lease(self.trie, self.trie.root, 0)
+        prefill = Prefill(job, workspace, lease, ROOT, 0, first_wanted=0, last_only=True, total=len(job.ids))
         self.retag(prefill)
         self.room.live.add(prefill)
         return prefill
@@ -233,7 +235,6 @@ class Cache:
             self.vectors.clear()
         self.workspaces.drop_idle()
         self.workspaces.retire()
-        self.room.tell_freed()
 
     def report(self, *, look: bool = False) -> CacheReport:
         """What is held at this moment; the largest edges as of the last time when it was asked to `look` for them."""
@@ -275,7 +276,7 @@ class Cache:
         found = at = 0
         for node, count in self.trie.walk(job.spans(job.ids)):
             at += count
-            if count == len(node.tokens) and self.room.payloads.payload_resumable(node.payload):
+            if count == len(node.tokens) and node.resumable:
                 found = at
         return found
 
@@ -355,7 +356,7 @@ class Cache:
     def _complete(self, prefill: Prefill, slot: int) -> None:
         """A path is all there already, but perhaps not the recurrent state to go on from."""
         node, workspace = prefill.lease.node, prefill.workspace
-        if not self.backend.payload_resumable(node.payload) and workspace.resumable(slot):
+        if not node.resumable and workspace.resumable(slot):
             payload = self._taken(workspace, slot, len(node.tokens), 0)
             if payload is not None:
                 self.trie.complete(node, payload)

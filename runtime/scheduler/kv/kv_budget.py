@@ -15,10 +15,10 @@ from contextlib import suppress
 from runtime.backends.base import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
-from runtime.scheduler.kv.logits_cache import LogitsCache
 from runtime.scheduler.kv.pins import Pins
 from runtime.scheduler.kv.workspace import NoRoomError, SlotRun, Workspace
-from runtime.scheduler.kv.workspaces import Payloads, Workspaces
+from runtime.scheduler.kv.workspaces import CROWDED, Payloads, Workspaces
+from runtime.scheduler.prefill.distributions import LogitsCache
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
 from runtime.trie import Node, Trie
@@ -80,7 +80,8 @@ class KvBudget:
         held = node.payload
         if not self.in_place or not node.attached:
             return
-        if not isinstance(held, SlotRun) or self.workspaces.crowded(held.workspace, len(node.tokens)):
+        few = CROWDED * max(self.workspaces.crowd, len(node.tokens))
+        if not isinstance(held, SlotRun) or held.workspace.retired or held.workspace.held > few:
             self.trie.replace(node, run)
 
     def make(self, size: int) -> bool:
@@ -208,7 +209,7 @@ class KvBudget:
         growing, self._growing = self._growing, workspace
         try:
             lacks = workspace.held + count > self._backend.capacity(workspace.pack)
-            if lacks and not self.in_place and workspace.held > 4 * self.workspaces.crowd:  # mostly slots that no job stands on
+            if lacks and not self.in_place and workspace.held > CROWDED * self.workspaces.crowd:  # mostly where no job stands
                 self._compact(workspace, standing, least=workspace.held // 2)
             if self._grown_freely(workspace, count, extra):
                 return
@@ -273,7 +274,6 @@ class KvBudget:
         self.pins.lapse()
         self.trie.evict(self.trie.evictable_bytes)
         self._close_empty()
-        self.tell_freed()
         self._backend.reclaim()
 
     def account(self) -> None:
@@ -283,7 +283,10 @@ class KvBudget:
         if not self.in_place and self.workspaces.nbytes > self.budget // 2:
             self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
-        self.tell_freed()
+        freed = self.trie.evicted_bytes + self.trie.cleared_bytes + self.workspaces.closed_bytes
+        if freed > self._told:
+            self._backend.freed(freed - self._told)
+            self._told = freed
 
     def _tidy(self) -> None:
         """Closes or compacts packs whose edges have gone; one large pack at a time."""
@@ -296,13 +299,6 @@ class KvBudget:
                     if not workspace.users:
                         self._tighten(workspace)
                 return
-
-    def tell_freed(self) -> None:
-        """The backend may return memory of what was let go since the last time."""
-        freed = self.trie.evicted_bytes + self.trie.cleared_bytes + self.workspaces.closed_bytes
-        if freed > self._told:
-            self._backend.freed(freed - self._told)
-            self._told = freed
 
     def set_budget(self, budget: int) -> None:
         """Another budget; evicts down to it. The peak counts anew.

@@ -69,20 +69,17 @@ class SlotPaths:
     """
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
-        self._parents: list[int] = []
+        self.children: dict[tuple[int, int], int] = {}  # the slot of a token after a slot (or ROOT), as it is found
+        self.parents: list[int] = []  # the slot that each follows, or ROOT
         self._tokens: list[int] = []
         self._trail: list[int] = []  # the path that was found last: its slots
         self._trail_ids: Tagged = NOTHING  # and its tokens
 
-    def __len__(self) -> int:
-        return len(self._parents)
-
     def add(self, slot: int, token: int) -> int:
         """The next slot: `token` after `slot` (or ROOT)."""
-        fresh = len(self._parents)
-        self._children.setdefault((slot, token), fresh)
-        self._parents.append(slot)
+        fresh = len(self.parents)
+        self.children.setdefault((slot, token), fresh)
+        self.parents.append(slot)
         self._tokens.append(token)
         return fresh
 
@@ -90,29 +87,21 @@ class SlotPaths:
         """Of the namespaces whose tokens are here."""
         return set((np.array(self._tokens, np.int64) >> Tags.SHIFT).tolist())
 
-    def child(self, slot: int, token: int) -> int | None:
-        """The slot of `token` after `slot`, if there is one."""
-        return self._children.get((slot, token))
-
-    def parent(self, slot: int) -> int:
-        """The slot that `slot` follows, or ROOT."""
-        return self._parents[slot]
-
     def above(self, slot: int, count: int) -> int:
         """The slot `count` tokens before `slot` on its path."""
         for _ in range(count):
-            slot = self._parents[slot]
+            slot = self.parents[slot]
         return slot
 
     def walk(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it is there. Not to be changed."""
-        if not len(ids) or (ROOT, int(ids[0])) not in self._children:
+        if not len(ids) or (ROOT, int(ids[0])) not in self.children:
             return []
         same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
         trail = self._trail[:same]
         slot = trail[-1] if same else ROOT
         for token in ids[same:].tolist():
-            found = self._children.get((slot, token))
+            found = self.children.get((slot, token))
             if found is None:
                 break
             trail.append(found)
@@ -127,38 +116,38 @@ class SlotPaths:
         for place in places:
             slot = place
             while slot >= computed:
-                slot = self._parents[slot]
+                slot = self.parents[slot]
             if slot != ROOT:
                 tips.add(slot)
             while slot != ROOT and slot not in kept:
                 kept.add(slot)
-                slot = self._parents[slot]
+                slot = self.parents[slot]
         return sorted(kept), tips
 
     def cut(self, size: int) -> None:
         """Forgets the slots from number `size` on."""
-        for slot in range(size, len(self._parents)):
-            place = self._parents[slot], self._tokens[slot]
-            if self._children.get(place) == slot:
-                del self._children[place]
-        del self._parents[size:], self._tokens[size:]
+        for slot in range(size, len(self.parents)):
+            place = self.parents[slot], self._tokens[slot]
+            if self.children.get(place) == slot:
+                del self.children[place]
+        del self.parents[size:], self._tokens[size:]
         self._forget_trail()
 
     def find_only(self, kept: Iterable[int], computed: int) -> None:
         """From now on only `kept` are found, and those from number `computed` on; the others keep their numbers."""
         there = set(kept)
-        self._children = {key: slot for key, slot in self._children.items() if slot in there or slot >= computed}
+        self.children = {key: slot for key, slot in self.children.items() if slot in there or slot >= computed}
         self._forget_trail()
 
     def renumber(self, kept: Iterable[int]) -> dict[int, int]:
         """Numbers `kept` (ascending, with all their ancestors) from 0 on, in their order, and forgets the others."""
         numbers = {slot: number for number, slot in enumerate(kept)}
         numbers[ROOT] = ROOT
-        parents = [numbers[self._parents[slot]] for slot in numbers if slot != ROOT]
+        parents = [numbers[self.parents[slot]] for slot in numbers if slot != ROOT]
         tokens = [self._tokens[slot] for slot in numbers if slot != ROOT]
-        found = {slot: key for key, slot in self._children.items() if slot in numbers}
-        self._children = {(numbers[slot], token): numbers[child] for child, (slot, token) in found.items()}
-        self._parents, self._tokens = parents, tokens
+        found = {slot: key for key, slot in self.children.items() if slot in numbers}
+        self.children = {(numbers[slot], token): numbers[child] for child, (slot, token) in found.items()}
+        self.parents, self._tokens = parents, tokens
         self._forget_trail()
         return numbers
 
@@ -282,12 +271,12 @@ class Workspace:
     def size(self) -> int:
         """Slots that were ever given out, reserved ones too: the number of the next."""
         self.settle()
-        return len(self.paths)
+        return len(self.paths.parents)
 
     @property
     def needed(self) -> int:
         """Slots that stand in the pack or are reserved in it."""
-        return self.held + len(self.paths) - self.computed
+        return self.held + len(self.paths.parents) - self.computed
 
     def weigh(self) -> None:
         """The buffers have changed."""
@@ -316,7 +305,7 @@ class Workspace:
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
         self.settle()
-        found = self.paths.child(slot, token)
+        found = self.paths.children.get((slot, token))
         return found if found is not None and (not self.recurrent or self.resumable(found)) else None
 
     def resumable(self, slot: int) -> bool:
@@ -352,7 +341,7 @@ class Workspace:
                 for token in tokens[:count].tolist():
                     slot = self.paths.add(slot, token)
                 tokens = tokens[count:]
-                self.filled(len(self.paths) - self.computed)
+                self.filled(len(self.paths.parents) - self.computed)
             self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
         self.weigh()
         return slot, max(at, depth)
@@ -410,7 +399,7 @@ class Workspace:
         slots = np.empty(count, np.int64)
         for at in range(count - 1, -1, -1):
             slots[at] = self._own(slot)
-            slot = self.paths.parent(slot)
+            slot = self.paths.parents[slot]
         return slots
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -419,7 +408,7 @@ class Workspace:
         Raises:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
-        return forward([PartialForward(self, tokens, parents, want)])
+        return forward([PartialForward(self, tokens, parents, want)], at_host)
 
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
         """Appends to a pack that is one chain and ends at `slot`: what is read of each token ``(n, ...)``, and its new end.
@@ -515,7 +504,7 @@ class Workspace:
 
     def renumber(self) -> None:
         """Forgets the numbers of dropped slots, where no request knows any by its number."""
-        if self.where is None or len(self.paths) > self.computed:
+        if self.where is None or len(self.paths.parents) > self.computed:
             return
         kept = [slot for slot, own in enumerate(self.where) if own >= 0]
         numbers = self.paths.renumber(kept)
@@ -587,8 +576,27 @@ class Workspace:
         return self.where[slot] if slot < self.computed else slot - self.computed + self.held
 
 
-def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
+def at_host(backend: Backend, parts: Sequence[Part]) -> npt.NDArray[np.float32]:
+    """Brings the logits of a `forward` to the host."""
+    return backend.begin(parts)()
+
+
+def at_device(backend: Backend, parts: Sequence[Part]) -> DeviceLogits:
+    """Leaves them where they were computed, of a backend that says `on_device`."""
+    return backend.forward_on_device(parts)
+
+
+def ranked(request: RankRequest, backend: Backend, parts: Sequence[Part]) -> RankedRows:
+    """Brings of them what is asked for alone."""
+    return backend.begin_ranked(parts, request)()
+
+
+def forward(parts: Sequence[PartialForward], logits: Callable[[Backend, Sequence[Part]], T]) -> T:
     """One forward over some workspaces, whose reserved slots it fills.
+
+    Args:
+        parts: Of each workspace.
+        logits: `at_host`, `at_device` or `ranked`.
 
     Returns:
         The wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
@@ -596,20 +604,6 @@ def forward(parts: Sequence[PartialForward]) -> npt.NDArray[np.float32]:
     Raises:
         MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
     """
-    return _filled(parts, lambda backend, arrays: backend.begin(arrays)())
-
-
-def forward_on_device(parts: Sequence[PartialForward]) -> DeviceLogits:
-    """The same, of a backend that says `on_device`: the logits stay there."""
-    return _filled(parts, lambda backend, arrays: backend.forward_on_device(arrays))
-
-
-def forward_ranked(parts: Sequence[PartialForward], request: RankRequest) -> RankedRows:
-    """The same, of which only what is asked for crosses."""
-    return _filled(parts, lambda backend, arrays: backend.begin_ranked(arrays, request)())
-
-
-def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Part]], T]) -> T:
     first = parts[0].workspace
     for part in parts:
         part.workspace.settle()
@@ -617,14 +611,14 @@ def _filled(parts: Sequence[PartialForward], act: Callable[[Backend, Sequence[Pa
     arrays, states = _arrays(parts)
     if len(parts) == 1 and len(parts[0].tokens) > 1 and first.borrow(arrays[0].parents, states):
         arrays, _ = _arrays(parts)  # making room may have moved its slots
-    logits = first.twice(partial(act, first.backend, arrays))
+    computed = first.twice(partial(logits, first.backend, arrays))
     for part in parts:
         part.workspace.filled(len(part.tokens))
-    return logits
+    return computed
 
 
 def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -> SharedFetch:
-    """`forward`, or `forward_ranked`, in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
+    """`forward`, `at_host` or `ranked`, in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
 
     Raises:
         MemoryBudgetError: No room for them in the budget.

@@ -10,9 +10,10 @@ from runtime.backends.base import Backend
 from runtime.backends.stored import Stored
 from runtime.info import ModelInfo
 from runtime.scheduler.kv.workspace import Memory, SlotRun, Tagged, Workspace
-from runtime.trie.tree import Node, common_prefix
+from runtime.trie.tree import Node, Weight, common_prefix
 
 LEAST_CROWD = 1024  # slots
+CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
@@ -51,19 +52,12 @@ class Payloads:
             return SlotRun(payload.workspace, above, n), SlotRun(payload.workspace, payload.last, rest)
         return self._backend.split(payload, n)
 
-    def payload_bytes(self, payload: Any) -> int:
-        """Bytes that are free once it is let go."""
+    def weigh(self, payload: Any) -> Weight:
+        """Bytes that are free once it is let go; a copy of a run takes none beside what is held already."""
         if isinstance(payload, SlotRun):
-            return payload.n * self._backend.slot_bytes
-        return self._backend.payload_bytes(payload)
-
-    def copy_bytes(self, payload: Any) -> int:
-        """Bytes that a copy of it takes beside what is held already: none of a run."""
-        return 0 if isinstance(payload, SlotRun) else self._backend.payload_bytes(payload)
-
-    def payload_resumable(self, payload: Any) -> bool:
-        """Whether generation can go on after its last token."""
-        return isinstance(payload, SlotRun) or self._backend.payload_resumable(payload)
+            return Weight(payload.n * self._backend.slot_bytes, 0, resumable=True)
+        nbytes = self._backend.payload_bytes(payload)
+        return Weight(nbytes, nbytes, self._backend.payload_resumable(payload))
 
     def owner(self, payload: Any) -> Workspace | None:
         """The workspace of a run."""
@@ -199,7 +193,7 @@ class Workspaces:
             if workspace.where is not None:
                 workspace.renumber()
             return
-        if drop or workspace.retired or self._in_place or workspace.held > 4 * self.crowd:
+        if drop or workspace.retired or self._in_place or workspace.held > CROWDED * self.crowd:
             self.close(workspace)
 
     def drop_idle(self, keep: int = 0) -> None:
@@ -233,10 +227,6 @@ class Workspaces:
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0 and not w.runs), key=lambda w: w.touched)
 
-    def crowded(self, workspace: Workspace, length: int) -> bool:
-        """Whether a path of so many tokens would attend, behind a mask, to many times as much beside it."""
-        return workspace.retired or workspace.held > 4 * max(self.crowd, length)
-
     def _fitting(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
@@ -249,7 +239,8 @@ class Workspaces:
                 node = node.parent
             candidates |= self.busy
         for workspace in candidates:
-            if workspace.retired or (self._in_place and self.crowded(workspace, len(ids))):
+            crowded = self._in_place and workspace.held > CROWDED * max(self.crowd, len(ids))
+            if crowded or workspace.retired:
                 continue
             trail = workspace.trail(ids)
             depth = len(trail)

@@ -1,9 +1,10 @@
-"""From the raw logits of a forward to distributions, as many rows at once as one forward gave."""
+"""What follows paths: from the raw logits of a forward to distributions, and those that are kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,7 +52,7 @@ class Distributions:
         ranked = Ranked(logprobs, last.mass)
         if (asked := asked_temperatures(temperatures)) is not None:
             ranked.heated = float(asked[0]), float(heated_masses(logprobs[None], np.array([-last.log_total]), asked)[0])
-        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.shift], np.float32), [ranked])
+        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.top + last.log_total], np.float32), [ranked])
 
     def alone(self, i: int) -> Distributions:
         """One row in memory of its own."""
@@ -78,26 +79,11 @@ class Distribution:
     log_total: np.float32
     mass: float
 
-    @property
-    def shift(self) -> float:
-        """The normaliser: raw logits less log-probabilities."""
-        return float(self.top + self.log_total)
-
-    @property
-    def nbytes(self) -> int:
-        """Of the logits."""
-        return int(self.raw.nbytes)
-
-    def write(self, out: Float32) -> None:
-        """The log-probabilities, into ``(vocab,)``."""
-        np.subtract(self.raw, self.top, out=out)
-        np.subtract(out, self.log_total, out=out)
-
-    def logprobs(self) -> Float32:
-        """The log-probabilities ``(vocab,)``, an array of their own."""
-        out: Float32 = np.empty(len(self.raw), np.float32)
-        self.write(out)
-        return out
+    def logprobs(self, out: Float32 | None = None) -> Float32:
+        """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
+        below: Float32 = np.subtract(self.raw, self.top, out=out)
+        np.subtract(below, self.log_total, out=below)
+        return below
 
     def alone(self) -> Distribution:
         """The same in memory of its own."""
@@ -131,17 +117,6 @@ class ChunkLogits:
         self.after = {}
         for end, sound, *parts in zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True):
             self.after[end] = Distribution(*parts) if sound else None
-
-    def end(self, row: int, position: int) -> Distribution:
-        """What follows one of `ends`, token `position` of its path.
-
-        Raises:
-            NonFiniteLogitsError: Its logits are no numbers.
-        """
-        found = self.after[row]
-        if found is None:
-            raise non_finite(position)
-        return found
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.
@@ -177,6 +152,109 @@ class ChunkLogits:
         start, stop = chosen[0], chosen[-1] + 1
         rows: Float32 = self.raw[start:stop] if stop - start == len(chosen) else self.raw[np.array(chosen)]
         return rows
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows that lie in one array, as a forward made them: they are kept without a copy, and go together."""
+
+    nbytes: int
+    keys: set[Hashable] = field(default_factory=set)
+
+
+class LogitsCache:
+    """Whole distributions by path, least recently used out first, with what else lies in the same array of logits.
+
+    Args:
+        budget: Bytes; 0 keeps nothing.
+        room: Asked for the bytes of each array before it is kept; False leaves it out.
+    """
+
+    def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
+        self._budget = budget
+        self._room = room
+        self._most: int | None = None  # rows
+        self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
+        self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
+        self.pinned: dict[Hashable, Distribution] = {}  # that somebody else keeps, and counts
+        self.bytes = 0
+        self.hits = 0
+
+    def get(self, key: Hashable) -> Distribution | None:
+        """What follows the path, which then counts as just used."""
+        row = self._rows.get(key)
+        if row is not None:
+            self._rows.move_to_end(key)
+        else:
+            row = self.pinned.get(key)
+        self.hits += row is not None
+        return row
+
+    def peek(self, key: Hashable) -> Distribution | None:
+        """The same; nothing is refreshed or counted."""
+        row = self._rows.get(key)
+        return self.pinned.get(key) if row is None else row
+
+    def put(self, key: Hashable, row: Distribution) -> None:
+        """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
+        if row.raw.nbytes > self._budget:
+            return
+        if key in self._rows:
+            self.drop(key)
+        whole = _whole(row.raw)
+        if self._most is not None or whole.nbytes > self._budget:
+            row = row.alone()
+            whole = row.raw
+        block = self._blocks.get(id(whole))
+        if block is None:
+            if self.bytes + whole.nbytes > self._budget:
+                self._shrink(self._budget - whole.nbytes)
+            if not self._room(whole.nbytes):
+                return
+            block = self._blocks[id(whole)] = Block(whole.nbytes)
+            self.bytes += whole.nbytes
+        block.keys.add(key)
+        self._rows[key] = row
+        if self._most is not None:
+            self._shrink(self._budget)
+
+    def limit(self, rows: int) -> None:
+        """At most so many rows from now on, whatever their bytes; 0 keeps none."""
+        self._most = rows
+        self._shrink(self._budget)
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets one row, if it is there."""
+        row = self._rows.pop(key, None)
+        if row is not None:
+            place = id(_whole(row.raw))
+            self._blocks[place].keys.discard(key)
+            if not self._blocks[place].keys:
+                self.bytes -= self._blocks.pop(place).nbytes
+
+    def set_budget(self, budget: int) -> None:
+        """Another budget in bytes; the least recently used rows beyond it go."""
+        self._budget = budget
+        self._shrink(budget)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        self._rows.clear()
+        self._blocks.clear()
+        self.bytes = 0
+
+    def _shrink(self, size: int) -> None:
+        while self._rows and (self.bytes > size or (self._most is not None and len(self._rows) > self._most)):
+            oldest = next(iter(self._rows.values()))
+            for key in tuple(self._blocks[id(_whole(oldest.raw))].keys):
+                self.drop(key)
+
+
+def _whole(row: Float32) -> Float32:
+    """The array whose memory a row keeps alive."""
+    while isinstance(row.base, np.ndarray):
+        row = row.base
+    return row
 
 
 def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, nothing
-from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward, forward_on_device
+from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, at_device, at_host, forward
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.trie import Lease
 
@@ -38,6 +38,7 @@ class Prefill:
         at: Tokens in place.
         first_wanted: Rows from here on are wanted (row i holds the logits after token i).
         last_only: Whether only the last row is wanted.
+        total: Tokens of the path.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class Prefill:
     at: int
     first_wanted: int
     last_only: bool
+    total: int
     reused: int = 0
     computed: int = 0
     tagged: npt.NDArray[Any] = field(default_factory=lambda: NOTHING)  # the path's tokens as workspaces tell them apart
@@ -57,11 +59,6 @@ class Prefill:
     refused: int = 0  # the depth up to which its tokens are known to have found no room in the trie
     last: Distribution | None = None  # what follows the path, when it is complete
     mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
-
-    @property
-    def total(self) -> int:
-        """Tokens of the path."""
-        return len(self.job.ids)
 
     @property
     def done(self) -> bool:
@@ -99,17 +96,14 @@ class Portion:
     fresh: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> slot of this batch, twins too
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
-    """The new tokens of one forward, by workspace.
+    """The new tokens of one forward, by workspace."""
 
-    Args:
-        most_rows: Of logits that are wanted, about.
-    """
-
-    def __init__(self, most_rows: int) -> None:
-        self.portions: dict[Workspace, Portion] = {}
-        self.size = 0  # tokens
-        self._most_rows, self._rows = most_rows, 0
+    most_rows: int  # of logits that are wanted, about
+    portions: dict[Workspace, Portion] = field(default_factory=dict)
+    size: int = 0  # tokens
+    rows: int = 0  # of logits that are wanted so far
 
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
         """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
@@ -133,7 +127,7 @@ class Batch:
                 found = there
             if found is not None:
                 prefill.reused += 1
-            elif added < quota and not (wanted and self._rows >= self._most_rows):
+            elif added < quota and not (wanted and self.rows >= self.most_rows):
                 portion.tokens.append(token)
                 portion.parents.append(slot)
                 found = portion.fresh[place] = ws.paths.add(*place)
@@ -144,7 +138,7 @@ class Batch:
                 break
             if wanted:
                 jobs = portion.wanted.setdefault(found - portion.base, [])
-                self._rows += not jobs
+                self.rows += not jobs
                 jobs.append((prefill, prefill.at))
             prefill.at += 1
             slot, stood = found, found if there is None else there
@@ -178,7 +172,7 @@ class Batch:
         if not calls:
             return
         on_device = calls[0].workspace.backend.on_device
-        chunk = ChunkLogits(forward_on_device(calls) if on_device else forward(calls), ends)
+        chunk = ChunkLogits(forward(calls, at_device) if on_device else forward(calls, at_host), ends)
         for i in ends:
             portion, row = rows[i]
             if chunk.after[i] is None and portion.workspace.broken(portion.base):

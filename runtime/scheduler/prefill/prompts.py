@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -63,7 +64,9 @@ class Pace:
 
 def yields(job: Job, tokens: int, other: Job) -> bool:
     """Whether a job in work, of so many tokens, gives way to one that has just come."""
-    return job.priority > other.priority or (job.priority == other.priority and not job.parks and tokens > other.least_tokens)
+    if job.priority != other.priority:
+        return job.priority > other.priority
+    return not job.parks and tokens > len(other.ids) + other.beside
 
 
 class Guard(Protocol):
@@ -126,22 +129,19 @@ class Prompts:
         While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
         """
         self._round += 1
-        self.running.sort(key=lambda prefill: (prefill.job.priority, prefill.job.turn.served, prefill.served))
-        quota = self._quota(decoding=decoding)
+        self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
+        now = time.monotonic()
+        if decoding or self.running[0].job.priority < Priority.BACKGROUND:  # the most urgent one
+            self._urgent = now
+        quota = self.pace.chunk(beside=decoding, quiet=now - self._urgent)
+        if decoding:
+            short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
+            quota = max(quota, min(short, self.pace.chunk(beside=False)))
+        quota = min(quota, self._batch_tokens)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
             quota -= self._push(group[: self._batch_rows], quota)
             if quota <= 0 or decoding:
                 return
-
-    def _quota(self, *, decoding: bool) -> int:
-        now = time.monotonic()
-        if decoding or self.running[0].job.priority < Priority.BACKGROUND:  # the most urgent one
-            self._urgent = now
-        chunk = self.pace.chunk(beside=decoding, quiet=now - self._urgent)
-        if decoding:
-            short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
-            chunk = max(chunk, min(short, self.pace.chunk(beside=False)))
-        return min(chunk, self._batch_tokens)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
@@ -218,14 +218,15 @@ class Prompts:
 
     def _stands(self, prefill: Prefill) -> bool:
         """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
-        lost = not prefill.workspace.resumable(prefill.slot)
+        ws = prefill.workspace
+        lost = ws.recurrent and not ws.resumable(prefill.slot)
         if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
             return False
         job, at = prefill.job, prefill.at
         if (
             isinstance(job, ScoreJob)
             and prefill.first_wanted <= at < prefill.total
-            and prefill.workspace.follow(prefill.slot, int(prefill.tagged[at])) is not None
+            and ws.follow(prefill.slot, int(prefill.tagged[at])) is not None
             and not self._guard(job, partial(self._take_scores, prefill, job))
         ):  # another has computed it meanwhile, and its scores with it
             return False
@@ -263,7 +264,7 @@ class Prompts:
                 self._counters.tokens_reused += prefill.reused
             if isinstance(prefill.job, ScoreJob):
                 self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-                self._ledger.prompted(prefill.job)
+                prefill.job.prompted = time.monotonic()
                 self._ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
             last, prefill.last = prefill.last, None  # else it would be kept as long as an answer runs
             return last
@@ -277,7 +278,10 @@ class Prompts:
         if chunk is not None:
             scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
             if prefill.done:
-                prefill.last = chunk.end(rows[-1][1], rows[-1][0])
+                position, row = rows[-1]
+                prefill.last = chunk.after[row]
+                if prefill.last is None:
+                    raise non_finite(position)
         start = prefill.lease.length
         if prefill.at > start:
             part = None if scores is None else scores[start : prefill.at]

@@ -228,7 +228,7 @@ def audit(model: LanguageModel) -> None:
         nodes = list(trie.nodes())
         assert [node.pins for node in nodes] == [0] * len(nodes)
         weights = [
-            cache.room.payloads.payload_bytes(node.payload) + (node.scores.nbytes if node.scores else 0) for node in nodes
+            cache.room.payloads.weigh(node.payload).nbytes + (node.scores.nbytes if node.scores else 0) for node in nodes
         ]
         assert [node.nbytes for node in nodes] == weights
         assert trie.leased_bytes + trie.evictable_bytes == trie.bytes == sum(weights)

@@ -61,7 +61,9 @@ def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
     remembered = ChunkLogits(raw, range(11))
     for i, temperature in enumerate(temperatures):
         alone = normalise(raw[i : i + 1], entropy=True, temperatures=[temperature])
-        known = Distributions.known(remembered.end(i, i), [temperature])
+        row = remembered.after[i]
+        assert row is not None
+        known = Distributions.known(row, [temperature])
         assert together.ranked[i].heated == alone.ranked[0].heated == known.ranked[0].heated
         assert together.ranked[i].heated is not None
 

@@ -15,7 +15,6 @@ from runtime.records import Finish, Float32
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch
 from runtime.scheduler.beam.hypotheses import hypothesis
-from runtime.text.utf8 import Utf8Stream
 from tests.runtime.scheduler.beam_naive import Path, World, everything, search
 
 PIECES = (b"a", b"b", b"ab", b"ba", b"\xc3", b"\xa9", b"<eos>")
@@ -54,13 +53,13 @@ def world(case: Case, seed: int, limit: int = 4) -> World:
 def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[Path, float, str | None, str]]:
     """Ids, score, reason and text of our search's hypotheses, best first."""
     constraint = None if world.grammar is None else grammars.constraint(world.grammar)
-    rules = BeamRules.of(tuple(world.stops), constraint, eos=world.eos, token_bytes=world.pieces, new_decoder=Utf8Stream)
+    rules = BeamRules.of(tuple(world.stops), constraint, eos=world.eos, token_bytes=world.pieces)
     ours = BeamSearch(options, world.eos, world.limit, Finish.LENGTH, rules)
     paths: list[Path] = [()]
     while not ours.done:
         step = ours.advance(np.stack([world.logprobs(path) for path in paths]), None)
         paths = [(*paths[parent], token) for parent, token in zip(step.parents, step.tokens, strict=True)]
-    told = [hypothesis(one, 2, world.pieces, Utf8Stream()) for one in ours.complete]
+    told = [hypothesis(one, 2, world.pieces) for one in ours.complete]
     return [(tuple(one.ids), one.score, one.finish_reason, one.text) for one in told]
 
 
@@ -120,7 +119,7 @@ def test_where_no_beam_can_go_on_it_is_an_error(grammars: Grammars) -> None:
 
 def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) -> None:
     for grammar, finish in ((Grammar.regex("(ab)+"), Finish.STOP_INSIDE), (Grammar.regex("a*b*a*"), Finish.STOP)):
-        rules = BeamRules.of(("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES, new_decoder=Utf8Stream)
+        rules = BeamRules.of(("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES)
         assert rules is not None
         after = rules.after(rules.after(None, 0, Finish.NONE), 1, Finish.NONE)
         assert (after.finish, after.cut) == (finish, 1)

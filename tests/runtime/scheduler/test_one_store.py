@@ -102,7 +102,7 @@ def test_slots_are_moved_and_numbered_anew_without_changing_an_answer() -> None:
         assert metrics.kv_peak_bytes <= metrics.kv_budget
         # and no slot's number outlives the slots: what is remembered of paths stays as small as what is held
         remembered = engine_of(model).call(
-            lambda: sum(len(workspace.paths) for workspace in engine_of(model).scheduler.cache.workspaces.open)
+            lambda: sum(len(workspace.paths.parents) for workspace in engine_of(model).scheduler.cache.workspaces.open)
         )
         assert remembered.result() <= 2 * 260
 

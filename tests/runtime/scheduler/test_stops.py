@@ -16,7 +16,6 @@ from runtime.records import Finish, TokenRun
 from runtime.scheduler.decode.stops import StopFinder
 from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
-from runtime.text.utf8 import Utf8Stream
 from tests.fakes import fake_model, reference
 
 SCORES = empty_scores(1, 0)
@@ -64,7 +63,7 @@ def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_
     runs: list[TokenRun] = []
     options = GenerationOptions(stop=tuple(stops), top_k=0)
     job = GenerateJob(np.zeros(1, np.int32), None, options=options, on_run=runs.append)
-    stream = Stream(job, Vocabulary(vocabulary, frozenset(), 1000, Utf8Stream))
+    stream = Stream(job, Vocabulary(vocabulary, frozenset(), 1000))
     cut = naive(text, stops)
     shown = ""
     for token in range(len(vocabulary)):
@@ -78,7 +77,7 @@ def test_what_a_stream_shows_is_the_text_before_the_stop_however_it_is_cut_into_
         assert text.startswith(shown)
         assert cut is None or len(shown) <= cut
     if cut is None:
-        stream.flush()
+        stream.deliver(ended=True)
         assert "".join(run.text for run in runs) == text
         assert stream.finish is Finish.NONE
     else:

@@ -17,7 +17,6 @@ from runtime.options.sampling import SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
 from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
-from runtime.text.utf8 import Utf8Stream
 from tests.fakes import KINDS, fake_model, reference, some_ids
 
 PIECES = ["Hel", "lo", " wor", "ld", "ST", "OP", "S", "a", "\n", "aab", "é", "END"]
@@ -33,7 +32,7 @@ class Told:
         self.runs: list[TokenRun] = []
         made = GenerationOptions(stop=tuple(stop), top_k=0, **options)  # type: ignore[arg-type]  # by name
         job = GenerateJob(np.zeros(prompt, np.int32), None, options=made, on_run=self.runs.append)
-        self.stream = Stream(job, Vocabulary(VOCAB, frozenset({EOS}), context, Utf8Stream))
+        self.stream = Stream(job, Vocabulary(VOCAB, frozenset({EOS}), context))
 
     def feed(self, *tokens: int | str | bytes) -> Told:
         for token in tokens:
@@ -175,7 +174,7 @@ def test_eos_is_named_before_length_and_length_ends_a_partial_match() -> None:
 
 def test_cancelled_in_a_partial_match_nothing_is_lost() -> None:
     told = Told(["STOPS"]).feed("a", "ST")
-    told.stream.flush()
+    told.stream.deliver(ended=True)
     assert told.text == "aST"
 
 

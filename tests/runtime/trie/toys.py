@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.numerics.scoring import empty_scores
 from runtime.records import Int32, Scores
-from runtime.trie import Node, Trie
+from runtime.trie import Node, Trie, Weight
 
 BYTES = 10  # of one token in the toy payloads
 SCORE = 16  # of one token's scores without alternatives
@@ -35,14 +35,9 @@ class ToyOps:
         assert 0 < n < len(payload.tokens)
         return Toy(payload.tokens[:n], not self.recurrent), Toy(payload.tokens[n:], payload.state)
 
-    def payload_bytes(self, payload: Toy) -> int:
-        return BYTES * len(payload.tokens) + (STATE if self.recurrent and payload.state else 0)
-
-    def payload_resumable(self, payload: Toy) -> bool:
-        return payload.state
-
-    def copy_bytes(self, payload: Toy) -> int:
-        return self.payload_bytes(payload)
+    def weigh(self, payload: Toy) -> Weight:
+        nbytes = BYTES * len(payload.tokens) + (STATE if self.recurrent and payload.state else 0)
+        return Weight(nbytes, nbytes, payload.state)
 
     def owner(self, payload: Toy) -> None:
         """Every payload is a copy."""
