@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.port import FolderView, SessionSummary, TrashedSession
@@ -91,6 +92,7 @@ class SessionPanel(QWidget):
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
         self.search.textChanged.connect(lambda _text: self._delay.start())
+        self.search.installEventFilter(self)
         self.view.clicked.connect(self._choose)
         self.view.activated.connect(self._choose)
         self.view.customContextMenuRequested.connect(self._menu)
@@ -147,6 +149,18 @@ class SessionPanel(QWidget):
 
     def _edited(self) -> None:
         self.rows.tagging = None
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Down leads from the search to the first session of the list."""
+        if watched is not self.search or not isinstance(event, QKeyEvent) or event.key() != Qt.Key.Key_Down:
+            return False
+        if event.type() is QEvent.Type.KeyPress:
+            rows = map(self.rows.index, range(self.rows.rowCount()))
+            first = next((index for index in rows if isinstance(index.data(SUMMARY), SessionSummary | TrashedSession)), None)
+            if first is not None:
+                self.view.setCurrentIndex(first)
+                self.view.setFocus(Qt.FocusReason.TabFocusReason)
+        return True
 
     def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
         """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""

@@ -19,6 +19,7 @@ from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
 from ui import AppSettings, BranchRow, MainWindow, SessionsChanged, SessionSummary, WindowState
 from ui.sidebar.branch_tree import BranchTree, NameBox
+from ui.sidebar.session_rows import SUMMARY
 from ui.sidebar.sessions import SessionPanel
 
 Play = Callable[[Scene], None]
@@ -290,6 +291,22 @@ def test_the_trash_notes_button_undoes_nothing_else(in_window: Play, bench: Fake
 
 
 @pytest.mark.slow
+def test_down_leads_from_the_search_to_what_it_found(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        QTest.keyClick(window, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+        QTest.keyClicks(panel.search, "boat")
+        await until(lambda: rows(panel) == ["Today", "Names for a small boat"])
+        QTest.keyClick(panel.search, Qt.Key.Key_Down)
+        assert panel.view.hasFocus()
+        found = panel.view.currentIndex().data(SUMMARY)
+        assert isinstance(found, SessionSummary)
+        QTest.keyClick(panel.view, Qt.Key.Key_Return)
+        await until(lambda: window.controller.is_shown(found.session_id))
+
+    in_window(scene)
+
+
 def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions
