@@ -166,6 +166,8 @@ class Call(Reader, Generic[T]):
             if self._given_up is not None:
                 self._given_up()
             raise
+        finally:
+            self._given_up = None  # it may refer to what holds this: a cycle would be freed late
         self.left = True
         if self._error is not None:
             raise _raisable(self._error)

@@ -37,7 +37,7 @@ class Undo:
 class SlotTree:
     """The shape of a pack. Slots are numbered as they come; a parent always comes before its children."""
 
-    __slots__ = ("_branch", "_depth", "_forks", "_parent", "_tips", "linear", "size")
+    __slots__ = ("_branch", "_depth", "_forks", "_parent", "_tips", "depths", "linear", "size")
 
     def __init__(self) -> None:
         self.size = 0
@@ -47,11 +47,7 @@ class SlotTree:
         self._branch = np.empty(64, np.int64)
         self._forks: list[tuple[int, int]] = []  # per branch: the branch it leaves and the slot it leaves at
         self._tips: list[int] = []  # per branch: its newest slot
-
-    @property
-    def depths(self) -> Int64:
-        """``(size,)`` how many tokens precede each slot on its path; a view."""
-        return self._depth[: self.size]
+        self.depths = self._depth[:0]  # (size,) how many tokens precede each slot on its path; a view of now
 
     def parent(self, slot: int) -> int:
         """The slot that `slot` follows, or ROOT."""
@@ -90,12 +86,12 @@ class SlotTree:
             depth = 0 if parent == ROOT else int(self._depth[parent]) + 1
             self._branch[start:stop] = branch
             self._depth[start:stop] = depth if stop - start == 1 else np.arange(depth, depth + stop - start)
-        self.size = base + n
+        self.size, self.depths = base + n, self._depth[: base + n]
         return Undo(*undo, tuple(undo_tips.items()))
 
     def rollback(self, undo: Undo) -> None:
         """Takes the newest `append` back."""
-        self.size, self.linear = undo.size, undo.linear
+        self.size, self.linear, self.depths = undo.size, undo.linear, self._depth[: undo.size]
         del self._forks[undo.branches :], self._tips[undo.branches :]
         for branch, tip in undo.tips:
             if branch < undo.branches:
@@ -110,7 +106,7 @@ class SlotTree:
         if not 0 <= size <= self.size:
             raise InvalidRequestError(f"a pack of {self.size} slots cannot be cut back to {size}")
         touched = np.unique(self._branch[size : self.size]).tolist()
-        self.size = size
+        self.size, self.depths = size, self._depth[:size]
         self.linear = self.linear or not size or self._is_chain()
         for branch in reversed(touched):  # branches are numbered by their first slot: those that are gone come last
             left = np.flatnonzero(self._branch[:size] == branch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -85,3 +87,26 @@ def test_a_blocked_caller_hears_in_its_own_thread() -> None:
         told = [item for item in heard if isinstance(item, PromptProgress)]
         check(told, 200, reused=0)
         assert heard[: len(told)] == told
+
+
+def test_what_a_request_was_given_is_freed_with_it() -> None:
+    # given a blocked caller's callback, and no cycle collector
+    with fake_model() as model:
+        heard: list[PromptProgress] = []
+
+        def hear(progress: PromptProgress) -> None:
+            heard.append(progress)
+
+        gc.disable()
+        try:
+            model.score_sync(list(range(1, 9)), on_progress=hear)
+            known = weakref.ref(hear)
+            del hear
+            # when another request has come after it, of which the cache now tells
+            model.score_sync(list(range(2, 9)))
+            model.prefix_match([1])
+            # then nothing refers to it any more
+            assert heard
+            assert known() is None
+        finally:
+            gc.enable()
