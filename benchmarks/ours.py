@@ -36,17 +36,17 @@ class _Opened:
     """
 
     def __init__(self, folder: Path, backend: str, **options: Any) -> None:
-        self._model = open_model(folder, backend, **options)
+        self.model = open_model(folder, backend, **options)
         self._runner = asyncio.Runner()
 
     @property
     def tokens_computed(self) -> int:
         """As the scheduler counts them."""
-        return self._model.metrics().tokens_computed
+        return self.model.metrics().tokens_computed
 
     def close(self) -> None:
         """Ends the owner thread and the loop."""
-        self._model.close()
+        self.model.close()
         self._runner.close()
 
 
@@ -64,7 +64,7 @@ class _Watched(_Opened):
         return self._watched(run, Forwards.watch_rest)
 
     def _watched(self, run: Callable[[], Lap], watch: Callable[[Forwards], Stopwatch]) -> Lap:
-        with Forwards(self._model) as forwards:
+        with Forwards(self.model) as forwards:
             self._watch = partial(watch, forwards)
             try:
                 return run()
@@ -80,21 +80,21 @@ class Ours(_Opened):
     @property
     def metrics(self) -> Metrics:
         """All counters."""
-        return self._model.metrics()
+        return self.model.metrics()
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV that a token takes."""
-        return self._model.info.kv_bytes_per_token
+        return self.model.info.kv_bytes_per_token
 
     def forwards(self) -> Forwards:
         """What stops the time of its forwards."""
-        return Forwards(self._model)
+        return Forwards(self.model)
 
     def logprobs(self, contexts: Sequence[Ids]) -> Float32:
         """One batch query."""
         loop = self._runner.get_loop()  # its own `run` would print the answer: signal.getsignal shows what it does not know
-        return loop.run_until_complete(self._model.batch_next_token_logprobs(contexts))
+        return loop.run_until_complete(self.model.batch_next_token_logprobs(contexts))
 
     def answers(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
         """All at once."""
@@ -106,12 +106,12 @@ class Ours(_Opened):
 
     def forget(self) -> None:
         """Clears KV and vectors."""
-        self._model.clear_cache()
+        self.model.clear_cache()
 
     async def _answer(self, prompt: Ids, n: int) -> list[int]:
         greedy = SamplingOptions(temperature=0.0)
         options = GenerationOptions(max_tokens=n, sampling=greedy, ignore_eos=True, seed=0, resolve=False)
-        async with aclosing(self._model.generate(prompt, options)) as records:
+        async with aclosing(self.model.generate(prompt, options)) as records:
             return [record.token_id async for record in records]
 
 
@@ -133,7 +133,7 @@ class OurBranches(_Watched):
 
         async def main() -> list[list[int]]:
             answers: list[list[int]] = [[] for _ in range(n)]
-            async with aclosing(self._model.continue_many(prompt, n, options)) as records:
+            async with aclosing(self.model.continue_many(prompt, n, options)) as records:
                 async for branch, record in records:
                     answers[branch].append(record.token_id)
             return answers
@@ -148,17 +148,17 @@ class OurBranches(_Watched):
         """Beam search for hypotheses of `tokens`."""
         options = BeamOptions(width, tokens, ignore_eos=True)
         watch = self._begin()
-        found = self._runner.run(self._model.beam_generate(prompt, options))
+        found = self._runner.run(self.model.beam_generate(prompt, options))
         return self._end(watch.lap(width * tokens, [one.ids for one in found]))
 
     def _begin(self) -> Stopwatch:
-        self._model.clear_cache()
-        self.computed = -self._model.metrics().tokens_computed
+        self.model.clear_cache()
+        self.computed = -self.model.metrics().tokens_computed
         return self._watch().start()
 
     def _end(self, lap: Lap) -> Lap:
-        self._model.prefix_match([0])  # after the last step, so that it is counted
-        self.computed += self._model.metrics().tokens_computed
+        self.model.prefix_match([0])  # after the last step, so that it is counted
+        self.computed += self.model.metrics().tokens_computed
         return lap
 
 
@@ -168,7 +168,7 @@ class OurStreams(_Watched):
     @property
     def weight_bytes(self) -> int:
         """That a token of one stream reads of linear modules (hf)."""
-        backend: Any = self._model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
+        backend: Any = self.model.transport.engine.backend  # type: ignore[attr-defined]  # nothing public lies so deep
         return int(backend.weight_bytes)
 
     def decode(self, prompts: Sequence[Ids], n: int, *, top_k: int = 10, warm: bool = False) -> Lap:
@@ -177,14 +177,14 @@ class OurStreams(_Watched):
         The clock starts when the last of the streams has its first token. With `warm`, the cache stays as it is.
         """
         if not warm:
-            self._model.clear_cache()
+            self.model.clear_cache()
         return self._runner.run(self._decode(prompts, n, top_k))
 
     def score(self, ids: Ids) -> Lap:
         """Records of all tokens of a text."""
-        self._model.clear_cache()
+        self.model.clear_cache()
         watch = self._watch().start()
-        records = self._runner.run(self._model.score(ids))
+        records = self._runner.run(self.model.score(ids))
         return watch.lap(len(records))
 
     async def _decode(self, prompts: Sequence[Ids], n: int, top_k: int) -> Lap:
@@ -196,7 +196,7 @@ class OurStreams(_Watched):
 
         async def stream(prompt: Ids, answer: list[int]) -> None:
             nonlocal before
-            async with aclosing(self._model.generate(prompt, options)) as records:
+            async with aclosing(self.model.generate(prompt, options)) as records:
                 async for record in records:
                     answer.append(record.token_id)
                     if len(answer) == 1 and all(answers):

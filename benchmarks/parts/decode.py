@@ -232,7 +232,7 @@ def rows(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 def _ways(owner: Any, switch: str, run: Run, names: tuple[str, str]) -> dict[str, Run]:
     """A lap with a switch of the backend on, and off: what the self-test falls back to, which has no option of its own."""
-    backend = owner._model.transport.engine.backend  # noqa: SLF001  # nothing public switches it: there is no use in it but this one
+    backend = owner.model.transport.engine.backend
 
     def lap(*, on: bool) -> Lap:
         setattr(backend, switch, on)

@@ -103,7 +103,7 @@ class FakeBackend(PackedBackend[FakePack]):
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
         self.together = not self.recurrent
         rng = np.random.default_rng(7)
-        self._embed: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
+        self.embeddings: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
         self._query, self._key, self._value = rng.normal(size=(3, WIDTH, WIDTH)) / np.sqrt(WIDTH)
         self._head: Float64 = rng.normal(size=(WIDTH, VOCABULARY))
         self._adapters: dict[str, Adapter] = {}  # by digest
@@ -258,7 +258,7 @@ class FakeBackend(PackedBackend[FakePack]):
                 raise behaviour.raise_on[token]
 
     def _compute(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
-        embedded = self._embed[step.tokens]
+        embedded = self.embeddings[step.tokens]
         changes = uses(step.stacks)
         values = self._adapted("value", embedded, embedded @ self._value, changes)
         kv = np.concatenate([_turned(embedded @ self._key, step.positions), values], axis=1)

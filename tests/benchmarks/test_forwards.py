@@ -37,7 +37,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
         assert alone.outcome == rest.outcome == plain.outcome
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
-        backend_of = vars(engine_of(ours._model).backend)
+        backend_of = vars(engine_of(ours.model).backend)
         assert not {"begin", "prepare"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
 
@@ -46,7 +46,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
 def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend: str) -> None:
     # given a count of what goes through the forwards that are timed
     with closing(Ours(folder, backend)) as ours:
-        model: Any = engine_of(ours._model).backend
+        model: Any = engine_of(ours.model).backend
         pushed = 0
         begin = model.begin
 
@@ -83,7 +83,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
     now = 0.0
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
-        model: Any = engine_of(ours._model).backend
+        model: Any = engine_of(ours.model).backend
         begin = model.begin
         during: list[float] = []
 
@@ -101,7 +101,7 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
             return moving
 
         model.begin = moved(begin)
-        with Forwards(ours._model) as forwards:
+        with Forwards(ours.model) as forwards:
             rest, alone = forwards.watch_rest(), forwards.watch()
             rest.start()
             alone.start()

@@ -81,41 +81,41 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
-        self._model = loaded.model
-        accepted = inspect.signature(self._model.forward).parameters
+        self.model = loaded.model  # the library's; owner thread only
+        accepted = inspect.signature(self.model.forward).parameters
         self._takes = frozenset(accepted)
         if not self._takes & {"past_key_values", "cache_params"}:
-            raise UnsupportedFeatureError(f"{type(self._model).__name__} takes no cache, so its tokens cannot be reused")
+            raise UnsupportedFeatureError(f"{type(self.model).__name__} takes no cache, so its tokens cannot be reused")
         self._device: torch.device = loaded.device
-        self._dtype: torch.dtype = self._model.dtype
+        self._dtype: torch.dtype = self.model.dtype
         self._kv = facts.kv_format(options, _name(self._dtype))
         self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
-        lists = [each for each in self._model.modules() if isinstance(each, torch.nn.ModuleList)]
+        lists = [each for each in self.model.modules() if isinstance(each, torch.nn.ModuleList)]
         count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
         self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
-        self._adapters = TorchAdapters(self._model, self._dtype, self._device)
-        self._readings = Readings(self._model, int(loaded.config.num_hidden_layers))
+        self._adapters = TorchAdapters(self.model, self._dtype, self._device)
+        self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
         layers = make_layers(loaded.config)
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows: set[int | None] = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.reach = reach_of(self._windows)
-        eager = attention_of(self._model) == "eager"
+        eager = attention_of(self.model) == "eager"
         self._heads = int(getattr(loaded.config, "num_attention_heads", 0) or 0)
         self._kv_heads = int(getattr(loaded.config, "num_key_value_heads", None) or self._heads)
-        folds = self._heads // max(self._kv_heads, 1) if self._device.type == "cuda" and attention_of(self._model) == OWN else 1
+        folds = self._heads // max(self._kv_heads, 1) if self._device.type == "cuda" and attention_of(self.model) == OWN else 1
         self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
         self._graphs: Graphs | None = None
         self.tree = not self.recurrent and "position_ids" in self._takes
-        self.shares = self.recurrent and attention_of(self._model) == OWN
-        self.together = self.tree and attention_of(self._model) == OWN
+        self.shares = self.recurrent and attention_of(self.model) == OWN
+        self.together = self.tree and attention_of(self.model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
             self.apart, self.unified, self.chunk_tokens, self.growth = False, False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
-            row = ROW_TIMES * torch.float32.itemsize * int(self._model.get_output_embeddings().weight.shape[0])
+            row = ROW_TIMES * torch.float32.itemsize * int(self.model.get_output_embeddings().weight.shape[0])
             self.batch_rows = min(max(self.free_bytes() // (ROWS_SHARE * row), BATCH_ROWS), MOST_ROWS)
             if self.together and loaded.offload is None:
-                self._graphs = Graphs(self._model, self._arguments, [*self._windows], self._device)
+                self._graphs = Graphs(self.model, self._arguments, [*self._windows], self._device)
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:
@@ -165,7 +165,7 @@ class HfBackend(PackedBackend[TorchPack]):
     @property
     def weight_bytes(self) -> int:
         """Of linear modules: what a token of one stream reads."""
-        return weight_bytes(self._model)
+        return weight_bytes(self.model)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(make_layers(self._loaded.config), self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))
@@ -223,7 +223,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 arguments = self._arguments.of(pack, step)
                 if step.read is not None:
                     return self._readings.read(step.read, arguments, to_device(step.want, self._device))
-            logits: torch.Tensor = self._model(**arguments).logits[0]
+            logits: torch.Tensor = self.model(**arguments).logits[0]
             if self.shapes == ():
                 self.learn_sizes(pack.shapes, self._dtype.itemsize)
             return logits if "logits_to_keep" in self._takes else logits[to_device(step.want, self._device)]
@@ -250,7 +250,7 @@ class HfBackend(PackedBackend[TorchPack]):
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.count(bucket.tokens.size)
-            logits = self._model(**self._arguments.of_rows(pack, bucket)).logits  # (rows, columns, vocab)
+            logits = self.model(**self._arguments.of_rows(pack, bucket)).logits  # (rows, columns, vocab)
             wanted = bucket.wanted(chosen=logits.shape[1] < width)
             logits = logits.flatten(0, 1)
             if wanted is not None:
@@ -292,7 +292,7 @@ class HfBackend(PackedBackend[TorchPack]):
             return finite
 
     def broken_weights(self) -> str | None:
-        tensors = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.device.type != "meta")
+        tensors = ((name, tensor) for name, tensor in self.model.named_parameters() if tensor.device.type != "meta")
         return next((name for name, tensor in tensors if not torch.isfinite(tensor).all()), None)
 
     def finite(self, array: torch.Tensor) -> bool:
@@ -327,7 +327,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
             tokens = to_device(as_ids(ids), self._device)[None]
-            logits: Float32 = self._model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
+            logits: Float32 = self.model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
@@ -359,13 +359,13 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def unload(self) -> None:
         if self._loaded.attention_before is not None:
-            self._model.set_attn_implementation(self._loaded.attention_before)
+            self.model.set_attn_implementation(self._loaded.attention_before)
         if self._loaded.offload is not None:
             self._loaded.offload.close()
         self._adapters.close()
         for hook in self._hooks:
             hook.remove()
-        del self._model, self._loaded, self._adapters, self._readings, self._graphs
+        del self.model, self._loaded, self._adapters, self._readings, self._graphs
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -390,7 +390,7 @@ class HfBackend(PackedBackend[TorchPack]):
             heads=self._heads,
             kv_heads=self._kv_heads,
             hidden_size=int(config.hidden_size),
-            vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
+            vocab_size=int(self.model.get_output_embeddings().weight.shape[0]),
             parameters=loaded.parameters,
             quantisation=loaded.quantisation or (None if self._weights == dtype else f"{self._weights} weights"),
             attention_kinds=self._kinds(),
@@ -408,7 +408,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 weights=self._weights,
                 threads=torch.get_num_threads() if self._device.type == "cpu" else options.threads,
                 kv_dtype=self._kv.name,
-                attention=attention_of(self._model),
+                attention=attention_of(self.model),
             ),
             capabilities=("tree",) if self.tree else (),
             warnings=warnings,

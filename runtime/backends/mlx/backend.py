@@ -108,11 +108,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._loaded = loaded
         self._slow = True  # the forward at hand is computed layer by layer, as it may take long
         self._last = (1, float("inf"))  # tokens and seconds of the one before
-        self._model = loaded.model
+        self.model = loaded.model  # the library's; owner thread only
         self._window = hidden_window(loaded.config)
-        self._adapters = MlxAdapters(self._model, loaded.config, loaded.dtype)
-        self._select = SelectRows(self._model)
-        self._readings = Readings(self._model, self._select)
+        self._adapters = MlxAdapters(self.model, loaded.config, loaded.dtype)
+        self._select = SelectRows(self.model)
+        self._readings = Readings(self.model, self._select)
         self._kv = facts.kv_format(options, _name(loaded.dtype))
         self._codec = codec_of(self._kv)
         self._work_dtype = loaded.dtype  # of the packs' buffers
@@ -122,8 +122,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.tree = not self.recurrent
         self.shares = self.recurrent
         flat = all(isinstance(cache, SlotCache) for cache in probe.caches)
-        self.together = self.tree and flat and attention_by_pack(self._model)
-        self._vocabulary = int(self._model(mx.zeros((1, 1), mx.int32)).shape[-1])
+        self.together = self.tree and flat and attention_by_pack(self.model)
+        self._vocabulary = int(self.model(mx.zeros((1, 1), mx.int32)).shape[-1])
         on_gpu = mx.default_device() == mx.gpu  # on a processor numpy is nine times as fast
         self.on_device = self.together and on_gpu and as_on_host(self._vocabulary)
         self.info = self._describe(options, warnings=())
@@ -187,13 +187,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         return MlxBackend(random_copy(self._loaded, config), options)
 
     def open_pack(self) -> MlxPack:
-        return MlxPack(make_caches(self._model, self._window, self._reached))
+        return MlxPack(make_caches(self.model, self._window, self._reached))
 
     def free_bytes(self) -> int:
         return self._loaded.free
 
     def set_kv_budget(self, nbytes: int) -> None:
-        self._loaded.limits.apply(sum(int(a.nbytes) for _, a in flat_parameters(self._model)), nbytes)
+        self._loaded.limits.apply(sum(int(a.nbytes) for _, a in flat_parameters(self.model)), nbytes)
 
     def load(self, pack: MlxPack, payload: MlxPayload, parent: int, skip: int = 0) -> Int64:
         base, n = pack.tree.size, payload.n - skip
@@ -324,12 +324,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         tokens = mx.array(whole.tokens.astype(np.int32)) if tokens is None else tokens
         with self._adapters.under(whole.stacks, want):
             if not len(want):
-                (self._select.hidden if self._select else self._model)(tokens[:, None], cache=caches)
+                (self._select.hidden if self._select else self.model)(tokens[:, None], cache=caches)
                 return []
             if len(want) < len(whole.tokens) and self._select:
                 self._select.batch = mx.array(want.astype(np.int32))
             try:
-                out = self._model(tokens[:, None], cache=caches)[:, 0]  # (n or wanted, vocab)
+                out = self.model(tokens[:, None], cache=caches)[:, 0]  # (n or wanted, vocab)
             finally:
                 self._select.batch = None
         if out.shape[0] > len(want):
@@ -366,7 +366,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             columns = bucket.columns
             chosen = bool(self._select) and len(columns) < width
             self._select.rows = mx.array(columns.astype(np.int32)) if chosen else None
-            out = self._model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
+            out = self.model(mx.array(bucket.tokens.astype(np.int32)), cache=pack.caches)  # (rows, columns, vocab)
             logits, wanted = out.flatten(0, 1).astype(mx.float32), bucket.wanted(chosen=chosen)
             if wanted is not None:
                 logits = logits[mx.array(wanted.astype(np.int32))]
@@ -413,7 +413,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             return np.array(pack.finite())
 
     def broken_weights(self) -> str | None:
-        floats = ((name, a) for name, a in flat_parameters(self._model) if mx.issubdtype(a.dtype, mx.floating))
+        floats = ((name, a) for name, a in flat_parameters(self.model) if mx.issubdtype(a.dtype, mx.floating))
         return next((name for name, array in floats if not self.finite(array)), None)
 
     def finite(self, array: mx.array) -> bool:
@@ -452,16 +452,16 @@ class MlxBackend(PackedBackend[MlxPack]):
             caches = None if self._window is None else self._fresh(len(ids))
             parts = [(0, len(ids))]
             if self.recurrent and stacks is not None:  # some state-space modules are given one token at a time
-                parts, caches = stacks.runs(), make_prompt_cache(self._model)
+                parts, caches = stacks.runs(), make_prompt_cache(self.model)
             for start, stop in parts:
                 part = None if stacks is None else stacks.part(slice(start, stop))
                 with self._adapters.under(part, np.arange(stop - start)):
-                    out = self._model(tokens[:, start:stop], cache=caches)
+                    out = self.model(tokens[:, start:stop], cache=caches)
             return np.array(out[0, -1].astype(mx.float32))
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
         with _memory(), self._adapters.under(stacks, np.arange(tokens.size)):
-            caches = None if self._window is None else [Window(self._window) for _ in self._model.layers]
+            caches = None if self._window is None else [Window(self._window) for _ in self.model.layers]
             self.count(tokens.size)
             hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
             return np.array(hidden.astype(mx.float32))
@@ -480,9 +480,9 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._loaded.limits.reset()
         self._adapters.close()
         if self._loaded.ours:  # mlx-lm's models refer to themselves: their weights would wait for the cycle collector
-            for module in self._model.modules():
+            for module in self.model.modules():
                 module.clear()
-        del self._model, self._loaded, self._select, self._adapters, self._readings
+        del self.model, self._loaded, self._select, self._adapters, self._readings
         self.reclaim()
         _clear_streams()
 
@@ -511,7 +511,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._select.rows = want if chosen and step.read is None else None
         if tokens is None:
             tokens = mx.array(step.tokens.astype(np.int32))
-        call = self._model if step.read is None else partial(self._readings.read, step.read, step.want)
+        call = self.model if step.read is None else partial(self._readings.read, step.read, step.want)
         with self._adapters.under(step.stacks, step.want):
             out = call(tokens[:, None] if rows else tokens[None], cache=pack.caches)
         out = out[:, 0] if rows else out[0]  # (n or wanted, vocab)
@@ -545,7 +545,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def _describe(self, options: LoadOptions, warnings: tuple[str, ...]) -> ModelInfo:
         loaded, config = self._loaded, self._loaded.config
-        layers = len(self._model.layers)
+        layers = len(self.model.layers)
         dtype, row = _name(loaded.dtype), self._codec.row_bytes
         geometry = {"shapes": self.shapes, "layers": layers}
         kv_print = facts.kv_fingerprint(loaded.weights_digest, "mlx", dtype, self._kv.name, geometry)
@@ -562,7 +562,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             kv_heads=int(config.get("num_key_value_heads") or heads),
             hidden_size=int(config.get("hidden_size") or config.get("n_embd") or 0),
             vocab_size=self._vocabulary,
-            parameters=count_parameters(self._model),
+            parameters=count_parameters(self.model),
             quantisation=loaded.quantisation,
             attention_kinds=self._kinds,
             context_length=facts.context_length(config, options),

@@ -109,7 +109,7 @@ def without_copies(adapter: Path, folder: Path) -> Path:
 
 def packed_weights(backend: Any) -> dict[str, Float32]:
     """``(out, in)`` by path: what a module answers to each input alone."""
-    modules = {path: m for path, m in backend._model.named_modules() if isinstance(m, PackedLinear)}
+    modules = {path: m for path, m in backend.model.named_modules() if isinstance(m, PackedLinear)}
     return {path: m.product(torch.eye(m.in_features)).T.numpy() for path, m in modules.items()}
 
 
@@ -117,7 +117,7 @@ def quantised_weights(backend: Any) -> dict[str, Float32]:
     import mlx.core as mx
     from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-    modules = {p: m for p, m in backend._model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
+    modules = {p: m for p, m in backend.model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
     return {
         path: np.array(mx.dequantize(m.weight, m.scales, m.biases, group_size=m.group_size, bits=m.bits))
         for path, m in modules.items()

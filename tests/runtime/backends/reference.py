@@ -118,7 +118,7 @@ class Loaded:
         if self.toy:
             return np.stack([log_softmax(self.backend.logits_uncached(ids[: i + 1])) for i in range(len(ids))])
         if self.packed:
-            return _forward(self.backend._model, tuple(ids))  # type: ignore[attr-defined]  # the hf backend's own
+            return _forward(self.backend.model, tuple(ids))  # type: ignore[attr-defined]  # the hf backend's own
         return expected(self.name, ids)
 
     def check(self, got: Float32, ids: Sequence[int] | Int64, rows: Any = slice(None)) -> None:

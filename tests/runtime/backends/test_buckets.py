@@ -235,7 +235,7 @@ def test_a_library_that_fails_half_way_costs_nothing(loaded: Loaded, failing: in
     pack = backend.open_pack()
     texts = [loaded.ids(1, 5), loaded.ids(2, 8)]
     tips = [int(append(backend, pack, text)[0][-1]) for text in texts]
-    sound, calls = backend._model, iter(range(9))  # the library's side of the border
+    sound, calls = backend.model, iter(range(9))  # the library's side of the border
 
     def model(*args: Any, **kwargs: Any) -> Any:
         out = sound(*args, **kwargs)
@@ -244,7 +244,7 @@ def test_a_library_that_fails_half_way_costs_nothing(loaded: Loaded, failing: in
         return out
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "_model", model)
+        patched.setattr(backend, "model", model)
         with pytest.raises(SystemExit):
             backend.forward(pack, np.array([1, 2, 3]), under(backend, pack, tips, [1, 2]), np.arange(3))
     assert backend.size(pack) == 13

@@ -78,7 +78,7 @@ def hungry(model: LanguageModel, nbytes: int, after: int = 0) -> Iterator[list[i
         tries.append(nbytes)
         torch.empty(nbytes, dtype=torch.uint8, device=model.info.device)
 
-    handle = engine_of(model).backend._model.model.layers[0].register_forward_pre_hook(take)  # type: ignore[attr-defined]  # hf's own
+    handle = engine_of(model).backend.model.model.layers[0].register_forward_pre_hook(take)  # type: ignore[attr-defined]  # hf's own
     try:
         yield tries
     finally:

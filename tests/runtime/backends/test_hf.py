@@ -208,7 +208,7 @@ def test_out_of_memory_is_ours_and_leaves_the_pack_usable(llama: HfBackend) -> N
     def starve(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    handle = llama._model.model.layers[1].register_forward_pre_hook(starve)
+    handle = llama.model.model.layers[1].register_forward_pre_hook(starve)
     with pytest.raises(MemoryBudgetError, match="out of memory"):
         append(llama, pack, ids[:3], 9)
     handle.remove()
@@ -227,7 +227,7 @@ def test_out_of_memory_lets_go_of_what_was_computed(llama: HfBackend) -> None:
         made.append(weakref.ref(activation))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    handle = llama._model.model.layers[1].register_forward_pre_hook(starve)
+    handle = llama.model.model.layers[1].register_forward_pre_hook(starve)
     with pytest.raises(MemoryBudgetError) as caught:
         append(llama, llama.open_pack(), random_ids(11, 10))
     handle.remove()

@@ -159,7 +159,7 @@ def test_rows_for_which_there_is_no_memory_at_all_stay(llama: MlxBackend, monkey
 
 def test_branches_are_one_call_however_long_they_are(llama: MlxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
-    model = type(llama._model)
+    model = type(llama.model)
     sound = model.__call__
 
     def watched(self: Any, tokens: mx.array, **kwargs: Any) -> Any:

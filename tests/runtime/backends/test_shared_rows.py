@@ -29,7 +29,7 @@ class OwnNumbers(Loaded):
     def expected(self, ids: Sequence[int]) -> Float32:
         backend: Any = self.backend
         backend._select.rows = None
-        return log_softmax(np.array(backend._model(mx.array([ids]))[0]))
+        return log_softmax(np.array(backend.model(mx.array([ids]))[0]))
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)

@@ -68,7 +68,7 @@ def test_numbers_stay_within_what_is_printed(name: str, weights: str, tell: Call
     ids = random_ids(4, 40)
     with packed(name, weights) as model:
         backend: Any = engine_of(model).backend
-        modules = [m for m in backend._model.modules() if isinstance(m, PackedLinear)]
+        modules = [m for m in backend.model.modules() if isinstance(m, PackedLinear)]
         rows = np.stack([model.next_token_logprobs_sync(ids[: i + 1].tolist()) for i in range(len(ids))])
         assert modules
         assert model.info.precision == f"float32, {weights} weights"
@@ -122,7 +122,7 @@ def test_without_fbgemm_the_head_stays_in_float32(monkeypatch: pytest.MonkeyPatc
         packed("llama", "float16")
     with packed("llama", "int8") as model:
         backend: Any = engine_of(model).backend
-        assert type(backend._model.get_output_embeddings()) is torch.nn.Linear
+        assert type(backend.model.get_output_embeddings()) is torch.nn.Linear
 
 
 def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:

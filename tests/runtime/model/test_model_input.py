@@ -62,12 +62,12 @@ def watched(backend: str, name: str, **options: Any) -> Iterator[tuple[LanguageM
     with load(tiny_path(name), backend=backend, threads=1 if backend == "hf" else None, **options) as model:
         inner: Any = engine_of(model).backend
         if backend == "mlx":
-            inner._model = door = Door(inner._model)
+            inner.model = door = Door(inner.model)
             inner.prepare = door.watch(inner.prepare)
             calls = door.calls
         else:
             calls = []
-            inner._model.register_forward_pre_hook(
+            inner.model.register_forward_pre_hook(
                 lambda _, args, kwargs: calls.append(int(kwargs["input_ids"].numel())), with_kwargs=True
             )
         yield model, calls

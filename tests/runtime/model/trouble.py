@@ -64,10 +64,10 @@ class Troubled:
         if hasattr(backend, "behaviour"):
             backend.behaviour.before_forward = lambda _: self.spring()
         elif backend.info.backend == "mlx":
-            layers = backend._model.layers
+            layers = backend.model.layers
             layers[1] = Trap(layers[1], self)
         else:
-            layers = backend._model.get_decoder().layers
+            layers = backend.model.get_decoder().layers
             layers[1].register_forward_pre_hook(lambda *_: self.spring())
 
     def __getattr__(self, name: str) -> Any:
@@ -202,12 +202,12 @@ def poison(model: LanguageModel, token: int, value: float) -> None:
     """From now on the embedding of `token` is `value`; owner thread."""
     backend: Any = engine_of(model).backend
     if backend.info.backend == "mlx":
-        decoder = backend._model.model
+        decoder = backend.model.model
         decoder.embed_tokens = Embedding(decoder.embed_tokens, token, value)
     elif backend.info.backend == "fake":
-        backend._embed[token] = value
+        backend.embeddings[token] = value
     else:
-        embedding = backend._model.get_input_embeddings()
+        embedding = backend.model.get_input_embeddings()
         embedding.register_forward_hook(lambda _, ids, out: out.masked_fill((ids[0] == token)[..., None], value))
 
 

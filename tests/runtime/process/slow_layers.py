@@ -22,6 +22,6 @@ def load_hung(source: Any, options: LoadOptions) -> hf.HfBackend:
 
 
 def _sleeping(backend: hf.HfBackend, seconds: float) -> hf.HfBackend:
-    for layer in backend._model.model.layers:
+    for layer in backend.model.model.layers:
         layer.register_forward_pre_hook(lambda *_: time.sleep(seconds))
     return backend
