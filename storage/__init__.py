@@ -1,6 +1,6 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
-`SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` says who may write.
+`SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` lets one process write.
 `open_blocks` opens a second file for KV, which is only a cache, from another process.
 The SQL views for other tools are described in `storage.tables.views`, errors in `storage.errors`. The store and its library are
 loaded when they are first asked for.

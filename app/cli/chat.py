@@ -177,7 +177,7 @@ for option in chat.params:
 async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
     """The whole conversation; whether an answer failed and stdout is no terminal."""
     instead = "close it, or use elsewise ask without --session"
-    async with opened(settings.data, asked, PRESET, who="chat", instead=instead) as place:
+    async with opened(settings.data, asked, PRESET, holder="chat", instead=instead) as place:
         talk = Chat(place, asked)
         await talk.begin(title)
         at_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -50,7 +50,7 @@ class Opened(NamedTuple):
 
 @asynccontextmanager
 async def opened(
-    data: DataFolder, asked: AnswerOptions, preset: GenerationOptions, *, who: str, instead: str
+    data: DataFolder, asked: AnswerOptions, preset: GenerationOptions, *, holder: str, instead: str
 ) -> AsyncIterator[Opened]:
     """Opens the sessions; at the end everything is saved and the model closed. The model is loaded when it is asked for.
 
@@ -58,14 +58,14 @@ async def opened(
         data: Where they are.
         asked: The command's options.
         preset: Defaults.
-        who: Named to other processes as the folder's holder.
+        holder: The name that other processes are told.
         instead: Advice where the folder is in use.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or an answer could not be saved in the end; it
             says where its text is.
     """
-    lock = DataFolderLock(data.root, who)
+    lock = DataFolderLock(data.root, holder)
     if not lock.acquire():
         raise click.ClickException(f"{data.root} is in use by {lock.held_by or 'another process'}; {instead}")
     try:
@@ -115,7 +115,7 @@ async def ask_saved(
     """
     preset = GenerationOptions.from_mapping(PRESET)
     instead = "close it, or ask without --session"
-    async with opened(data, asked, preset, who="ask --session", instead=instead) as (store, supervisor, workbench, _):
+    async with opened(data, asked, preset, holder="ask --session", instead=instead) as (store, supervisor, workbench, _):
         saved = await _send(workbench, store, title, text, asked, on_run)
         model = supervisor.running
         if model is None:

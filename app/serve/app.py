@@ -304,7 +304,7 @@ async def serve(
 
     Args:
         engine: The model.
-        access: Who may ask.
+        access: Which callers are answered.
         bound: A bound socket; closed at the end.
         on_ready: Called when the port answers.
         stop: Ends it.

@@ -23,9 +23,9 @@ OPEN_PATHS: Final = frozenset({"/health"})  # no key needed: says nothing but th
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask."""
+    """Which callers are answered."""
 
-    keys: tuple[str, ...] = ()  # accepted keys; none: everyone who can connect
+    keys: tuple[str, ...] = ()  # accepted keys; none: every caller
     # names that a Host header may have beside localhost, IP addresses and, on other interfaces, this machine's name
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()  # web origins that may ask, such as ``http://localhost:3000``

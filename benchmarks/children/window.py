@@ -172,10 +172,11 @@ class Scenes:
         """From the last of these keys, pressed at a token of `left`, to the token that follows it; then back to `left`."""
         parts, tokens = self._window.parts, self._window.parts.transcript.tokens
         painted = Painted(tokens.viewport(), lambda: self._is_other(left))
-        box = tokens.token_box(left.node_id, LEFT_AT)
-        assert box is not None  # it is no token of the header's
-        QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
-        await until(parts.pinned.isVisible)
+        while not parts.pinned.isVisible():  # what is laid out late closes a card
+            box = tokens.token_box(left.node_id, LEFT_AT)
+            assert box is not None  # it is no token of the header's
+            QTest.mouseClick(tokens.viewport(), Qt.MouseButton.LeftButton, pos=box.center())
+            await asyncio.sleep(KEY_SECONDS)
         for key in keys:
             await asyncio.sleep(KEY_SECONDS)
             start = time.perf_counter()
@@ -186,7 +187,7 @@ class Scenes:
         await self._stop()
         self._window.controller.tree.select(left.node_id)
         await until(lambda: (last := self._last()) is not None and last.node_id == left.node_id)
-        await asyncio.sleep(KEY_SECONDS)
+        await asyncio.sleep(AFTERWARDS_SECONDS)
 
     async def _cards(self) -> None:
         """Tokens of the answer are clicked, one after the other; the press on the next one closes the card before."""

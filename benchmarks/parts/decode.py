@@ -30,7 +30,7 @@ OURS, OURS_BARE = "elsewise", "elsewise, top_k=0"
 GENERATE, GENERATE_RECORDS = "transformers.generate", "transformers.generate, records"
 STREAM, STREAM_RECORDS = "mlx_lm.stream_generate", "mlx_lm.stream_generate, records"
 LOOP, LOOP_RECORDS = "bare loop", "bare loop, records"
-LIMIT = "the bare loop: one forward and the same records per token, told to nobody"
+LIMIT = "the bare loop: one forward and the same records per token, told to no one"
 
 Run = Callable[[], Lap]
 Laps = Mapping[str, list[Lap]]

@@ -107,7 +107,7 @@ TRIE_STEM, TAIL = 1500, 8  # tokens
 PLACES = 20  # of the stem, at which branches leave it
 FIRST_TAIL = 50_000  # ids from here on begin a branch
 RUN = 512  # tokens that a prefill publishes at a time
-LEAST = "ms to copy those runs and compare them once, which whoever keeps and finds them must"
+LEAST = "ms to copy those runs and compare them once, which a store that keeps and finds them must"
 
 
 class _Weights:

@@ -134,7 +134,7 @@ class Backend(Protocol):
 
         Returns:
             The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
-            ``(len(want), vocab) float32``, the caller's own: who may write to them does.
+            ``(len(want), vocab) float32``, the caller's own, to be written to.
 
         Raises:
             InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
@@ -233,7 +233,7 @@ class Backend(Protocol):
     def resize(self, pack: Pack, capacity: int) -> None:
         """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
 
-        Who never calls it finds that `forward` and `load` grow the buffers on their own, by doubling.
+        Without it `forward` and `load` grow the buffers on their own, by doubling.
 
         Raises:
             MemoryBudgetError: The device ran out of memory. The pack holds what it held.
@@ -282,7 +282,7 @@ class Backend(Protocol):
         """
 
     def restore(self, tensors: Stored) -> Payload:
-        """The inverse of `export`. The arrays are the payload's from now on: nobody writes into them.
+        """The inverse of `export`. The arrays are the payload's from now on: they are not written to.
 
         Raises:
             SnapshotFormatError: They are not what this backend writes.

@@ -429,7 +429,7 @@ def _row_gaps(
 
 
 def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """The last row of trunk + tail, pushed as one chain in two pieces, between which somebody else's text is pushed.
+    """The last row of trunk + tail, pushed as one chain in two pieces, between which another text is pushed.
 
     A model that keeps a state in itself, not in its cache, goes on from the other's.
     """

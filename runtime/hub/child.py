@@ -52,7 +52,7 @@ def run_order(order: Order, token: str) -> None:
     """Carries out an order and writes its replies."""
     if order.what == "search":
         _say(found=search(order.query, order.limit, _wait, token=token))
-    elif order.what == "who":
+    elif order.what == "whoami":
         _say(name=owner_of_token(token, _wait))
     else:
         download = Download(

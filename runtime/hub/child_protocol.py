@@ -179,7 +179,7 @@ class HubModel:
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     """The order of a child; on its standard input, because a process's arguments are public."""
 
-    what: Literal["plan", "fetch", "search", "who"]
+    what: Literal["plan", "fetch", "search", "whoami"]
     repository: str = ""
     kind: Kind | None = None
     query: str = ""

@@ -158,7 +158,7 @@ def token_owner(token: str = "") -> str:
     Raises:
         DownloadError: There is no token, the hub does not know it ("denied"), or cannot be reached.
     """
-    for reply in replies(Order("who", token=token.strip())):
+    for reply in replies(Order("whoami", token=token.strip())):
         if reply.name:
             return reply.name
     raise DownloadError("the hub gave no answer")

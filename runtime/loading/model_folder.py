@@ -199,7 +199,7 @@ def check_entries(folder: Path) -> tuple[str, ...]:
                 words = f"{path}: a link to {path.resolve()}, outside of the model's folder"
                 if path.suffix != WEIGHTS:
                     raise ModelLoadError(f"{words}; put the file itself there")
-                reported.append(f"{words}; whoever can write to that file changes the model")
+                reported.append(f"{words}; a change of that file changes the model")
     return tuple(reported)
 
 

@@ -251,13 +251,13 @@ class Embeddings(Worker[_Work]):
         work.reused += (len(places) - 1) * length
 
     def _guarded(self, chosen: Chosen, act: Callable[[], None]) -> None:
-        """Runs a part; what fails is halved until the guilty text is alone. Who is complete is answered."""
+        """Runs a part; what fails is halved until the guilty text is alone. Complete ones are answered."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the guilty job gets it (a native panic is no Exception)
             self._failed(chosen, error)
             return
-        self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
+        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         for work in {id(work): work for work, _ in chosen if not work.over}.values():
             if work.open:
                 work.tell()

@@ -28,7 +28,7 @@ from runtime.trie import Namespace, Span
 
 
 def nothing(_: object) -> None:
-    """Nobody listens."""
+    """Nothing listens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens and what is wanted of it: of a bare one nothing, and nobody waits for it.
+    """A path of tokens and what is wanted of it: of a bare one nothing, and no caller waits for it.
 
     Attributes:
         kind: Of `RequestTimings`; "" where it is no request.
@@ -64,10 +64,10 @@ class Job:
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was sent back to wait for room
-    beside: int = 0  # tokens for which there must be room beside those of the path, whoever gives way
+    beside: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
 
     def fail(self, error: BaseException) -> None:
-        """Tells whoever waits; for a bare path nobody does."""
+        """Tells the caller; a bare path has none."""
 
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
@@ -104,7 +104,7 @@ class Waiter(Protocol):
     """Where an answer goes: a `concurrent.futures.Future`, or a `runtime.transport.waiting.Call`."""
 
     def cancelled(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether no caller waits any more."""
 
     def set_result(self, value: Any, /) -> None:
         """The answer."""
@@ -195,7 +195,7 @@ class QueryJob(Job):
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether no caller waits any more."""
         for rows, _ in self.waiters:
             if not (rows.failed or rows.waiter.cancelled()):
                 return self.cancelled
@@ -236,11 +236,11 @@ class StayingJob(Job, ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tells whoever waits."""
+        """Tells the caller."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Nobody waits: it has ended without an error."""
+        """No caller waits: it has ended without an error."""
 
     @abstractmethod
     def begin_masks(self) -> None:
@@ -335,7 +335,7 @@ class FanJob(StayingJob):
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for any of them."""
+        """Whether no caller waits for any of them."""
         return self.cancelled or all(job.cancelled for job in self.jobs)
 
 
@@ -356,7 +356,7 @@ class BeamJob(StayingJob):
         settle(self.future, error=error)
 
     def leave(self) -> None:
-        """Nobody waits."""
+        """No caller waits."""
 
     def begin_masks(self) -> None:
         if self.constraint is not None:

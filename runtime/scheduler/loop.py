@@ -84,7 +84,9 @@ class Scheduler:
         means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
         self._background = Background(means)
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
-        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (by digest), and who waits for them to be out of use
+        self._leaving: list[
+            tuple[str, Future[None]]
+        ] = []  # adapters (by digest), and the calls that wait for them to be out of use
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
@@ -179,7 +181,7 @@ class Scheduler:
             settle(future)
 
     def fail_all(self, error: BaseException) -> None:
-        """Nobody waits for ever: every job in work or waiting gets the error, whatever state a broken step left them in."""
+        """No caller waits for ever: every job in work or waiting gets the error, whatever state a broken step left them in."""
         ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
@@ -244,13 +246,13 @@ class Scheduler:
             job.leave()
 
     def _guard(self, job: Job, act: Callable[[], None]) -> bool:
-        """A job that fails takes nobody with it."""
+        """A job that fails ends no other."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
             self._forget(job)
             self._ledger.leave(job, "error")
-            self.counters.publish(self.cache)  # before the answer, so that who has it sees the numbers
+            self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
             job.fail(typed(error))
             return False
         return True
@@ -340,7 +342,7 @@ class Scheduler:
             self.cache.leave(cursor)  # now: the job stands there itself
 
     def _end_restore(self, cursor: Prefill, error: BaseException | None) -> None:
-        """A job whose path was being restored ends here: with the error, or because nobody waits."""
+        """A job whose path was being restored ends here: with the error, or because no caller waits."""
         job = cursor.job
         self._forget(job)
         self.cache.leave(cursor)

@@ -176,7 +176,7 @@ class RequestMetrics:
         drafted: int = 0,
         accepted: int = 0,
     ) -> None:
-        """It has ended; whoever says so first is right.
+        """It has ended; the first word on it counts.
 
         Args:
             job: The request.

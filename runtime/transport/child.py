@@ -64,7 +64,7 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap_later(self) -> None:
-        """Lets a thread wait for its end, which may take the system a while: nobody else does, and it leaves no zombie."""
+        """Lets a thread wait for its end, which may take the system a while: without it a zombie stays."""
         threading.Thread(target=self._process.wait, name="elsewise-engine-end", daemon=True).start()
 
     def obituary(self, verdict: str | None) -> str:
@@ -124,7 +124,7 @@ _UNKNOWN_BYTES = 16 << 30  # a name on the shelf: only the engine knows how larg
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Seconds of monotonic time, as the caller's process experiences it (a suspended machine judges nobody)."""
+    """Seconds of monotonic time, as the caller's process experiences it (the time of a suspended machine does not count)."""
 
     step_seconds: float = 30.0  # one step of the owner thread in which no layer of the model is reached
     silence_seconds: float = 30.0  # without any message, once loaded

@@ -173,12 +173,12 @@ class EngineLink:
                 ticket.waiter.fault(_closed_error())
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for a call any more; one that was answered already is none."""
+        """A call is not waited for any more; one that was answered already is none."""
         if not self.forked:
             self._thread.post(self._cancel, number)
 
     def drop(self, number: int, branch: int) -> None:
-        """Nobody wants this branch of a call any more; after the call was submitted."""
+        """This branch of a call is not wanted any more; after the call was submitted."""
         if not self.forked:
             self._thread.post(self._drop, number, branch)
 
@@ -212,7 +212,7 @@ class EngineLink:
             child = self._child = EngineProcess(load.backend, self._threads, self._log_path)
             self._vigil = Vigil(self._limits, self._limits.for_loading(load.source))
             await asyncio.get_running_loop().create_connection(lambda: self._connection, sock=child.pipe)
-        except Exception as refused:  # noqa: BLE001  # the border: whoever waits for the model hears what went wrong
+        except Exception as refused:  # noqa: BLE001  # the border: callers that wait for the model hear what went wrong
             cause = (
                 refused if isinstance(refused, RuntimeFault) else EngineDiedError(f"the engine cannot be started: {refused}")
             )
@@ -271,7 +271,7 @@ class EngineLink:
             self._thread.stop()
 
     def _end_all(self, make_error: Callable[[], RuntimeFault]) -> None:
-        """Nothing more comes: whoever waits is told, and so is whoever asks later."""
+        """Nothing more comes: waiting callers are told, and so are later ones."""
         self._ending = self._ending or make_error
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():

@@ -108,13 +108,13 @@ class Call(msgspec.Struct, tag="call", frozen=True):
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """Nobody waits for the call any more; nothing answers this."""
+    """The caller does not wait any more; nothing answers this."""
 
     id: int
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
-    """Nobody wants this branch of the stream any more; the others go on, and nothing answers this."""
+    """This branch of the stream is not wanted any more; the others go on, and nothing answers this."""
 
     id: int
     branch: int
@@ -194,7 +194,7 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
 
 
 class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
-    """News nobody asked for: what changed of the snapshots."""
+    """News that was not asked for: what changed of the snapshots."""
 
     info: ModelInfo | None = None
     metrics: Metrics | None = None

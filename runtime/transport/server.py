@@ -94,7 +94,7 @@ class Server:
         self._pusher: asyncio.Task[None] | None = None
 
     async def watch_parent(self, parent: int) -> None:
-        """Ends when the parent has ended, whoever else has its end of the pipe."""
+        """Ends when the parent has ended, whichever process has its end of the pipe."""
         while True:
             if os.getppid() != parent:
                 self._end(0, _ORPHAN_SECONDS)
@@ -179,7 +179,7 @@ class Server:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             assert task is not None  # we run in one
-            if task.cancelling():  # by our caller: nobody waits
+            if task.cancelling():  # by our caller, which does not wait
                 return
             payload = encode(Failure(call.id, pack_fault(error)))  # the model's own: `reset_async_queries`
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all

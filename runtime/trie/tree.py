@@ -372,7 +372,7 @@ class Trie:
     def clear(self) -> None:
         """Drops everything. Leased paths are detached: they stay readable for their holders and go when released."""
         nodes = list(self.nodes())
-        for node in nodes[: LIMIT // 4]:  # the first from the root on: whoever comes back misses those first
+        for node in nodes[: LIMIT // 4]:  # the first from the root on: a job that comes back misses those first
             parent = node.parent
             assert parent is not None
             self.eviction_log.note(parent, node.namespace, node.tokens, Lost.CLEARED)
@@ -499,7 +499,7 @@ class Trie:
         return list(found)
 
     def drop(self, node: Node) -> None:
-        """Lets an edge go that is no good, where nobody holds it and nothing hangs under it."""
+        """Lets an edge go that is no good, where no lease holds it and nothing hangs under it."""
         if node.attached and node.parent is not None and not node.children and not node.pins:
             self.cleared_bytes += node.nbytes
             self._remove(node, Lost.CLEARED)

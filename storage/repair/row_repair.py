@@ -279,7 +279,7 @@ def _whole_number(value: object) -> int:
 def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
     """Replaces the damaged file at `path` by a new one with all that could be read; blocking, seconds to minutes.
 
-    Only for the one writer of the data folder, while nobody has the store open. The damaged file, with its journal, stands
+    Only for the one writer of the data folder, while no process has the store open. The damaged file, with its journal, stands
     beside it afterwards; until the new one is whole and on the disk nothing is changed.
 
     Args:

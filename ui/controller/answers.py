@@ -23,9 +23,8 @@ class DraftsController(QObject):
     """
 
     composed = Signal(object)  # Composition of the draft
-    scored = Signal(
-        object, object
-    )  # the draft (no `str`, which Qt copies: it may have megabytes), its tokens with their numbers (TokenRun) or None
+    # a draft may have megabytes: as `str` Qt would copy it
+    scored = Signal(object, object)  # the draft, its tokens with their numbers (TokenRun) or None
     unscored = Signal(object, str)  # the draft, and why it has no numbers
     file_refused = Signal(str)  # why
     file_read = Signal(int, object)  # the session it was chosen in, TextFile

@@ -49,7 +49,7 @@ class TreeRow(NamedTuple):
     given: str = ""  # and the name that a person gave it
     common: int = 0  # bytes that it begins with as others beside it do
     stop: int | None = None  # tokens of the last node that belong to it; None: all
-    ways: int = 0  # branches that leave it
+    ways: int = 0  # branches that leave it, without pruned ones of a branch that is not
     logprob: float | None = None  # nats, of its generated tokens; None: there are none, or they were not read
     on_path: bool = False  # part of the path shown
     current: bool = False  # its last row

@@ -76,7 +76,8 @@ def turn_rows(
                     depth, parent = depth + 1, head
             rows.append(row)
         rest = (each.line.start for each in branch.leaving if each.line.node.id == rows[-1].end)
-        rows[-1] = rows[-1]._replace(stop=next(rest, None), ways=len(branch.leaving))
+        ways = sum(line.pruned or not each.line.pruned for each in branch.leaving)
+        rows[-1] = rows[-1]._replace(stop=next(rest, None), ways=ways)
         at = len(rows) - 1
         below = ((each, *((depth + 1, at) if aside else (depth, parent)), aside) for each, aside in _in_order(branch.leaving))
         waiting.extend(reversed([*below]))

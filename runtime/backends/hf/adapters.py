@@ -1,4 +1,4 @@
-"""Low-rank adapters on a torch model: hooks on its linear modules, whose own weights nobody touches."""
+"""Low-rank adapters on a torch model: hooks on its linear modules, whose own weights are not touched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         self._head = model.get_output_embeddings()
         self._dtype, self._device = dtype, device
         self._hooks: dict[str, Any] = {}  # path -> handle
-        self._seen: set[str] | None = None  # paths that were called, while somebody wants to know
+        self._seen: set[str] | None = None  # paths that were called, while they are watched
 
     def close(self) -> None:
         """Leaves the model as it was found."""

@@ -439,6 +439,6 @@ def _computing() -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            traceback.clear_frames(error.__traceback__)  # whoever tries again must not find their activations in the way
+            traceback.clear_frames(error.__traceback__)  # their activations must not be in the way of another try
             raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({text[:200]})") from error
         raise

@@ -121,7 +121,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.is_initialized = True
 
     def reserve(self, slots: int) -> None:
-        """Makes room for `slots` in all where nobody did before, doubling the buffers."""
+        """Makes room for `slots` in all where there is none yet, doubling the buffers."""
         held = self.keys.shape[2]
         if slots > held:
             self.resize(max(slots, 2 * held, FIRST_CAPACITY))

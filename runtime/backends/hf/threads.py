@@ -65,7 +65,7 @@ class ThreadChoice:
         return fastest(found)
 
     def chosen_by_user(self) -> bool:
-        """Whether somebody said how many, other than we."""
+        """Whether how many was said outside this program."""
         if any(os.environ.get(name) for name in VARIABLES):
             return True
         return torch.get_num_threads() not in (self._ours, cores(), _logical())

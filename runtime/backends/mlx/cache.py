@@ -1,8 +1,8 @@
 """The cache objects that mlx-lm's models write into: growing buffers that belong to a pack.
 
 A tree of new tokens goes through the model as batch rows of width 1 that share one K/V array: `offset` holds one depth
-per row (rope takes them so), `make_mask` says who sees whom, and `update_and_fetch` puts the new keys side by side into
-the one buffer and hands it out broadcast over the rows.
+per row (rope takes them so), `make_mask` says which slots a row sees, and `update_and_fetch` puts the new keys side by side
+into the one buffer and hands it out broadcast over the rows.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SlotCache:
         return create_causal_mask(N, self._past - first) if return_array else "causal"
 
     def reserve(self, slots: int, keys: mx.array, values: mx.array) -> None:
-        """Makes room for `slots` in all where nobody did before, doubling the buffers; shapes after `keys`, `values`."""
+        """Makes room for `slots` in all where there is none yet, doubling the buffers; shapes after `keys`, `values`."""
         held = 0 if self.keys is None else self.keys.shape[2]
         if slots > held:
             capacity = max(slots, 2 * held, FIRST_CAPACITY)

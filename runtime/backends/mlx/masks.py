@@ -1,4 +1,4 @@
-"""Who sees whom, as mlx-lm's attention takes it: bool masks of a call, made when a layer first asks; how a tree call is cut."""
+"""The slots that a row sees, as mlx-lm's attention takes them: bool masks of a call; how a tree call is cut."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TreeMasks:
     """Bool masks of one tree call, one per window, made when a layer first asks.
 
     Args:
-        visible: ``(n, slots)`` who sees whom.
+        visible: ``(n, slots)`` what each row sees.
         depths: ``(slots,)``.
         rows: Whether each token is a batch row (else all are one row).
     """

@@ -44,7 +44,7 @@ class Step:
     positions: Int64  # (n,) depths in the tree
     want: Int64  # indices into tokens
     path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
-    mask: Bool | None = None  # a tree's (n, slots in use): who sees whom; None: causal over the path
+    mask: Bool | None = None  # a tree's (n, slots in use): what each sees; None: causal over the path
     ragged: Ragged | None = None  # in place of a mask
     state: State | None = None  # recurrent state to start from; None: from nothing
     read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`

@@ -1,4 +1,4 @@
-"""Who follows whom in a pack: parents, depths and branches of its slots, in numpy.
+"""The order of a pack: parents, depths and branches of its slots, in numpy.
 
 A *branch* is a chain of slots; a token opens a new one unless it follows the newest slot of its parent's branch.
 What a slot sees is then a handful of branches, each up to some slot, which numpy compares over the whole pack at

@@ -73,10 +73,10 @@ def _check(chosen: Chosen, vocab: int | None) -> None:
         return
     away = {token for token, bias in biases.items() if bias <= BANNING} - banned
     if len(banned) + len(away) >= vocab:
-        who = " and ".join(name for name, some in (("banned_tokens", banned), ("logit_bias", away)) if some)
+        names = " and ".join(name for name, some in (("banned_tokens", banned), ("logit_bias", away)) if some)
         how = f" (a bias of {BANNING:g} or less bans)" if away else ""
         verb = "ban" if banned and away else "bans"
-        raise InvalidRequestError(f"{who} {verb} all {vocab:,} tokens of the vocabulary{how}: nothing is left to draw")
+        raise InvalidRequestError(f"{names} {verb} all {vocab:,} tokens of the vocabulary{how}: nothing is left to draw")
 
 
 SPEC = StageSpec(

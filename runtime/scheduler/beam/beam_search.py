@@ -82,7 +82,7 @@ class BeamSearch:
     ) -> None:
         self._options = options
         self._eos = frozenset() if options.ignore_eos else eos
-        self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: enough to run on, whoever ends
+        self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: enough to run on, whichever end
         self._early = True if options.width == 1 else options.early_stopping  # one beam is greedy: its first end is the end
         self._limit = limit
         self._at_limit = at_limit
@@ -124,12 +124,12 @@ class BeamSearch:
                 running.append(link)
             elif place < width:
                 ended.append(Complete(link, self._score(link.total, link.length)))
-            if len(running) == width:  # whoever ends further back is no hypothesis
+            if len(running) == width:  # one that ends further back is no hypothesis
                 break
         self.running = running
         if self.rules is not None:
             self.rules.begin(link.at for link in running)
-        kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: who was there first stays
+        kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: the earlier one stays
         self.fresh = [one for one in kept if one in ended]
         self.complete = kept
         self.done = self._over()

@@ -1,7 +1,7 @@
 """Beam searches in work: every step of one is one forward for all its beams.
 
 A beam is a place in the workspace. Forking costs nothing, since slots share their parents; a pruned beam is a place on
-which nobody stands any more. Beams of one search share its prompt; hypotheses go to the trie as they are completed.
+which no row stands any more. Beams of one search share its prompt; hypotheses go to the trie as they are completed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Beams:
     Args:
         cache: Where beams stand.
         counters: What was done.
-        ledger: Who came and went.
+        ledger: Jobs that came and went.
         make_way: Live beams need more than the budget: whether a prompt went back to wait.
         vocabulary: What ids stand for.
     """
@@ -98,7 +98,7 @@ class Beams:
         self.running.append(one)
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
-        self._counters.publish(self._cache)  # before the first step, so that who sees it sees what the prompt cost
+        self._counters.publish(self._cache)  # before the first step: with it the caller sees what the prompt cost
         self._guard(one, lambda: self._choose(one, last[None], None))
 
     def step(self) -> None:
@@ -111,7 +111,7 @@ class Beams:
         self._counters.decode_seconds += time.monotonic() - started
 
     def drop_cancelled(self) -> None:
-        """Searches that nobody waits for end; what they have computed is kept."""
+        """Abandoned searches end; what they have computed is kept."""
         for one in [one for one in self.running if one.job.cancelled]:
             if one.search.running:  # else it waits for its first mask
                 for place, link in zip(one.places, one.search.running, strict=True):
@@ -136,7 +136,7 @@ class Beams:
     # ---- one search -------------------------------------------------------------------------------------------------
 
     def _guard(self, one: Running, act: Callable[[], None]) -> None:
-        """A search that fails takes nobody with it."""
+        """A search that fails ends no other."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
@@ -157,7 +157,7 @@ class Beams:
         self._counters.tokens_reused += one.reused
         for place in one.places:
             self._cache.leave(place)
-        self._counters.publish(self._cache)  # before the answer, so that who has it sees its numbers
+        self._counters.publish(self._cache)  # before the answer: with it the caller sees its numbers
 
     def _push(self, one: Running) -> None:
         """Pushes the beams' last tokens and chooses the next; or only the one, or the other, where masks come late."""

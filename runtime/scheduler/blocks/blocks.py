@@ -1,4 +1,4 @@
-"""The owner thread's side of the block file: who waits for it, what it has answered, what goes wrong with it."""
+"""The owner thread's side of the block file: jobs that wait for it, what it has answered, what goes wrong with it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Blocks:
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.
 
-        The last token of an answer is in memory with the next turn alone: for its sake nobody looks on the disk.
+        The last token of an answer is in memory with the next turn alone: for its sake the disk is not read.
         """
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)

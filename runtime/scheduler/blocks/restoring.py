@@ -114,7 +114,7 @@ class Restores:
         self._ask(Urgency.READ, look, lambda done: self._guard(restore, partial(self._found, restore, done)))
 
     def drop(self, prefill: Prefill) -> None:
-        """Nobody waits for the job any more; its cursor is the caller's to leave."""
+        """No caller waits for the job any more; its cursor is the caller's to leave."""
         if prefill in self._behind:
             self._behind.remove(prefill)
             return
@@ -124,7 +124,7 @@ class Restores:
         self._lost_leader = True
 
     def step(self) -> None:
-        """Who waited for a restore that was dropped goes on."""
+        """Jobs that waited for a restore that was dropped go on."""
         if self._lost_leader:
             self._lost_leader = False
             self._release_behind()
@@ -133,7 +133,7 @@ class Restores:
         self._guard(restore, partial(arrived, done))
 
     def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
-        """A restore that fails takes nobody with it: what is not in place yet is computed."""
+        """A restore that fails ends no job: what is not in place yet is computed."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
@@ -231,7 +231,7 @@ class Restores:
                     return False
                 try:
                     prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
-                except BaseException:  # whoever comes next would fail with it again
+                except BaseException:  # the next job would fail with it again
                     bad = prefill.lease.node
                     prefill.lease.move(before, length)
                     self._cache.trie.drop(bad)
@@ -291,7 +291,7 @@ def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:
 def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: int = 0) -> list[Link]:
     """The blocks of the longest run from the path's start that is stored; on the block thread.
 
-    The last one may be shorter than 64 tokens: whoever saved the path ended there. With recurrent layers the run ends at a
+    The last one may be shorter than 64 tokens: the path that was saved ended there. With recurrent layers the run ends at a
     checkpoint, the deepest there is.
 
     Args:

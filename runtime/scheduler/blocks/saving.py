@@ -125,7 +125,7 @@ class Savings:
                     return
 
     def fail_all(self) -> None:
-        """The model is being closed: what was cut is still written, and nobody waits for more."""
+        """The model is being closed: what was cut is still written, and more is not waited for."""
         for saving in list(self._running):
             if not saving.looked:
                 saving.lose(0)
@@ -232,7 +232,7 @@ class Savings:
         self._end(saving)
 
     def _guard(self, saving: Saving, act: Callable[[], None]) -> None:
-        """A save that fails takes nobody with it: what was cut of it is written, the rest is not."""
+        """A save that fails ends no other: what was cut of it is written, the rest is not."""
         at = saving.todo[0].start if saving.todo else 0
         try:
             act()

@@ -58,7 +58,7 @@ class Decoding:
         vocabulary: What ids stand for.
         drafter: Guesses ahead, where there is a draft model.
         overlaps: Whether a forward that was begun computes by itself.
-        make_way: Somebody's prompt goes back to wait, if there is one.
+        make_way: Another prompt goes back to wait, if there is one.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Decoding:
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
-            self._counters.publish(self._cache)  # before the first token, so that who sees it sees what the prompt cost
+            self._counters.publish(self._cache)  # before the first token: with it the caller sees what the prompt cost
             now = time.monotonic()
             for row in rows:
                 row.job.prompted = now
@@ -196,7 +196,7 @@ class Decoding:
             log.exception("the KV of a running answer could not be kept")
 
     def drop_cancelled(self) -> None:
-        """Ends those for which nobody waits."""
+        """Ends those for which no caller waits."""
         for row in [row for row in self.rows if row.job.cancelled]:
             self.end(row, None)
 
@@ -315,7 +315,7 @@ class Decoding:
             after = self._computed([part], [row], [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
-        except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for whoever is guilty
+        except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for the guilty row
             workspace.rollback(base)
             return False
         drawing = draw_along(row, guesses, after)
@@ -409,7 +409,7 @@ class Decoding:
             lost = [row for row in rows if not row.workspace.resumable(row.slot)]
             if not lost:
                 break
-            moved: dict[int, int] = {}  # who stood at one place stands at one place again
+            moved: dict[int, int] = {}  # rows that stood at one place stand at one place again
             for row in lost:
                 if row.slot in moved:
                     row.slot = moved[row.slot]

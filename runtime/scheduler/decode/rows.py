@@ -47,7 +47,7 @@ class Row:
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
     started: float = 0.0  # monotonic seconds of the first token
-    guesses: Guesses | None = None  # who guesses what comes next
+    guesses: Guesses | None = None  # of what comes next
     told: int = 0  # generated tokens that they know of
     invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
     outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def slot(self) -> int:
-        """The last slot in place; kept with the prefill, where the cache sees who stands where."""
+        """The last slot in place; kept with the prefill, where the cache sees which rows stand where."""
         return self.prefill.slot
 
     @slot.setter

@@ -51,7 +51,7 @@ class StopFinder:
 
     def fork(self) -> Self:
         """A second one at the same place of its text."""
-        return copy.copy(self)  # the tables, which nobody changes any more, are shared
+        return copy.copy(self)  # the tables, which do not change any more, are shared
 
     def _add(self, stop: str) -> None:
         state = 0

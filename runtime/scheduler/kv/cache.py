@@ -138,7 +138,7 @@ class Cache:
         return joined
 
     def place_apart(self, job: Job) -> Prefill:
-        """An empty pack for a path that leaves nothing behind: nobody joins it, and `leave` frees it."""
+        """An empty pack for a path that leaves nothing behind: no other job joins it, and `leave` frees it."""
         workspace, _ = self.workspaces.place(NOTHING, alone=True)
         workspace.retired = True
         lease = Lease(self.trie, self.trie.root, 0)
@@ -154,7 +154,7 @@ class Cache:
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
 
-        Recurrent state moves along with whoever appends: a place that two jobs share is lost to the second.
+        Recurrent state moves along with the job that appends: a place that two jobs share is lost to the second.
         """
         prefill.lease.release()
         prefill.lease = self.trie.lookup(prefill.job.spans(ids))
@@ -227,7 +227,7 @@ class Cache:
             self.trie.set_scores(node, scores[start:at])
 
     def clear(self, *, vectors: bool = True) -> None:
-        """Drops everything that nobody is using, pinned paths too; leased ones go when they are released."""
+        """Drops everything that is not in use, pinned paths too; leased ones go when they are released."""
         self.pins.lapse()
         self.trie.clear()
         self.interrupted.clear()

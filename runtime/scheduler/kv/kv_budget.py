@@ -1,8 +1,8 @@
 """One number of bytes for trie, working packs and vectors, asked before anything is allocated.
 
-Who gives way, in this order: idle packs (their tokens are in the trie, but for the latest, where
+What gives way, in this order: idle packs (their tokens are in the trie, but for the latest, where
 the trie had no room for its tokens), the trie's least recently used leaves, pins of open
-sessions, slots of packs in use on which nobody stands. For a running request also: kept vectors, leases of paths that
+sessions, slots of packs in use on which no row stands. For a running request also: kept vectors, leases of paths that
 stand in a pack anyway, spare capacity of other packs. Where that is not enough, live rows alone need more than the budget.
 """
 
@@ -201,7 +201,7 @@ class KvBudget:
         """Makes room for `count` more slots and `states` more recurrent states in a pack.
 
         Raises:
-            NoRoomError: Live rows alone need more than the budget; nobody's path has changed.
+            NoRoomError: Live rows alone need more than the budget; no path has changed.
         """
         extra, standing = states * self._backend.state_bytes, list(standing)
         if not extra and workspace.held + count <= self._backend.capacity(workspace.pack) and self.bytes <= self.budget:
@@ -260,7 +260,7 @@ class KvBudget:
         return held <= self.budget
 
     def lend(self, size: int) -> int:
-        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
+        """Up to `size` bytes for the moment of a copy: what is not in use gives way; fewer where that is not enough."""
         if self.make(size):
             return size
         free = max(self.budget - self.bytes, 0)
@@ -422,7 +422,7 @@ class KvBudget:
                 prefill.lease.move(self.trie.root, 0)
 
     def _compact(self, workspace: Workspace, standing: list[int], least: int = 0) -> None:
-        """Drops slots on which nobody stands, if they are as many as `least`; recurrent states along with them."""
+        """Drops slots on which no row stands, if they are as many as `least`; recurrent states along with them."""
         places = [*standing, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
         kept, tips = workspace.live([*places, *(run.last for run in workspace.runs)])
         dead = workspace.held - len(kept)

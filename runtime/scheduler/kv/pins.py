@@ -1,4 +1,4 @@
-"""Paths that are kept although nobody computes on them: what open sessions come back to, and what follows there."""
+"""Paths that are kept although no job computes on them: what open sessions come back to, and what follows there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pins:
         self.leases[pin] = fresh
         if row is not None:
             self._keep(pin, key, row)
-        if self._trie.leased_bytes + self.nbytes <= self._limit:  # whoever leases it
+        if self._trie.leased_bytes + self.nbytes <= self._limit:  # whatever leases it
             return tokens
         self._fit(keep=pin)
         if self._bytes() > self._limit:  # this one alone

@@ -42,14 +42,14 @@ class Memory(Protocol):
     def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
         """Makes room for `count` more slots and `states` more recurrent states, or `MemoryBudgetError`.
 
-        Slots that nobody needs may go: all but the paths to `standing` and to where live jobs stand.
+        Slots that are not needed may go: all but the paths to `standing` and to where live jobs stand.
         """
 
     def lend(self, size: int) -> int:
-        """Up to `size` bytes for the moment of a copy: what nobody uses gives way; fewer where that is not enough."""
+        """Up to `size` bytes for the moment of a copy: what is not in use gives way; fewer where that is not enough."""
 
     def give_way(self) -> None:
-        """The device itself is full: what nobody uses goes."""
+        """The device itself is full: what is not in use goes."""
 
     def weighed(self, more: int) -> None:
         """A workspace holds so many bytes more, or fewer."""
@@ -162,7 +162,7 @@ Fetch = Callable[[], Answer]  # waits for it
 
 @dataclass(slots=True)
 class Inflight:
-    """A forward that computes by itself: its slots are reserved until somebody settles it."""
+    """A forward that computes by itself: its slots are reserved until it is settled."""
 
     base: int  # the number of its first slot
     count: int
@@ -259,7 +259,7 @@ class Workspace:
         self.referenced = 0  # tokens of them
         self.paths = SlotPaths()
         self.inflight: Inflight | None = None
-        self.prepared: Prepared | None = None  # whoever writes to the pack drops it
+        self.prepared: Prepared | None = None  # a write to the pack drops it
         self.computed = 0  # slots that were filled; those numbered from here on are reserved
         self.held = 0  # of the computed ones, those that stand in the pack still
         self.where: list[int] | None = None  # the pack's number of each computed slot, -1 if it was dropped; None: its own
@@ -287,7 +287,7 @@ class Workspace:
     def trail(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it stands here; not to be changed.
 
-        Waits for what was begun only where the path leads there: whoever looks for a place waits for no stranger's forward.
+        Waits for what was begun only where the path leads there: a job that looks for a place waits for no other one's forward.
         """
         trail = self.paths.walk(ids)
         if trail and trail[-1] >= self.computed:
@@ -316,7 +316,7 @@ class Workspace:
         """Makes room for `count` more slots.
 
         Raises:
-            MemoryBudgetError: The budget does not allow it, whoever gives way.
+            MemoryBudgetError: The budget does not allow it, whatever gives way.
         """
         self.settle()
         self.memory.grow(self, count, states=0, standing=[standing])
@@ -360,7 +360,7 @@ class Workspace:
             yield other.take(other.chain(payload.last, payload.n)[start : start + count]), 0, count
 
     def rollback(self, size: int) -> None:
-        """Forgets the slots numbered `size` and above, on which nobody stands: reserved ones, and those of a bad forward."""
+        """Forgets the slots numbered `size` and above, on which no row stands: reserved ones, and those of a bad forward."""
         self.settle()
         if size < self.computed:
             self.truncate(size)
@@ -371,7 +371,7 @@ class Workspace:
         """Whether slot `base` or a newer one holds keys, values or a state that are no numbers.
 
         Attention gives what a token does not see the weight 0, and 0 times NaN is NaN: such a slot spoils whatever else is
-        computed in its pack. So whoever finds bad logits looks, and rolls the forward back where it is so, or cannot be told.
+        computed in its pack. So bad logits lead to a look there, and the forward is rolled back where it is so, or unknown.
         """
         self.settle()
         try:
@@ -381,7 +381,7 @@ class Workspace:
             return True
 
     def truncate(self, size: int) -> None:
-        """Drops the newest slots, on which nobody stands: those numbered below `size` stay."""
+        """Drops the newest slots, on which no row stands: those numbered below `size` stay."""
         self.settle()
         self.unprepare()
         gone = self.computed - size
@@ -433,14 +433,14 @@ class Workspace:
     def collect(self) -> Answer | None:
         """The logits of what was begun; None where it failed, and its slots are gone.
 
-        They were not looked at, unless somebody else has settled it before.
+        They were not looked at, unless another job has settled it before.
         """
         self.settle(looked_at=True)
         begun, self.inflight = self.inflight, None
         return None if begun is None else begun.logits
 
     def abandon(self) -> None:
-        """Nobody wants what was begun any more; its tokens stand here all the same, if they are numbers."""
+        """What was begun is not wanted any more; its tokens stand here all the same, if they are numbers."""
         self.settle()
         self.inflight = None
         self.unprepare()
@@ -542,7 +542,7 @@ class Workspace:
         fetch, begun.fetch = begun.fetch, None
         try:
             begun.logits = fetch()
-        except BaseException:  # noqa: BLE001  # pushed again, and bisected, by whoever wants it
+        except BaseException:  # noqa: BLE001  # pushed again, and bisected, by the job that wants it
             self.unprepare()
             self.rollback(begun.base)
             return
@@ -559,7 +559,7 @@ class Workspace:
         return copies > 0
 
     def twice(self, act: Callable[[], T]) -> T:
-        """Once more, with what nobody uses given up, when the device is full."""
+        """Once more, with what is not in use given up, when the device is full."""
         with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
             return act()
         self.memory.give_way()

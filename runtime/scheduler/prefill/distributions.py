@@ -176,7 +176,7 @@ class LogitsCache:
         self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
         self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
-        self.pinned: dict[Hashable, Distribution] = {}  # that somebody else keeps, and counts
+        self.pinned: dict[Hashable, Distribution] = {}  # kept and counted elsewhere
         self.bytes = 0
         self.hits = 0
 

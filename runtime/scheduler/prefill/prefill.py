@@ -195,7 +195,7 @@ def stop_of(prefill: Prefill, group: Sequence[Prefill]) -> int:
     """How far a job of a recurrent model may go in one forward, in tokens of its path.
 
     Such a model can go on only where a forward has ended. So a path is cut where another one of the group ends inside it,
-    for whoever goes on from there, and every `CHECKPOINT_TOKENS`, for whoever comes later.
+    for jobs that go on from there, and every `CHECKPOINT_TOKENS`, for later ones.
     """
     inside = (end.total for end in group if prefill.at < end.total < prefill.total and _leads(end, prefill))
     return min((prefill.at + CHECKPOINT_TOKENS, prefill.total, *inside))

@@ -24,8 +24,8 @@ from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
 
-CHUNK_SECONDS = 0.08  # a prefill chunk while somebody else waits for a token
-ALONE_SECONDS = 0.4  # and when nobody does
+CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
+ALONE_SECONDS = 0.4  # and when none does
 QUIET_SECONDS = 1.5  # of background work at most, once nothing else has been at work for a while:
 QUIET_SHARE = 0.1  # of that while
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
@@ -87,7 +87,7 @@ class Prompts:
         guard: Keeps a failure with its job.
         forget: No other query joins the job any more.
         start: The prompt of a job that goes on from it is in place; this follows it.
-        park: The job must wait until somebody has left.
+        park: The job must wait until another has left.
         others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
 
@@ -124,7 +124,7 @@ class Prompts:
     def step(self, *, decoding: bool) -> None:
         """One forward within the quota, over all workspaces where the backend can.
 
-        The more urgent prompts come first, then those of the caller who has waited longest.
+        The more urgent prompts come first, then those of the caller that has waited longest.
 
         While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
         """
@@ -173,7 +173,7 @@ class Prompts:
         self.pace.measure(pushed, seconds)
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
-        self._counters.publish(self._cache)  # before the answers, so that who sees one sees its numbers
+        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         moved = []
         for prefill in group:
             if prefill.at > prefill.mark[1]:
@@ -185,7 +185,7 @@ class Prompts:
         complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
         if self._cache.ahead:
             self._cache.forget_ahead()
-        self._counters.publish(self._cache)  # before the answers, so that who has one sees its numbers
+        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         with together():
             for prefill, last in complete:
                 if isinstance(prefill.job, StayingJob):
@@ -201,7 +201,7 @@ class Prompts:
 
         Args:
             among: One of these; None: of all that run.
-            job: Who asks, where it is not running: an equally urgent prompt gives way to a shorter one, once.
+            job: The one that asks, where it is not running: an equally urgent prompt gives way to a shorter one, once.
 
         Returns:
             False when there is none, or nothing else for which it could wait.
@@ -309,12 +309,12 @@ class Prompts:
         self._cache.leave(prefill)
 
     def end(self, prefill: Prefill, error: BaseException | None) -> None:
-        """The job ends here: with the error, or because nobody waits."""
+        """The job ends here: with the error, or because no caller waits."""
         self._forget(prefill.job)
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
         self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
-        self._counters.publish(self._cache)  # before the answer, so that who has it sees the numbers
+        self._counters.publish(self._cache)  # before the answer: with it the caller sees the numbers
         if error is not None:
             prefill.job.fail(error)
         elif isinstance(prefill.job, StayingJob):

@@ -34,7 +34,9 @@ def test_what_is_shown_reads_straight_down_and_the_rest_hangs_where_it_leaves() 
     assert [row.head for row in rows] == [0, 0, 2, 2, 4, 4, 6, 7]
     assert [row.on_path for row in rows] == [True, True, False, False, True, True, False, True]
     assert [row.node_id for row in rows if row.current] == [7]
-    assert [row.pruned for row in turn_rows(tree, 7, pruned={(4, 0)})] == [False, False, True, True, *[False] * 4]
+    pruned = turn_rows(tree, 7, pruned={(4, 0)})
+    assert [row.pruned for row in pruned] == [False, False, True, True, *[False] * 4]
+    assert [row.ways for row in pruned] == [0, 1, 0, 0, 0, 2, 0, 0]
     # with the other branch shown, that one is read straight down
     assert [(row.node_id, row.start, row.depth) for row in turn_rows(tree, 8)] == [
         (2, 0, 0),

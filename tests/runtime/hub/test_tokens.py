@@ -198,7 +198,7 @@ def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch
     def broken(asked: Order, token: str) -> None:
         raise ZeroDivisionError(f"sent {token} to {asked}")
 
-    order = msgspec.json.encode(Order("who", token=SECRET)) + b"\n"
+    order = msgspec.json.encode(Order("whoami", token=SECRET)) + b"\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(order)))
     monkeypatch.setattr(child, "end_with_parent", lambda: None)
     monkeypatch.setattr(child, "run_order", broken)
