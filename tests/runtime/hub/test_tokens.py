@@ -209,7 +209,7 @@ def test_a_fault_of_ours_does_not_show_it_either(monkeypatch: pytest.MonkeyPatch
     os.umask(mask)
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
-    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Order('who', '')"
+    assert said.err.splitlines()[-1] == "ZeroDivisionError: sent (token) to Order('whoami', '')"
     assert SECRET not in said.err
 
 
