@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -215,7 +216,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             self._slow = self._takes_long(n)
             logits, state = self._forward(pack, step, rows=False)
         due = [*logits, *(a for a in state or () if a is not None)]
-        return self._awaited([pack], due, n, started, lambda: self._on_host(logits)), state
+        return self._awaited([pack], due, n, started, partial(self._on_host, logits)), state
 
     def _takes_long(self, tokens: int) -> bool:
         """Whether a forward of so many tokens may, be its time the same as the last one's or in proportion to the tokens."""
@@ -236,13 +237,13 @@ class MlxBackend(PackedBackend[MlxPack]):
             if self._goes_together(steps):
                 self.count(n)
                 logits = self._forward_together(packs, steps)
-                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-                return lambda: self._awaited(packs, logits, n, started, lambda: self._on_host(logits))
+                mx.async_eval(logits, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+                return partial(self._awaited, packs, logits, n, started, partial(self._on_host, logits))
             for part, rows in self._parts(steps[0]):
                 self.count(len(part.tokens))
                 logits += self._forward(packs[0], part, rows=rows)[0]
-                mx.async_eval(logits, _arrays(packs))  # type: ignore[no-untyped-call]  # the same
-        return lambda: self._awaited(packs, logits, n, started, lambda: self._on_host(logits))
+                mx.async_eval(logits, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
+        return partial(self._awaited, packs, logits, n, started, partial(self._on_host, logits))
 
     def launch_ranked(self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest) -> Callable[[], RankedRows]:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
@@ -251,8 +252,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             self.count(n)
             staying = self._staying(packs, steps)
             ranked = staying.begin_ranked(request)
-            mx.async_eval(staying.due, _arrays(packs))  # type: ignore[no-untyped-call]  # the same
-        return lambda: self._awaited(packs, staying.due, n, started, ranked)
+            mx.async_eval(staying.due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
+        return partial(self._awaited, packs, staying.due, n, started, ranked)
 
     def ready(
         self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
@@ -284,8 +285,8 @@ class MlxBackend(PackedBackend[MlxPack]):
             with _memory():
                 for pack, buffers in zip(packs, built, strict=True):
                     pack.adopt(buffers)
-                mx.async_eval(due, _arrays(packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-            return lambda: self._awaited(packs, due, blank.size, started, answer)
+                mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            return partial(self._awaited, packs, due, blank.size, started, answer)
 
         return launch
 
@@ -319,10 +320,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         whole, lengths = merged(steps), [len(step.tokens) for step in steps]
         offset, want = mx.array(whole.positions.astype(np.int32)), whole.want
         masks: dict[tuple[int, int | None], Any] = {}
-        caches = [JointCache(layers, lengths, offset, masks) for layers in zip(*(p.attention for p in packs), strict=True)]
+        caches = [
+            JointCache(layers, lengths, offset, masks) for layers in zip(*map(attrgetter("attention"), packs), strict=True)
+        ]
         self._select.rows = None
         tokens = mx.array(whole.tokens.astype(np.int32)) if tokens is None else tokens
-        with self._adapters.under(whole.stacks, want):
+        with nullcontext() if whole.stacks is None else self._adapters.under(whole.stacks, want):
             if not len(want):
                 (self._select.hidden if self._select else self.model)(tokens[:, None], cache=caches)
                 return []
@@ -343,14 +346,14 @@ class MlxBackend(PackedBackend[MlxPack]):
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
         """Waits for a forward, and then for what is made of it."""
         with _memory():
-            mx.eval(due, _arrays(packs))
+            mx.eval(due, *map(MlxPack.arrays, packs))
             self._last = n, time.monotonic() - started
             if not self.shapes:
                 self._learn(packs[0])
             return answer()
 
     def _on_host(self, logits: Sequence[mx.array]) -> Float32:
-        arrays = [np.array(part) for part in logits]
+        arrays = list(map(np.array, logits))
         if len(arrays) == 1:
             return arrays[0]
         return np.concatenate(arrays) if arrays else np.empty((0, self._vocabulary), np.float32)
@@ -376,7 +379,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                 pack.put_states([None])
             answer = [logits] if len(bucket.want) else []
         due = [*answer, *(a for state in states for a in state or () if a is not None)]
-        return self._awaited([pack], due, bucket.tokens.size, started, lambda: self._on_host(answer)), states
+        return self._awaited([pack], due, bucket.tokens.size, started, partial(self._on_host, answer)), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
         """Rows that are converted or coded are there before they are stacked, all of them."""
@@ -613,11 +616,6 @@ def _clear_streams() -> None:
     """A thread's last act with MLX, else the process may abort at its end (mlx pull 4373)."""
     if threading.current_thread() is not threading.main_thread():
         mx.clear_streams()
-
-
-def _arrays(packs: Sequence[MlxPack]) -> list[mx.array]:
-    """Their buffers."""
-    return [array for pack in packs for array in pack.arrays()]
 
 
 def _consecutive(slots: Int64) -> bool:

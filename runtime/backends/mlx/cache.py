@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -299,11 +300,11 @@ class MlxPack(WorkingPack):
         return [a for c in self.attention for a in (c.keys, c.values) if a is not None]
 
 
+@dataclass(frozen=True, slots=True)
 class JointMask:
     """What `JointCache.make_mask` answers: the window of the layers that are called with it."""
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window
+    window: int | None
 
 
 class JointCache:
@@ -338,26 +339,25 @@ class JointCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, kv_heads, 1, head_dim)``; what is answered is not read."""
-        parts = (self._parts(array.transpose(2, 1, 0, 3)) for array in (keys, values))  # (1, kv_heads, rows, head_dim)
-        self._seen = [cache.update_and_fetch(*each) for cache, *each in zip(self._caches, *parts, strict=True)]
+        new = self._parts(keys), self._parts(values)
+        self._seen = list(map(SlotCache.update_and_fetch, self._caches, *new))
         return keys, values
 
     def attend(self, queries: mx.array, scale: float, mask: JointMask, sinks: mx.array | None) -> mx.array:
         """``(rows, heads, 1, head_dim)``, each row over what its pack holds."""
-        parts = self._parts(queries.transpose(2, 1, 0, 3))
-        attended = [
-            mx.fast.scaled_dot_product_attention(part, *seen, scale=scale, mask=self._mask(at, mask.window), sinks=sinks)
-            for at, (part, seen) in enumerate(zip(parts, self._seen, strict=True))
-        ]
+        attended = []
+        for at, (part, seen) in enumerate(zip(self._parts(queries), self._seen, strict=True)):
+            place = at, mask.window
+            if place not in self._masks:
+                self._masks[place] = self._caches[at].make_mask(self._lengths[at], window_size=mask.window)
+            seen_by = self._masks[place]
+            attended.append(mx.fast.scaled_dot_product_attention(part, *seen, scale=scale, mask=seen_by, sinks=sinks))
         return mx.concatenate(attended, axis=2).transpose(2, 1, 0, 3)
 
     def _parts(self, array: mx.array) -> list[mx.array]:
-        return list(mx.split(array, self._ends, axis=2)) if self._ends else [array]
-
-    def _mask(self, at: int, window: int | None) -> Any:
-        if (at, window) not in self._masks:
-            self._masks[at, window] = self._caches[at].make_mask(self._lengths[at], window_size=window)
-        return self._masks[at, window]
+        """``(1, heads, rows, head_dim)`` of each pack."""
+        whole = array.transpose(2, 1, 0, 3)
+        return list(mx.split(whole, self._ends, axis=2)) if self._ends else [whole]
 
 
 def attention_by_pack(model: Any) -> bool:
