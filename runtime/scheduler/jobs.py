@@ -72,6 +72,10 @@ class Job:
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
 
+    def path(self) -> Job:
+        """Its path alone, without whatever waits for it and the answer."""
+        return Job(self.ids, self.namespace, before=self.before)
+
     @property
     def abandoned(self) -> bool:
         """Whether nothing waits for it any more."""

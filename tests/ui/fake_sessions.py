@@ -170,9 +170,9 @@ class FakeBranches(_Group):
         self._bench.note("find_rows", session_id, words)
         return [row.key for row in await self.tree(session_id) if words.lower() in f"{row.given} {row.name}".lower()]
 
-    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str]]:
+    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str, str]]:
         self._bench.note("earlier_texts", session_id)
-        return [(turn.node_id, turn.run.text) for turn in self._bench.before.get(session_id, ())]
+        return [(turn.node_id, turn.role, turn.run.text) for turn in self._bench.before.get(session_id, ())]
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
         self._bench.note("show_turn", session_id, node_id)

@@ -78,9 +78,10 @@ class Alternatives(QWidget):
         """The column of tokens takes what they need at this text size."""
         metrics = QFontMetrics(mono_font(weight=QFont.Weight.DemiBold))
         widest = max((metrics.horizontalAdvance(token(alternative.data)) for alternative in self._shown), default=0)
+        ranks = rank_width(self._shown)
         for bar in self.buttons:
             bar.token_px = min(max(widest, scaled(TOKEN_PX)), panel_width(MOST_TOKEN_PX))
-            bar.rank_px = rank_width(self._shown)
+            bar.rank_px = ranks
             bar.update()
 
     def press(self, place: int) -> None:

@@ -215,8 +215,8 @@ class BranchCommands(Protocol):
     async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
         """The keys of the rows that contain these words in any case, in reading order."""
 
-    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str]]:
-        """What each turn of the path before those that are shown says: see `SessionView.earlier`."""
+    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str, str]]:
+        """Node, role and text of each turn of the path before those that are shown: see `SessionView.earlier`."""
 
     async def compare(self, session_id: int, left: int, right: int) -> BranchDiff:
         """The branches through two nodes of an open session, token by token."""

@@ -91,7 +91,9 @@ class SessionPanel(QWidget):
 
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
-        self.search.textChanged.connect(lambda _text: self._delay.start())
+        self.search.textChanged.connect(self._begin_search)
+        self._searching = False  # the list is not yet that of the words
+        self._goes_down = False  # to the first session, once it is
         self.search.installEventFilter(self)
         self.view.clicked.connect(self._choose)
         self.view.activated.connect(self._choose)
@@ -118,6 +120,9 @@ class SessionPanel(QWidget):
         self.nothing.setText(self.tr("nothing found"))
         self.nothing.setVisible(not sessions and searched)
         self.clear_button.setVisible(not sessions and searched)
+        self._searching = self._delay.isActive()
+        if self._goes_down and not self._searching:
+            self._go_down()
         if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
             folder, self._unnamed = self._unnamed, None
             self._edit(self.rows.index_of_folder(folder))
@@ -155,12 +160,26 @@ class SessionPanel(QWidget):
         if watched is not self.search or not isinstance(event, QKeyEvent) or event.key() != Qt.Key.Key_Down:
             return False
         if event.type() is QEvent.Type.KeyPress:
-            rows = map(self.rows.index, range(self.rows.rowCount()))
-            first = next((index for index in rows if isinstance(index.data(SUMMARY), SessionSummary | TrashedSession)), None)
-            if first is not None:
-                self.view.setCurrentIndex(first)
-                self.view.setFocus(Qt.FocusReason.TabFocusReason)
+            if self._searching:
+                self._goes_down = True
+                if self._delay.isActive():
+                    self._delay.stop()
+                    self.searched.emit(self.search.text())
+            else:
+                self._go_down()
         return True
+
+    def _begin_search(self) -> None:
+        self._searching, self._goes_down = True, False
+        self._delay.start()
+
+    def _go_down(self) -> None:
+        self._goes_down = False
+        rows = map(self.rows.index, range(self.rows.rowCount()))
+        first = next((index for index in rows if isinstance(index.data(SUMMARY), SessionSummary | TrashedSession)), None)
+        if first is not None:
+            self.view.setCurrentIndex(first)
+            self.view.setFocus(Qt.FocusReason.TabFocusReason)
 
     def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
         """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""

@@ -269,8 +269,8 @@ class TranscriptView(QWidget):
         self._finder.step(by)
         self._tell_found()
 
-    def take_earlier_texts(self, texts: Sequence[tuple[int, str]]) -> None:
-        """What the turns of the path before those that are shown say, each with its node id: words are looked for there too."""
+    def take_earlier_texts(self, texts: Sequence[tuple[int, str, str]]) -> None:
+        """Node, role and text of the turns of the path before those that are shown: words are looked for there too."""
         self._finder.take_earlier(texts)
         self._tell_found()
 

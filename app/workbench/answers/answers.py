@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -50,7 +50,7 @@ class Answers:
     _vocabulary: Vocabulary  # knows the bytes of an alternative
     _windows: Windows  # hear of what changed
     # model fingerprint and text of those asked for last
-    _words: tuple[tuple[str, str], TokenRun] | None = field(default=None, init=False)
+    _words: tuple[tuple[str, str], asyncio.Task[TokenRun]] | None = field(default=None, init=False)
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
@@ -161,8 +161,12 @@ class Answers:
         """Looks up the tokens of words that `write` may be asked for next: the answer need not wait for them."""
         model = self._supervisor.running
         if model is not None and model.has("kv"):  # a server is not sent what was not sent
-            with suppress(RuntimeFault):  # writing them says why
+            try:
                 await self._tokens_of(model, _as_stored(text))
+            except EngineDiedError:
+                await self._supervisor.died(model)
+            except RuntimeFault:
+                pass  # writing them says why
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
         """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
@@ -357,10 +361,15 @@ class Answers:
 
     async def _tokens_of(self, model: LanguageModel, text: str) -> TokenRun:
         """The tokens of words that a person writes inside an answer."""
-        words = model.info.model_fingerprint, text
-        if self._words is None or self._words[0] != words:
-            self._words = words, await typed_run(model, text)
-        return self._words[1]
+        key = model.info.model_fingerprint, text
+        words = self._words
+        if words is None or words[0] != key:
+            words = self._words = key, asyncio.create_task(typed_run(model, text), name="tokenise words")
+        try:
+            return await asyncio.shield(words[1])
+        except RuntimeFault:
+            self._words = None
+            raise
 
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
         """An answer that begins with tokens which are known already."""

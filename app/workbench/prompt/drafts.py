@@ -201,8 +201,8 @@ class Drafts:
             return len(await model.tokenize_async(clean_text(key[1])))
 
         def forget(task: asyncio.Task[int]) -> None:
-            if task.cancelled() or task.exception() is not None:
-                self._counts.pop(key, None)
+            if (task.cancelled() or task.exception() is not None) and self._counts.get(key) is task:
+                del self._counts[key]
 
         begun = self._counts[key] = asyncio.create_task(count(), name="count a file")
         begun.add_done_callback(forget)

@@ -74,13 +74,13 @@ class Branches:
         texts = {node.id: node.text async for node in every_node(self._store, session)}
         return list(found_in(session.tree, self._rows(session), texts, words))
 
-    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str]]:
+    async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str, str]]:
         """What the turns before those that are shown say, by their nodes; it is read, and not kept."""
         session = self._sessions.opened(session_id)
         turns = session.tree.turns(session.tip)[: session.earlier]
         nodes = [segment.node.id for turn in turns for segment in turn.segments]
         texts = {node.id: node.text async for node in every_node(self._store, session, nodes)}
-        return [(turn.tip.id, said_in(session.tree, turn.segments, texts)) for turn in turns]
+        return [(turn.tip.id, turn.role, said_in(session.tree, turn.segments, texts)) for turn in turns]
 
     def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
         values = session.values

@@ -340,7 +340,7 @@ class JointCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, kv_heads, 1, head_dim)``; what is answered is not read."""
         new = self._parts(keys), self._parts(values)
-        self._seen = list(map(SlotCache.update_and_fetch, self._caches, *new))
+        self._seen = [cache.update_and_fetch(*each) for cache, *each in zip(self._caches, *new, strict=True)]
         return keys, values
 
     def attend(self, queries: mx.array, scale: float, mask: JointMask, sinks: mx.array | None) -> mx.array:

@@ -95,7 +95,7 @@ class Cache:
                 self.workspaces.leave(workspace, drop=not self.enabled)
             raise
         matched = max(lease.matched, depth)
-        self._last = LastRequest(job, first_wanted, depth, matched, clock, self.enabled, node)
+        self._last = LastRequest(job.path(), first_wanted, depth, matched, clock, self.enabled, node)
         prefill = Prefill(
             job,
             workspace,
@@ -149,7 +149,7 @@ class Cache:
 
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""
-        self._last = LastRequest(job, len(job.ids), len(job.ids), len(job.ids), 0, self.enabled, self.trie.root)
+        self._last = LastRequest(job.path(), len(job.ids), len(job.ids), len(job.ids), 0, self.enabled, self.trie.root)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.

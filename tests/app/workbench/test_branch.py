@@ -134,6 +134,17 @@ def test_words_whose_tokens_were_looked_up_while_they_were_typed_are_not_tokenis
     play(scene)
 
 
+def test_words_whose_tokens_are_on_their_way_are_not_asked_for_twice(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        at = own_tokens(old)[4]
+        answers = s.workbench.answers
+        await asyncio.gather(answers.tokenise(" two words"), answers.write(session_id, old.node_id, at, " two words"))
+        assert s.engine.tokenised.count(" two words") == 1
+
+    play(scene)
+
+
 def test_the_model_goes_on_from_one_typed_token_before_its_numbers_come(play: Play) -> None:
     seen: list[str] = []
     made: list[tuple[int, TurnView]] = []

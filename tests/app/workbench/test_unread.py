@@ -124,7 +124,9 @@ def test_stepping_back_shows_in_the_end_what_was_shown_when_it_was_all_here(
     async def scene(s: Scene) -> None:
         before = (await s.view(session)).earlier
         texts = await s.workbench.branches.earlier_texts(session)
-        assert texts == [(turn.node_id, typed_text(turn.run).replace("\0", "\ufffd")) for turn in whole.turns[:before]]
+        assert texts == [
+            (turn.node_id, turn.role, typed_text(turn.run).replace("\0", "\ufffd")) for turn in whole.turns[:before]
+        ]
         while (view := await s.workbench.sessions.show_earlier(session)).earlier:
             pass
         assert_same_view(view, whole)

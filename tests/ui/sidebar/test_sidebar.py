@@ -307,6 +307,21 @@ def test_down_leads_from_the_search_to_what_it_found(in_window: Play, bench: Fak
     in_window(scene)
 
 
+@pytest.mark.slow
+def test_down_waits_for_the_list_that_was_searched_for(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        panel.search.setFocus()
+        QTest.keyClicks(panel.search, "boat")
+        QTest.keyClick(panel.search, Qt.Key.Key_Down)
+        assert panel.search.hasFocus()
+        await until(panel.view.hasFocus)
+        assert rows(panel) == ["Today", "Names for a small boat"]
+        assert panel.view.currentIndex().data(SUMMARY).title == "Names for a small boat"
+
+    in_window(scene)
+
+
 def test_a_search_without_a_hit_says_so(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         panel = window.parts.sidebar.sessions

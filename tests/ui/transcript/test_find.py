@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from pytestqt.qtbot import QtBot
 
 from runtime import Origin
@@ -159,6 +160,31 @@ def test_what_is_no_mark_parts_words_in_read(qtbot: QtBot, show: Show, text: str
     for words in ("a*b", "ab"):
         transcript.look_for(words)
         assert (told[-1], transcript.read.selected_text) == ((0, 1), words)
+
+
+@pytest.mark.parametrize(
+    "text", ["Press ` now.\n\nThen **type the** word, and ` again.", "```c\nx\n     ```\n**type the** word"]
+)
+def test_code_ends_where_read_ends_it(qtbot: QtBot, show: Show, text: str) -> None:
+    transcript = show(session(turn(1, "assistant", run_of([*text], [1.0] * len(text), Origin.SAMPLED))))
+    told: list[tuple[int | None, int]] = []
+    transcript.set_mode(Mode.READ)
+    settle(qtbot, transcript)
+    transcript.found_changed.connect(lambda place, total: told.append((place, total)))
+    transcript.look_for("type the word")
+    assert (told[-1], transcript.read.selected_text) == ((0, 1), "type the word")
+
+
+@pytest.mark.parametrize(("role", "total"), [("system", 0), ("tool", 0), ("user", 1), ("assistant", 1)])
+def test_turns_before_those_shown_are_searched_as_they_will_be_shown(show: Show, role: str, total: int) -> None:
+    view = replace(session(turn(2, "user", run_of(["Hi"], [1.0], Origin.TYPED))), earlier=1)
+    transcript = show(view)
+    told: list[int] = []
+    transcript.set_mode(Mode.READ)
+    transcript.found_changed.connect(lambda _place, total: told.append(total))
+    transcript.look_for("brief always")
+    transcript.take_earlier_texts([(1, role, "You are **brief** always.")])
+    assert told[-1] == total
 
 
 def test_what_is_no_markdown_has_no_marks_in_read(qtbot: QtBot, show: Show) -> None:

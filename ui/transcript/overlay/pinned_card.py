@@ -254,11 +254,12 @@ class PinnedCard(QWidget):
         if self._at >= count:
             shown[-1] = self._listed[self._at]
         widest = max((self.fontMetrics().horizontalAdvance(words.token(one.data)) for one in shown), default=0)
+        ranks = rank_width(shown)
         for place, bar in enumerate(self.rows):
             bar.setVisible(place < len(shown))
             if place < len(shown):
                 bar.token_px = min(max(widest + 12, scaled(74)), scaled(130))
-                bar.rank_px = rank_width(shown)
+                bar.rank_px = ranks
                 bar.show_alternative(shown[place], can_choose=self._can_choose and not shown[place].chosen)
                 bar.mark(shown[place] is current)
         text = self.field.text()

@@ -11,7 +11,8 @@ from itertools import accumulate
 from msgspec import Struct
 
 from ui.transcript.path import Path, Turn
-from ui.transcript.read_mode.markup import MARKS, NO_MARKS, with_marks_alone
+from ui.transcript.read_mode.document import with_marks_alone
+from ui.transcript.read_mode.markup import MARKS, NO_MARKS
 from ui.transcript.text.compose import Place, is_hidden, shown
 
 BETWEEN = r"[*_~`]*\s+[*_~`]*"  # what may stand between words that are read together
@@ -46,7 +47,7 @@ class Finder:
         self._path = path
         self._show, self._ask, self._go_back = show, ask, go_back
         self._found: list[Match] = []
-        self._earlier: Sequence[tuple[int, str]] = ()  # turns before those that are shown, and what they say
+        self._earlier: Sequence[tuple[int, str, str]] = ()  # node, role and text of the turns before those that are shown
         self._before: list[int] = []  # the turn of each place there
         self._top: int | None = None  # the first turn that was shown when the texts were asked for
         self._held: tuple[int, Place, Place] | None = None  # the place that is shown, whatever comes before its turn
@@ -84,7 +85,7 @@ class Finder:
         if self.total:
             self._go((((-1 if by > 0 else 0) if self.place is None else self.place) + by) % self.total)
 
-    def take_earlier(self, texts: Sequence[tuple[int, str]]) -> None:
+    def take_earlier(self, texts: Sequence[tuple[int, str, str]]) -> None:
         """What the turns say that come before those that are shown."""
         self._earlier = texts
         self.refresh()
@@ -102,7 +103,8 @@ class Finder:
                 self._ask()
         self._found = matches(turns, self.words, template=self.template, typeset=self.typeset)
         pattern, texts = pattern_of(self.words, typeset=self.typeset), self._earlier if self.words else ()
-        self._before = [node for node, text in texts if node not in shown for _ in _found(pattern, text, typeset=self.typeset)]
+        before = ((node, role, text) for node, role, text in texts if node not in shown)
+        self._before = [node for node, role, text in before for _ in _found(pattern, text, role, typeset=self.typeset)]
         if self._awaited is not None and self._awaited[0] in shown:
             (node, nth), self._awaited = self._awaited, None
             there = [i for i, one in enumerate(self._found) if turns[one.turn].node_id == node]
@@ -173,19 +175,19 @@ def _in_any_form(sign: str) -> str:
     return re.escape(sign) if parted == sign else f"(?:{sign}|{parted})"
 
 
-def _found(pattern: re.Pattern[str], text: str, *, typeset: bool, plain: bool = False) -> list[re.Match[str]]:
-    """`plain`: the text is no Markdown."""
+def _found(pattern: re.Pattern[str], text: str, role: str, *, typeset: bool) -> list[re.Match[str]]:
+    """`role`: only what a person or the model says is Markdown."""
     found = list(pattern.finditer(text))
     if not (found and typeset):
         return found
-    return list(pattern.finditer(text.translate(NO_MARKS) if plain else with_marks_alone(text)))
+    return list(pattern.finditer(with_marks_alone(text) if role in ("user", "assistant") else text.translate(NO_MARKS)))
 
 
 def _within(number: int, turn: Turn, pattern: re.Pattern[str], seen: str, *, template: bool, typeset: bool) -> list[Match]:
     tokens = turn.tokens
     texts = ["" if is_hidden(m, template=template) else t for t, m in zip(tokens.texts, tokens.marks, strict=True)]
     text = "".join(texts)
-    found = _found(pattern, text, typeset=typeset, plain=turn.view.role not in ("user", "assistant"))
+    found = _found(pattern, text, turn.view.role, typeset=typeset)
     if not found:
         return []
     ends = list(accumulate(map(len, texts)))

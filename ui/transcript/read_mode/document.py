@@ -31,7 +31,7 @@ from ui.theme.palette import Palette
 from ui.transcript.read_mode.code_ink import LONGEST_LINE, colour_code
 from ui.transcript.read_mode.formula_ink import CELL_PADDING_PX, align_tables, draw_formulas
 from ui.transcript.read_mode.formulas import Formula
-from ui.transcript.read_mode.markup import formulas, with_named_pictures, with_plain_maths
+from ui.transcript.read_mode.markup import NO_MARKS, formulas, with_inline_marks_alone, with_named_pictures, with_plain_maths
 from ui.transcript.text.faces import TEXT_PX, Faces
 from ui.widgets.visible import seen
 
@@ -89,6 +89,15 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
         position = stop
     if filled or begin == start:
         yield Stretch(begin, len(source))
+
+
+def with_marks_alone(source: str) -> str:
+    """The same markdown, character by character: what is no mark, in code and behind a backslash, is as by `NO_MARKS`."""
+    parts, end = [], 0
+    for each in stretches(source):
+        text, end = source[each.start : each.stop], each.stop
+        parts.append(with_inline_marks_alone(text) if each.code is None else text.translate(NO_MARKS))
+    return "".join(parts) + source[end:]
 
 
 def plain_stretches(source: str) -> Iterator[Stretch]:

@@ -72,23 +72,22 @@ MARKS = "*_~`[]()!\\"  # that Markdown may have in a text
 NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to the private use of Unicode: not typed
 _LITERAL = re.compile(
     rf"""
-    ^\ {{0,3}} (?P<fence>`{{3,}}+|~{{3,}}+) [^\n]*+ \n (?P<block>.*?) (?:^\ {{0,3}} (?P=fence) [`~]* [ \t]* $ | \Z)
-  | (?<!`) (?P<ticks>`++) (?P<code>.{{1,{MOST}}}?) (?<!`) (?P=ticks) (?!`)
+    (?<!`) (?P<ticks>`++) (?P<code>(?:(?!\n[ \t]*\n).){{1,{MOST}}}?) (?<!`) (?P=ticks) (?!`)
   | \\ (?P<sign>[!-/:-@\[-`{{-~])
     """,
-    re.VERBOSE | re.DOTALL | re.MULTILINE,
+    re.VERBOSE | re.DOTALL,
 )
 
 
-def with_marks_alone(source: str) -> str:
-    """The same markdown, character by character: what is no mark, in code and behind a backslash, is as by `NO_MARKS`."""
-    return _LITERAL.sub(_unmarked, source)
+def with_inline_marks_alone(markdown: str) -> str:
+    """Character by character what it is, but what is no mark, in inline code and behind a backslash, is as by `NO_MARKS`."""
+    return _LITERAL.sub(_unmarked, markdown)
 
 
 def _unmarked(found: re.Match[str]) -> str:
     whole, (start, stop) = (
         found.group(),
-        next(found.span(name) for name in ("block", "code", "sign") if found[name] is not None),
+        next(found.span(name) for name in ("code", "sign") if found[name] is not None),
     )
     start, stop = start - found.start(), stop - found.start()
     return whole[:start] + whole[start:stop].translate(NO_MARKS) + whole[stop:]
