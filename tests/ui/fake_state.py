@@ -118,13 +118,15 @@ DEFAULTS: dict[str, tuple[object, str]] = {
 IMPORTED = 2  # the session that every file brings
 
 SAMPLE, TRIP = 1, 2
+ASKED_UNBIDDEN = ("sessions", "models", "tokenise")  # a draft is counted whenever it has stood still for a moment
 
 
 class FakeState:
     """`calls` records every command.
 
     `answer` is what the next answers say, word by word; `gate` (if set) is waited for before each word; `refusal` is raised by
-    the next command; after `dies_after` words the engine dies; `slow_checks` (if set) is waited for before a form is judged.
+    the next command that a person gives; after `dies_after` words the engine dies; `slow_checks` (if set) is waited for before
+    a form is judged.
     """
 
     def __init__(self) -> None:
@@ -276,7 +278,7 @@ class FakeState:
 
     def note(self, *call: object) -> None:
         self.calls.append(call)
-        if self.refusal and call[0] not in ("sessions", "models"):
+        if self.refusal and call[0] not in ASKED_UNBIDDEN:
             words, self.refusal = self.refusal, ""
             raise Refusal(words)
 
