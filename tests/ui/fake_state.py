@@ -118,7 +118,11 @@ DEFAULTS: dict[str, tuple[object, str]] = {
 IMPORTED = 2  # the session that every file brings
 
 SAMPLE, TRIP = 1, 2
-ASKED_UNBIDDEN = ("sessions", "models", "tokenise")  # a draft is counted whenever it has stood still for a moment
+
+# what the window asks for by itself: when a draft has stood still for a moment, when rows come into sight
+ASKED_UNBIDDEN = frozenset(
+    ("sessions", "models", "model_shelf", "tokenise", "tree", "row_texts", "earlier_texts", "turn_depth_cost")
+)
 
 
 class FakeState:
