@@ -84,37 +84,48 @@ class Node:
         return nodes
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
-    """Pins a path: nothing on it is evicted until `release`. Use as a context manager, or release in `finally`.
+    """Pins a path: nothing on it is evicted until `release`. Use as a context manager, or release in `finally`."""
 
-    Args:
-        trie: Counts it.
-        node: The place.
-        length: Tokens from the root to there.
-        matched: Tokens of the path that were held when it was looked up, whether or not one can go on after them.
-    """
+    trie: Trie  # counts it
+    node: Node  # the place; the root, which needs no pin, until the first `move`
+    length: int = 0  # tokens from the root to there; -1 once released
+    matched: int = 0  # tokens of the path that were held when it was looked up, whether or not one can go on after them
 
-    __slots__ = ("_trie", "length", "matched", "node")
-
-    def __init__(self, trie: Trie, node: Node, length: int, matched: int = 0) -> None:
-        self._trie, self.node, self.length, self.matched = trie, node, length, max(matched, length)
-        trie.pin(node)
-
-    def move(self, node: Node, length: int) -> None:
+    def move(self, node: Node, length: int) -> Lease:
         """Holds another place instead; further down, as all that grow do, only what lies between is counted."""
+        trie, each = self.trie, node
         above: Node | None = node
         while above is not None and above is not self.node:
             above = above.parent
-        self._trie.pin(node, above)
+        trie.leases += (node.parent is not None) - (above is not None and above.parent is not None)
+        while each.parent is not None and each is not above:
+            if each.pins == 0:
+                trie.leased_bytes += each.nbytes
+            each.pins += 1
+            each = each.parent
         if above is None:
-            self._trie.unpin(self.node)
+            self.release()
         self.node, self.length = node, length
+        return self
 
     def release(self) -> None:
         """Lets the path go; a second call does nothing."""
-        if self.length >= 0:
-            self._trie.unpin(self.node)
-            self.length = -1
+        if self.length < 0:
+            return
+        trie, each = self.trie, self.node
+        trie.leases -= each.parent is not None
+        while each.parent is not None:
+            each.pins -= 1
+            if each.pins == 0:
+                trie.leased_bytes -= each.nbytes
+                if not each.attached:
+                    trie.cleared_bytes += each.nbytes
+                    trie.let_go(each)
+            each = each.parent
+        trie.offer(self.node)
+        self.length = -1
 
     @property
     def held(self) -> bool:
@@ -211,9 +222,9 @@ class Trie:
         while best.parent is not None and not (exact or best.resumable):
             best, best_depth = best.parent, best_depth - len(best.tokens)
         if best is not node:  # the end of the lease queues the others
-            self._offer(node)
+            self.offer(node)
         self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
-        return Lease(self, best, best_depth, depth)
+        return Lease(self, self.root, matched=depth).move(best, best_depth)
 
     def match(self, spans: Sequence[Span]) -> int:
         """Tokens of the path that are held; touches and splits nothing."""
@@ -240,18 +251,8 @@ class Trie:
 
         What hangs further down that edge is held along with it: cutting it off would cost a copy.
         """
-        node, depth = self.root, 0
-        for namespace, ids in spans:
-            at = 0
-            while at < len(ids):
-                child = node.children.get((namespace, int(ids[at])))
-                if child is None:
-                    return Lease(self, node, depth)
-                same = shared(child.tokens, ids, at)
-                node, depth, at = child, depth + len(child.tokens), at + same
-                if same < len(child.tokens):
-                    return Lease(self, node, depth)
-        return Lease(self, node, depth)
+        path = [node for node, _ in self.walk(spans)]
+        return Lease(self, self.root).move(path[-1] if path else self.root, sum(len(node.tokens) for node in path))
 
     def insert(self, lease: Lease, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None = None) -> Inserted:
         """Hangs tokens under the leased place and moves the lease to their end.
@@ -259,17 +260,12 @@ class Trie:
         What is there already stays (missing scores are filled in); only the rest is stored. An item that cannot fit
         beside what is leased is refused, never admitted by flushing everything else; the lease then ends where the trie does.
         """
-        if not lease.node.attached:
-            return Inserted(0, 0, len(tokens))
-        node, at, blocked = self._walk(lease.node, namespace, tokens, scores)
-        if at:
-            lease.move(node, lease.length + at)
-        if at == len(tokens):
+        found = self.follow(lease, namespace, tokens, scores)
+        node, at, rest = lease.node, found.already, len(tokens) - found.already
+        if not rest:
             self.complete(node, payload, at - len(node.tokens))
-            return Inserted(at, 0, 0)
-        rest = len(tokens) - at
-        if blocked:
-            return Inserted(at, 0, rest)
+        if not rest or found.refused:
+            return found
         if at:
             payload = self._ops.split(payload, at)[1]
             scores = None if scores is None else scores[at:]
@@ -320,7 +316,7 @@ class Trie:
         count = max(-(-size * len(leaf.tokens) // leaf.nbytes), END_TOKENS)
         if count >= len(leaf.tokens):
             return leaf
-        self._split(leaf, len(leaf.tokens) - count)
+        self._cut(leaf, len(leaf.tokens) - count)
         return leaf
 
     def follow(self, lease: Lease, namespace: Namespace, tokens: Int32, scores: Scores | None = None) -> Inserted:
@@ -331,9 +327,27 @@ class Trie:
         """
         if not lease.node.attached:
             return Inserted(0, 0, len(tokens))
-        node, at, blocked = self._walk(lease.node, namespace, tokens, scores)
-        lease.move(node, lease.length + at)
-        return Inserted(at, 0, len(tokens) - at if blocked else 0)
+        self.clock += 1
+        above: Node | None = lease.node
+        while above is not None:  # an ancestor is never older than what is hung under it
+            above.stamp, above = self.clock, above.parent
+        node, at, refused = lease.node, 0, 0
+        while at < len(tokens):
+            child = node.children.get((namespace, int(tokens[at])))
+            if child is None:
+                break
+            same = shared(child.tokens, tokens, at)
+            upper = child if same == len(child.tokens) else self._cut(child, same)
+            if upper is None:
+                refused = len(tokens) - at
+                break
+            upper.stamp = self.clock
+            if scores is not None:
+                self.set_scores(upper, scores[at : at + same])
+            node, at = upper, at + same
+        if at:
+            lease.move(node, lease.length + at)
+        return Inserted(at, 0, refused)
 
     def complete(self, node: Node, payload: Any, skip: int = 0) -> None:
         """Gives a node without recurrent state the payload that was just computed, without its first `skip` tokens."""
@@ -342,10 +356,8 @@ class Trie:
             return
         fresh = ops.split(payload, skip)[1] if skip else payload
         grown = ops.weigh(fresh).nbytes - ops.weigh(node.payload).nbytes
-        self.pin(node)
-        if self.make_room(grown):
+        if self._make_room_beside(node, grown):
             self.replace(node, fresh)
-        self.unpin(node)
 
     def replace(self, node: Node, payload: Any) -> None:
         """Gives a node another payload of the same tokens."""
@@ -360,14 +372,9 @@ class Trie:
         if merged is None:
             return
         grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
-        free = node.pins == 0
-        if free:
-            self.pin(node)  # making room must not take the node itself
-        if grown <= 0 or self.make_room(grown):
+        if grown <= 0 or self._make_room_beside(node, grown):
             node.scores = merged
             self._weigh(node)
-        if free:
-            self.unpin(node)
 
     def clear(self) -> None:
         """Drops everything. Leased paths are detached: they stay readable for their holders and go when released."""
@@ -380,8 +387,7 @@ class Trie:
             node.attached = False
             if not node.pins:
                 self.cleared_bytes += node.nbytes
-                self._let_go(node)
-                self._weigh(node)
+                self.let_go(node)
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
@@ -395,39 +401,14 @@ class Trie:
             yield node
             stack.extend(node.children.values())
 
-    def _walk(self, node: Node, namespace: Namespace, tokens: Int32, scores: Scores | None) -> tuple[Node, int, bool]:
-        """From `node` along `tokens` as far as they are there: the last node, the tokens passed, whether a cut failed."""
-        self.clock += 1
-        above: Node | None = node
-        while above is not None:  # an ancestor is never older than what is hung under it
-            above.stamp, above = self.clock, above.parent
-        at = 0
-        while at < len(tokens):
-            child = node.children.get((namespace, int(tokens[at])))
-            if child is None:
-                break
-            same = shared(child.tokens, tokens, at)
-            upper = child if same == len(child.tokens) else self._cut(child, same)
-            if upper is None:
-                return node, at, True
-            upper.stamp = self.clock
-            if scores is not None:
-                self.set_scores(upper, scores[at : at + same])
-            node, at = upper, at + same
-        return node, at, False
-
     def _cut(self, node: Node, n: int) -> Node | None:
-        """The node that ends after `n` tokens of this edge; None where there is no room for the copies of both parts."""
-        if self._room is not None and (copied := self._ops.weigh(node.payload).copied):
-            self.pin(node)  # making room must not take the node itself
-            free = self._room(copied + (0 if node.scores is None else node.scores.nbytes))
-            self.unpin(node)
-            if not free:
-                return None
-        return self._split(node, n)
+        """Cuts an edge after `n` tokens: the upper part; None where there is no room for the copies of both.
 
-    def _split(self, node: Node, n: int) -> Node:
-        """Cuts an edge after `n` tokens; `node` stays the lower part, so leases on it keep their place."""
+        `node` stays the lower part, so leases on it keep their place.
+        """
+        if self._room is not None and (copied := self._ops.weigh(node.payload).copied):
+            if not self._make_room_beside(node, copied + (0 if node.scores is None else node.scores.nbytes)):
+                return None
         upper_payload, lower_payload = self._ops.cut(node.payload, n)
         upper_scores = None if node.scores is None else node.scores[:n]
         lower_scores = None if node.scores is None else node.scores[n:]
@@ -459,6 +440,11 @@ class Trie:
         self.evict(self.bytes + size - self.budget)
         return self.bytes + size <= self.budget
 
+    def _make_room_beside(self, node: Node, size: int) -> bool:
+        """`make_room` that does not take this node."""
+        with Lease(self, self.root).move(node, 0):
+            return self.make_room(size)
+
     def evict(self, size: int, *, spared: object = None) -> int:
         """Frees at least `size` bytes if unleased leaves hold them, oldest first.
 
@@ -484,7 +470,7 @@ class Trie:
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
         for node in put_back:
-            self._offer(node)
+            self.offer(node)
         return freed
 
     def largest(self, count: int) -> list[Node]:
@@ -508,32 +494,6 @@ class Trie:
         """Another budget, in bytes; evicts down to it as far as leases allow."""
         self.budget = budget
         self.evict(self.bytes - budget)
-
-    def pin(self, node: Node, above: Node | None = None) -> None:
-        """One more lease at `node`, counted on the whole path; or one that held the path as far as `above` goes down to it."""
-        self.leases += (node.parent is not None) - (above is not None and above.parent is not None)
-        parent = node.parent
-        while parent is not None and node is not above:
-            if node.pins == 0:
-                self.leased_bytes += node.nbytes
-            node.pins += 1
-            node, parent = parent, parent.parent
-
-    def unpin(self, node: Node) -> None:
-        """One lease less."""
-        self.leases -= node.parent is not None
-        each, above = node, node.parent
-        while above is not None:
-            each.pins -= 1
-            if each.pins == 0:
-                self.leased_bytes -= each.nbytes
-                if not each.attached:
-                    self.cleared_bytes += each.nbytes
-                    self.bytes -= each.nbytes
-                    each.nbytes = 0
-                    self._let_go(each)
-            each, above = above, above.parent
-        self._offer(node)
 
     def _weigh(self, node: Node) -> None:
         """What an edge carries has changed."""
@@ -561,15 +521,16 @@ class Trie:
         self.edges -= 1
         self.tokens -= len(node.tokens)
         node.attached = False
-        self._let_go(node)
-        self._weigh(node)
-        self._offer(parent)
+        self.let_go(node)
+        self.offer(parent)
 
-    def _let_go(self, node: Node) -> None:
+    def let_go(self, node: Node) -> None:
+        """Drops what an edge carries that hangs in the tree no longer and is no longer leased."""
         self._ops.release(node.payload)
         node.payload = node.scores = None
+        self._weigh(node)
 
-    def _offer(self, node: Node) -> None:
+    def offer(self, node: Node) -> None:
         """Queues a leaf for eviction under its present stamp."""
         if node.parent is None or node.children or node.pins or not node.attached:
             return

@@ -141,7 +141,7 @@ class Cache:
         """An empty pack for a path that leaves nothing behind: no other job joins it, and `leave` frees it."""
         workspace, _ = self.workspaces.place(NOTHING, alone=True)
         workspace.retired = True
-        lease = Lease(self.trie, self.trie.root, 0)
+        lease = Lease(self.trie, self.trie.root)
         prefill = Prefill(job, workspace, lease, ROOT, 0, first_wanted=0, last_only=True, total=len(job.ids))
         self.retag(prefill)
         self.room.live.add(prefill)
