@@ -177,19 +177,30 @@ class Backend(Protocol):
             ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
         """
 
-    def begin(self, parts: Sequence[Part]) -> Callable[[], npt.NDArray[np.float32]]:
-        """`forward` in two halves, over several packs where `together` holds.
+    def compute(self, parts: Sequence[Part], request: RankRequest | None = None) -> Any:
+        """`forward` over several packs where `together` holds.
 
-        Over several: projections over all tokens, attention per pack over its own keys. Where `overlaps` is False the first
-        half does all the work.
+        Over several: projections over all tokens, attention per pack over its own keys.
+
+        Args:
+            parts: Of each pack.
+            request: Of a backend that says `on_device`: the logits stay there, ranked.
 
         Returns:
-            What waits for the wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`; called
-            once, before a pack is touched. Either half may raise as `forward` does; then every pack is as it was.
+            The wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`; with a request
+            `RankedRows`.
+
+        Raises:
+            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
         """
 
-    def begin_ranked(self, parts: Sequence[Part], request: RankRequest) -> Callable[[], RankedRows]:
-        """`begin` for a backend that says `on_device`: the logits stay there, ranked by the same wait."""
+    def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
+        """`compute` in two halves. Where `overlaps` is False the first half does all the work.
+
+        Returns:
+            What waits for the answer; called once, before a pack is touched. Either half may raise as `forward` does; then
+            every pack is as it was.
+        """
 
     def prepare(
         self, parts: Sequence[Part], request: RankRequest | None = None
@@ -198,15 +209,15 @@ class Backend(Protocol):
 
         Args:
             parts: Of the forward.
-            request: Of a `begin_ranked`; None: for a `begin`.
+            request: Of the same.
 
         Returns:
-            The rest of either, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
+            The rest of it, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
             None: nothing of it can be done before.
         """
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
-        """`begin` without the wait, for a backend that says `on_device`; one part will do.
+        """`compute` without the wait, for a backend that says `on_device`; one part will do.
 
         Raises:
             MemoryBudgetError: And what else `forward` raises; then every pack is as it was.

@@ -406,9 +406,9 @@ class Trie:
 
         `node` stays the lower part, so leases on it keep their place.
         """
-        if self._room is not None and (copied := self._ops.weigh(node.payload).copied):
-            if not self._make_room_beside(node, copied + (0 if node.scores is None else node.scores.nbytes)):
-                return None
+        copied = self._ops.weigh(node.payload).copied if self._room is not None else 0
+        if copied and not self._make_room_beside(node, copied + (0 if node.scores is None else node.scores.nbytes)):
+            return None
         upper_payload, lower_payload = self._ops.cut(node.payload, n)
         upper_scores = None if node.scores is None else node.scores[:n]
         lower_scores = None if node.scores is None else node.scores[n:]

@@ -283,37 +283,31 @@ class PackedBackend(ABC, Generic[P]):
         """
         base = pack.tree.size
         tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
-        logits = self.begin([Part(pack, tokens, parents, want, stacks)])()
-        return np.arange(base, base + len(tokens)), logits
+        return np.arange(base, base + len(tokens)), self.compute([Part(pack, tokens, parents, want, stacks)])
 
-    def begin(self, parts: Sequence[Part], *, read: str | None = None) -> Callable[[], Float32]:
-        """One forward, begun; see `runtime.backends.base.Backend.begin`."""
+    def compute(self, parts: Sequence[Part], request: RankRequest | None = None, *, read: str | None = None) -> Any:
+        """One forward; see `runtime.backends.base.Backend.compute`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps = self._appended(parts, undos, read)
-            if self.recurrent or not (self.tree or packs[0].tree.linear):
-                waiting = self._chains(packs[0], steps[0], parts[0].parents, undos[0][1].size)
-            else:
-                waiting = self.launch(packs, steps)
+            return self._launched(parts, undos, request, read)()
         except BaseException:
             _undo(undos)
             raise
-        return partial(_awaited, waiting, undos)
+
+    def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
+        """One forward, begun; see `runtime.backends.base.Backend.begin`."""
+        undos: list[tuple[P, Undo]] = []
+        try:
+            return partial(_awaited, self._launched(parts, undos, request), undos)
+        except BaseException:
+            _undo(undos)
+            raise
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
         """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
         undos: list[tuple[P, Undo]] = []
         try:
             return self.launch_on_device(*self._appended(parts, undos))
-        except BaseException:
-            _undo(undos)
-            raise
-
-    def begin_ranked(self, parts: Sequence[Part], request: RankRequest) -> Callable[[], RankedRows]:
-        """One forward, begun, whose logits stay; see `runtime.backends.base.Backend.begin_ranked`."""
-        undos: list[tuple[P, Undo]] = []
-        try:
-            return partial(_awaited, self.launch_ranked(*self._appended(parts, undos), request), undos)
         except BaseException:
             _undo(undos)
             raise
@@ -340,6 +334,17 @@ class PackedBackend(ABC, Generic[P]):
                 raise
 
         return begin
+
+    def _launched(
+        self, parts: Sequence[Part], undos: list[tuple[P, Undo]], request: RankRequest | None, read: str | None = None
+    ) -> Callable[[], Any]:
+        """One forward, begun: in one call of the model, or chain by chain."""
+        packs, steps = self._appended(parts, undos, read)
+        if request is not None:
+            return self.launch_ranked(packs, steps, request)
+        if self.recurrent or not (self.tree or packs[0].tree.linear):
+            return self._chains(packs[0], steps[0], parts[0].parents, undos[0][1].size)
+        return self.launch(packs, steps)
 
     def _appended(
         self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
@@ -373,7 +378,9 @@ class PackedBackend(ABC, Generic[P]):
             raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
         size = pack.tree.size
         parents = chain_parents(size, len(tokens), size - 1 if size else ROOT)
-        return self.begin([Part(pack, np.asarray(tokens, np.int64), parents, np.arange(len(tokens)), stacks)], read=read)()
+        part = Part(pack, np.asarray(tokens, np.int64), parents, np.arange(len(tokens)), stacks)
+        answer: Float32 = self.compute([part], read=read)
+        return answer
 
     def _check_ids(self, tokens: Int64) -> None:
         if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.info.vocab_size):

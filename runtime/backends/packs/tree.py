@@ -71,7 +71,7 @@ class SlotTree:
         if base + n > len(self._parent):
             self._reserve(base + n)
         self._parent[base : base + n] = parents
-        for first, last in runs(parents, base):
+        for first, last in [(0, 1)] if n == 1 else runs(parents, base):
             start, stop, parent = base + first, base + last, int(parents[first])
             self.linear = self.linear and parent == start - 1
             above = _NO_BRANCH if parent == ROOT else int(self._branch[parent])
@@ -207,9 +207,6 @@ class SlotTree:
 
 def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:
     """Cuts a call of `forward` into runs (start, stop), in which each token follows the one just before it."""
-    if len(parents) == 1:
-        yield 0, 1
-        return
     breaks = np.flatnonzero(parents[1:] != base + np.arange(len(parents) - 1)) + 1
     edges = [0, *breaks.tolist(), len(parents)]
     yield from itertools.pairwise(edges)

@@ -30,11 +30,9 @@ from runtime.scheduler.kv.workspace import (
     NoRoomError,
     PartialForward,
     SharedFetch,
-    at_host,
     begin,
     forward,
     prepare,
-    ranked,
 )
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
@@ -274,8 +272,7 @@ class Decoding:
 
     def _computed(self, parts: Sequence[PartialForward], rows: Sequence[Row], heats: Sequence[float]) -> Distributions:
         request = self._request(rows, heats)
-        got: Answer
-        got = forward(parts, at_host) if request is None else forward(parts, partial(ranked, request))
+        got: Answer = forward(parts, partial(self._cache.backend.compute, request=request))
         return self._after(got, heats)
 
     def _request(self, rows: Sequence[Row], heats: Sequence[float]) -> RankRequest | None:

@@ -169,7 +169,7 @@ class KvBudget:
                 break
             with suppress(MemoryBudgetError):  # the device itself: it stays as it is
                 self._compact(workspace, [])
-                if self._backend.capacity(workspace.pack) <= workspace.needed:
+                if workspace.capacity <= workspace.needed:
                     continue
                 cost = self._backend.resize_cost(workspace.pack, workspace.needed)
                 if cost.moment <= max(self.budget, self._allowed) - self.bytes:
@@ -186,7 +186,7 @@ class KvBudget:
         """
         slots = workspace.held + count
         few = count <= self._backend.growth and 2 * self.bytes <= self.budget
-        if few or slots <= self._backend.capacity(workspace.pack):
+        if few or slots <= workspace.capacity:
             return
         growing, self._growing = self._growing, workspace
         try:
@@ -204,11 +204,11 @@ class KvBudget:
             NoRoomError: Live rows alone need more than the budget; no path has changed.
         """
         extra, standing = states * self._backend.state_bytes, list(standing)
-        if not extra and workspace.held + count <= self._backend.capacity(workspace.pack) and self.bytes <= self.budget:
+        if not extra and workspace.held + count <= workspace.capacity and self.bytes <= self.budget:
             return
         growing, self._growing = self._growing, workspace
         try:
-            lacks = workspace.held + count > self._backend.capacity(workspace.pack)
+            lacks = workspace.held + count > workspace.capacity
             if lacks and not self.in_place and workspace.held > CROWDED * self.workspaces.crowd:  # mostly where no job stands
                 self._compact(workspace, standing, least=workspace.held // 2)
             if self._grown_freely(workspace, count, extra):
@@ -342,7 +342,7 @@ class KvBudget:
 
     def _need(self, workspace: Workspace, slots: int) -> int:
         """Bytes for a pack to hold `slots`, at the worst moment."""
-        if slots <= self._backend.capacity(workspace.pack):
+        if slots <= workspace.capacity:
             return 0
         return self._backend.resize_cost(workspace.pack, slots).moment
 
@@ -350,7 +350,7 @@ class KvBudget:
         """Whether a pack has room for `slots` now; what gives way gives way for `extra` bytes beside it."""
         if not self.make(self._need(workspace, slots) + extra):
             return False
-        if slots > self._backend.capacity(workspace.pack):
+        if slots > workspace.capacity:
             workspace.resize(slots)
         return True
 
@@ -359,7 +359,7 @@ class KvBudget:
         held = self.bytes
         free = self.budget - held - extra
         slots = workspace.held + count
-        capacity = self._backend.capacity(workspace.pack)
+        capacity = workspace.capacity
         if free >= 0 and slots <= capacity:
             self.peak = max(self.peak, held + extra)
             return True
@@ -433,7 +433,7 @@ class KvBudget:
 
     def _tighten(self, workspace: Workspace) -> None:
         """Gives back what a pack has reserved and does not fill, if there is room to copy the rest."""
-        spare = self._backend.capacity(workspace.pack) > workspace.needed
+        spare = workspace.capacity > workspace.needed
         moment = self._backend.resize_cost(workspace.pack, workspace.needed).moment
         free = self.budget - self.bytes >= moment if self.in_place else spare and self.make(moment)
         if spare and free:

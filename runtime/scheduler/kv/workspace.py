@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags
-from runtime.backends.base import ROOT, Backend, DeviceLogits, Part, Payload
+from runtime.backends.base import ROOT, Backend, Part, Payload
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankedRows, RankRequest
@@ -265,6 +265,7 @@ class Workspace:
         self.where: list[int] | None = None  # the pack's number of each computed slot, -1 if it was dropped; None: its own
         self.recurrent = "recurrent" in backend.info.attention_kinds
         self.nbytes = 0  # of the working buffers and states
+        self.capacity = 0  # slots that the buffers have room for
         self.weigh()
 
     @property
@@ -282,7 +283,7 @@ class Workspace:
         """The buffers have changed."""
         nbytes = self.backend.pack_bytes(self.pack)
         self.memory.weighed(nbytes - self.nbytes)
-        self.nbytes = nbytes
+        self.nbytes, self.capacity = nbytes, self.backend.capacity(self.pack)
 
     def trail(self, ids: Tagged) -> list[int]:
         """The slots along a path, as far as it stands here; not to be changed.
@@ -327,8 +328,7 @@ class Workspace:
             return self._load(lease, slot, depth)
 
     def _load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
-        self.settle()
-        self.unprepare()
+        self.settle(to_write=True)
         at = 0
         for node in lease.node.path():
             start, at = at, at + len(node.tokens)
@@ -382,8 +382,7 @@ class Workspace:
 
     def truncate(self, size: int) -> None:
         """Drops the newest slots, on which no row stands: those numbered below `size` stay."""
-        self.settle()
-        self.unprepare()
+        self.settle(to_write=True)
         gone = self.computed - size
         self.backend.truncate(self.pack, self.held - gone)
         self.computed, self.held = size, self.held - gone
@@ -408,7 +407,8 @@ class Workspace:
         Raises:
             MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
         """
-        return forward([PartialForward(self, tokens, parents, want)], at_host)
+        logits: npt.NDArray[np.float32] = forward([PartialForward(self, tokens, parents, want)], self.backend.compute)
+        return logits
 
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
         """Appends to a pack that is one chain and ends at `slot`: what is read of each token ``(n, ...)``, and its new end.
@@ -441,9 +441,8 @@ class Workspace:
 
     def abandon(self) -> None:
         """What was begun is not wanted any more; its tokens stand here all the same, if they are numbers."""
-        self.settle()
+        self.settle(to_write=True)
         self.inflight = None
-        self.unprepare()
 
     def unprepare(self) -> None:
         """What was prepared will not be begun."""
@@ -463,8 +462,7 @@ class Workspace:
 
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
-        self.settle()
-        self.unprepare()
+        self.settle(to_write=True)
         try:
             with self._in_use():
                 self.twice(lambda: self.backend.resize(self.pack, capacity))
@@ -489,8 +487,7 @@ class Workspace:
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
-        self.settle()
-        self.unprepare()
+        self.settle(to_write=True)
         slots, ends = self.own(kept), self.own(tips)
         with self._in_use():
             self.twice(lambda: self.backend.retain(self.pack, slots, ends))
@@ -514,8 +511,7 @@ class Workspace:
 
     def close(self) -> None:
         """Frees the buffers."""
-        self.settle()
-        self.unprepare()
+        self.settle(to_write=True)
         self.backend.close(self.pack)
         self.paths = SlotPaths()
         self.computed, self.held, self.where = 0, 0, None
@@ -531,11 +527,14 @@ class Workspace:
         if self.recurrent:
             self.weigh()
 
-    def settle(self, *, looked_at: bool = False) -> None:
+    def settle(self, *, looked_at: bool = False, to_write: bool = False) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone.
 
-        Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that.
+        Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that. `to_write`: the pack
+        is about to change, and what was prepared over it will not be begun.
         """
+        if to_write and self.prepared is not None:
+            self.unprepare()
         begun = self.inflight
         if begun is None or begun.fetch is None:
             return
@@ -576,49 +575,37 @@ class Workspace:
         return self.where[slot] if slot < self.computed else slot - self.computed + self.held
 
 
-def at_host(backend: Backend, parts: Sequence[Part]) -> npt.NDArray[np.float32]:
-    """Brings the logits of a `forward` to the host."""
-    return backend.begin(parts)()
-
-
-def at_device(backend: Backend, parts: Sequence[Part]) -> DeviceLogits:
-    """Leaves them where they were computed, of a backend that says `on_device`."""
-    return backend.forward_on_device(parts)
-
-
-def ranked(request: RankRequest, backend: Backend, parts: Sequence[Part]) -> RankedRows:
-    """Brings of them what is asked for alone."""
-    return backend.begin_ranked(parts, request)()
-
-
-def forward(parts: Sequence[PartialForward], logits: Callable[[Backend, Sequence[Part]], T]) -> T:
+def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[Part]], T]) -> T:
     """One forward over some workspaces, whose reserved slots it fills.
 
     Args:
         parts: Of each workspace.
-        logits: `at_host`, `at_device` or `ranked`.
+        compute: The backend's `compute`, or `forward_on_device`.
 
     Returns:
-        The wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
+        What that answers: the wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
 
     Raises:
         MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
     """
     first = parts[0].workspace
     for part in parts:
-        part.workspace.settle()
-        part.workspace.unprepare()
+        part.workspace.settle(to_write=True)
     arrays, states = _arrays(parts)
     if len(parts) == 1 and len(parts[0].tokens) > 1 and first.borrow(arrays[0].parents, states):
         arrays, _ = _arrays(parts)  # making room may have moved its slots
-    computed = first.twice(partial(logits, first.backend, arrays))
+    computed = first.twice(partial(compute, arrays))
     for part in parts:
         part.workspace.filled(len(part.tokens))
     return computed
 
 
 def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -> SharedFetch:
-    """`forward`, `at_host` or `ranked`, in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
+    """`forward` in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
+
+    Args:
+        parts: Of each workspace.
+        request: What is wanted in place of logits.
 
     Raises:
         MemoryBudgetError: No room for them in the budget.
@@ -635,7 +622,7 @@ def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -
         prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
         for part in parts:
             part.workspace.unprepare()
-        fetch = first.backend.begin(arrays) if request is None else first.backend.begin_ranked(arrays, request)
+        fetch = first.backend.begin(arrays, request)
     shared, at = SharedFetch(fetch), 0
     for part in parts:
         rows = slice(at, at + len(part.want))
@@ -687,7 +674,7 @@ def _arrays(parts: Sequence[PartialForward]) -> tuple[list[Part], int]:
         states += kept
     for part in parts:
         workspace = part.workspace
-        if len(parts) > 1 and workspace.backend.capacity(workspace.pack) < workspace.held + len(part.tokens):
+        if len(parts) > 1 and workspace.capacity < workspace.held + len(part.tokens):
             raise NoRoomError("the budget has no room for these requests at once")
         ids, stacks = np.array(part.tokens, np.int64), None
         if workspace.tags.several:

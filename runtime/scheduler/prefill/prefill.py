@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, nothing
-from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, at_device, at_host, forward
+from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.trie import Lease
 
@@ -171,8 +171,8 @@ class Batch:
                     rows.append((portion, row))
         if not calls:
             return
-        on_device = calls[0].workspace.backend.on_device
-        chunk = ChunkLogits(forward(calls, at_device) if on_device else forward(calls, at_host), ends)
+        backend = calls[0].workspace.backend
+        chunk = ChunkLogits(forward(calls, backend.forward_on_device if backend.on_device else backend.compute), ends)
         for i in ends:
             portion, row = rows[i]
             if chunk.after[i] is None and portion.workspace.broken(portion.base):

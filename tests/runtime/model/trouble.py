@@ -94,12 +94,16 @@ class Troubled:
         self._armed = None
         return self._backend.extend(pack, tokens, *rest)
 
-    def begin(self, parts: Any) -> Callable[[], npt.NDArray[np.float32]]:
+    def compute(self, parts: Any, request: Any = None) -> npt.NDArray[np.float32]:
+        """The same."""
+        return self.begin(parts, request)()
+
+    def begin(self, parts: Any, request: Any = None) -> Callable[[], npt.NDArray[np.float32]]:
         """The same in two halves; a layer fails when it is called, in whichever of them the library does that."""
         tokens = np.concatenate([part.tokens for part in parts])
         starts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
         want = np.concatenate([part.want + start for part, start in zip(parts, starts, strict=True)])
-        return self._begun(tokens, want, lambda: self._backend.begin(parts))
+        return self._begun(tokens, want, lambda: self._backend.begin(parts, request))
 
     def _begun(
         self, tokens: Any, want: Any, begin: Callable[[], Callable[[], npt.NDArray[np.float32]]]
