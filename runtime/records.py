@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
@@ -37,7 +38,14 @@ class Origin(IntEnum):
 
 
 class Finish(IntEnum):
-    """Why a generation ended; NONE on every token but the last."""
+    """Why a generation ended; NONE on every token but the last.
+
+    Attributes:
+        label: The name users and files see ("eos", "length", ...); None for NONE.
+        incomplete: Whether the answer was cut before it came to its own end, or is not sound.
+        by_eos: Whether an end-of-text token ended it, whose name is no text of the answer.
+        unsound: Whether the answer came to its end, but is not the JSON that was asked for once it is read.
+    """
 
     NONE = 0
     EOS = 1
@@ -52,33 +60,12 @@ class Finish(IntEnum):
     EOS_UNSOUND = 10  # as EOS, of a JSON answer that is none any more once it is read: a name twice, an infinite number
     GRAMMAR_UNSOUND = 11  # likewise, as GRAMMAR
 
-    @property
-    def label(self) -> str | None:
-        """The name users and files see ("eos", "length", ...); None for NONE."""
-        return _PLAIN.get(self, self).name.lower() if self else None
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether the answer was cut before it came to its own end, or is not sound."""
-        return self not in (Finish.NONE, Finish.EOS, Finish.STOP, Finish.GRAMMAR)
-
-    @property
-    def by_eos(self) -> bool:
-        """Whether an end-of-text token ended it, whose name is no text of the answer."""
-        return _PLAIN.get(self, self) is Finish.EOS
-
-    @property
-    def unsound(self) -> bool:
-        """Whether the answer came to its end, but is not the JSON that was asked for once it is read."""
-        return self in (Finish.EOS_UNSOUND, Finish.GRAMMAR_UNSOUND)
-
-
-_PLAIN = {
-    Finish.STOP_INSIDE: Finish.STOP,
-    Finish.EOS_UNSOUND: Finish.EOS,
-    Finish.GRAMMAR_UNSOUND: Finish.GRAMMAR,
-}
-_ENDS = {int(finish): (finish.label, finish.incomplete) for finish in Finish}
+    def __init__(self, number: int) -> None:
+        plain = self.name.removesuffix("_INSIDE").removesuffix("_UNSOUND")
+        self.label = plain.lower() if number else None
+        self.incomplete = self.name not in ("NONE", "EOS", "STOP", "GRAMMAR")
+        self.by_eos = plain == "EOS"
+        self.unsound = self.name.endswith("_UNSOUND")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +202,7 @@ class TokenRun(Tabular):
         """Row `i` as a record."""
         rank = int(self.rank[i])
         logprob, entropy, covered = float(self.logprob[i]), float(self.entropy[i]), float(self.covered_mass[i])
-        finish_reason, incomplete = _ENDS[int(self.finish[i])]
+        finish = Finish(int(self.finish[i]))
         top_ids, top_logprobs = self.top_ids[i].tolist(), self.top_logprobs[i].tolist()
         if NO_TOKEN in top_ids:
             held = top_ids.index(NO_TOKEN)
@@ -224,15 +211,15 @@ class TokenRun(Tabular):
             token_id=int(self.ids[i]),
             token_bytes=self.token_bytes[i],
             text=self.texts[i],
-            logprob=_known(logprob),
+            logprob=None if math.isnan(logprob) else logprob,
             rank=rank if rank > 0 else None,
-            entropy=_known(entropy),
+            entropy=None if math.isnan(entropy) else entropy,
             top_ids=tuple(top_ids),
             top_logprobs=tuple(top_logprobs),
-            covered_mass=_known(covered),
+            covered_mass=None if math.isnan(covered) else covered,
             origin=Origin(int(self.origin[i])),
-            finish_reason=finish_reason,
-            incomplete=incomplete,
+            finish_reason=finish.label,
+            incomplete=finish.incomplete,
             **({} if self.stages is None else self._told(self.stages, i)),
         )
 
@@ -508,10 +495,6 @@ def _summary(bits: npt.NDArray[np.float64]) -> str:
 def shortened(text: str) -> str:
     """The beginning of a text."""
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _known(number: float) -> float | None:
-    return None if np.isnan(number) else number
 
 
 def _cut(data: bytes, lengths: npt.NDArray[np.generic]) -> tuple[bytes, ...]:

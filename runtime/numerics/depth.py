@@ -78,7 +78,7 @@ def around(order: SortedRow, target: float) -> tuple[np.float32 | None, np.float
     np.exp(weights, out=weights)
     weights[: np.count_nonzero(scores >= least)] = 0  # what is known needs no guess
     sums = weights.cumsum(dtype=np.float64)
-    rest = (order.total - mass) / sums[-1] if sums[-1] else every
+    rest = (order.total() - mass) / sums[-1] if sums[-1] else every
     at = int((mass + rest * sums).searchsorted(target))
     spread = 6 + at // 12
     high = scores[at - spread] if 0 <= at - spread < len(scores) else None

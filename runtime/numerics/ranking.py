@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.numerics.scratch import scratch
-
 PARTS = 256  # of a row, whose largest entries are enough to guess by
 STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
 
@@ -27,6 +25,7 @@ Row = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
 _NO_IDS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 _NO_VALUES: Row = np.empty(0, np.float32)
+_LINES = np.arange(STRIPES)[:, None]
 
 
 class Reached(NamedTuple):
@@ -108,26 +107,26 @@ class Ranked:
         other.ids, other.values = candidates[order], values[order]
         return other
 
-    def value(self, token: int) -> np.float32:
-        """Of one entry; a row that is not made yet is not made for one that is known."""
+    def place_of(self, token: int) -> tuple[np.float32, int]:
+        """An entry's value, and how many lie strictly above; a row that is not made yet is not made for one that is known."""
         known = _NO_IDS if isinstance(self._row, np.ndarray) else (self.ids == token).nonzero()[0]
-        found: np.float32 = self.values[known[0]] if len(known) else self.row[token]
-        return found
+        value: np.float32 = self.values[known[0]] if len(known) else self.row[token]
+        if self.complete or (len(self.values) and value >= self.values[-1]):
+            return value, int((-self.values).searchsorted(-value))
+        return value, int(np.count_nonzero(self.row > value))
 
-    def reach(self, count: int) -> None:
-        """Makes so many known, or as many as there are."""
-        if self.complete or len(self.ids) >= count:
+    def reach(self, count: int, look: Look = SHALLOW) -> None:
+        """Makes so many known, or as many as there are; what `look` expects to be asked for beyond, by its values alone."""
+        if self.complete or len(self.ids) >= count or (look.fewest and self._reach_deep(count, look)):
             return
         count = min(count, len(self.row))
         self.ids = likeliest(self.row, count, self.peaks)
         self.values = self.row[self.ids]
         self.complete = count == len(self.row) or len(self.ids) < count
 
-    def look(self, look: Look) -> None:
-        """`reach`, with more by their values alone where they will probably be asked for: one search for both."""
-        count, times, fewest, share = look
-        if self.complete or len(self.ids) >= count:
-            return
+    def _reach_deep(self, count: int, look: Look) -> bool:
+        """`reach` in one search with more by their values alone; False where those are not expected, or too many or too few."""
+        _, times, fewest, share = look
         likely = fewest if self.entropy is None else times * math.exp(min(self.entropy, 20.0))
         least = None
         if likely > count and (parts := len(self.peaks)) >= PARTS:
@@ -137,20 +136,19 @@ class Ranked:
             elif share:
                 least = self.value_reached_by(share)
         if least is None:
-            self.reach(count)
-            return
+            return False
         mask = self.row >= least
         held = int(np.count_nonzero(mask))
         if not count <= held <= len(self.row) // _FEW:
-            self.reach(count)
-            return
+            return False
         ids = places_of(mask, held)
         found = self.row[ids]
         scores = np.sort(found)[::-1]
         self.reached = Reached(least, ids, found, scores)
         first = found >= scores[count - 1]
-        self.ids = _sorted_down(ids[first], found[first], count)
+        self.ids = ids[first][(-found[first]).argsort(kind="stable")[:count]]
         self.values = scores[:count]
+        return True
 
     def peak_reached_by(self, count: float) -> np.float32:
         """The value of one of the `sample` that about so many entries reach; of entries that lie anywhere, and not of many."""
@@ -179,7 +177,8 @@ class Ranked:
     def peaks(self) -> Row:
         """The largest entries of many small parts of the row: a sample of it that is dense where its large entries are."""
         if self._peaks is None:
-            self._peaks = rectangle(self.row).max(axis=0)
+            width = len(self.row) // STRIPES
+            self._peaks = self.row[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
         return self._peaks
 
     @property
@@ -194,12 +193,6 @@ class Ranked:
             whole = self.entropy is not None  # which is a number of rows that hold numbers only
             self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
         return self._alive
-
-    def above(self, value: np.float32) -> int:
-        """How many entries lie strictly above a value."""
-        if self.complete or (len(self.values) and value >= self.values[-1]):
-            return int((-self.values).searchsorted(-value))
-        return int(np.count_nonzero(self.row > value))
 
 
 class RankRequest(NamedTuple):
@@ -239,7 +232,7 @@ def ranked_rows(
 
 def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int) -> npt.NDArray[np.bool_]:
     """Which of a few ids are among some others; `numpy.isin` would sort them."""
-    marks = scratch("marks", vocab // 4 + 1).view(np.bool_)
+    marks = np.empty(vocab, np.bool_)
     marks[ids] = False
     marks[others] = True
     return marks[ids]
@@ -260,25 +253,21 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
     width = vocab // STRIPES
     if k > width:
         border = np.partition(row, vocab - min(k, vocab))[-min(k, vocab)]
-        ids = np.flatnonzero(row >= border if border > -np.inf or k >= vocab else row > border)
-        return _sorted_down(ids, row[ids], k)
-    stripes = rectangle(row)
-    peaks = stripes.max(axis=0) if peaks is None else peaks
-    border = np.partition(peaks, width - k)[-k]
-    if border == -np.inf:
-        ids = np.flatnonzero(row > border)
-        return _sorted_down(ids, row[ids], k)
-    if k * _FEW_COLUMNS > width:  # a pass over the row costs less than picking so many columns out of it
-        ids = (row >= border).nonzero()[0]
-        return _sorted_down(ids, row[ids], k)
-    columns = (peaks >= border).nonzero()[0]
-    hits = (stripes[:, columns] >= border).ravel().nonzero()[0]  # row by row
-    lines = hits // len(columns)
-    ids = lines * width + columns[hits - lines * len(columns)]  # ascending
-    rest = row[width * STRIPES :]
-    if len(rest) and rest.max() >= border:
-        ids = np.concatenate([ids, np.flatnonzero(rest >= border) + width * STRIPES])
-    return _sorted_down(ids, row[ids], k)
+        ids = (row >= border if border > -np.inf or k >= vocab else row > border).nonzero()[0]
+    else:
+        peaks = Ranked(row).peaks if peaks is None else peaks
+        border = np.partition(peaks, width - k)[-k]
+        if border == -np.inf:
+            ids = (row > border).nonzero()[0]
+        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than picking so many columns out of it
+            ids = (row >= border).nonzero()[0]
+        else:
+            columns = (_LINES * width + (peaks >= border).nonzero()[0]).ravel()
+            some = np.concatenate([columns, np.arange(width * STRIPES, vocab)])  # ascending
+            ids = some[row[some] >= border]
+    order = (-row[ids]).argsort(kind="stable")
+    found: npt.NDArray[np.int64] = ids[order[:k]]
+    return found
 
 
 def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
@@ -297,14 +286,3 @@ def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
 @cache
 def _all_set(n: int) -> npt.NDArray[np.bool_]:
     return np.ones(n, np.bool_)
-
-
-def rectangle(row: Row) -> Row:
-    """A row as ``(STRIPES, width)``, without what is left over at its end."""
-    width = len(row) // STRIPES
-    return row[: width * STRIPES].reshape(STRIPES, width)
-
-
-def _sorted_down(ids: npt.NDArray[np.int64], values: Row, k: int) -> npt.NDArray[np.int64]:
-    """The first `k` of ascending ids by falling value, ties by id."""
-    return ids[(-values).argsort(kind="stable")[:k]]

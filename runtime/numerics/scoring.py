@@ -7,6 +7,7 @@ otherwise go through memory.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -15,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.ranking import STRIPES, Ranked, likeliest
-from runtime.numerics.scratch import scratch
 from runtime.records import NO_TOKEN, Float32, Int32, Scores
 
 Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
 SUMMED_ENTRIES = 512  # about so many does float32 add up in a row
 COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
+MOST_ENTRIES = 1 << 19  # of `scratch`, 2 MiB of float32 for each use on each thread; what is larger is made anew
 _ONES = np.ones(2 * SUMMED_ENTRIES, np.float32)
 
 
@@ -167,11 +168,13 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
         if held < k:
             top_ids[i, held:], top_logprobs[i, held:] = NO_TOKEN, -np.inf
         if targets is not None:
-            own = order.value(int(targets[i]))
-            logprob[i] = float(own)
-            rank[i] = 1 + order.above(own)
+            own, above = order.place_of(int(targets[i]))
+            logprob[i], rank[i] = float(own), 1 + above
         if entropy is None:
-            spread.append(_entropy(order.row[None])[0])
+            probs, logs = np.exp(order.row), order.row
+            if np.isneginf(logs.min()):  # what has no probability adds nothing
+                logs = np.where(np.isneginf(logs), np.float32(0), logs)
+            spread.append(-np.multiply(probs, logs, out=probs).sum())
     covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)
     mass = np.minimum(covered, 1.0).astype(np.float32)
     columns = np.array(logprob, np.float32), np.array(rank, np.int32), np.array(spread, np.float32)
@@ -272,20 +275,38 @@ def _summed(vocab: int) -> tuple[int, int]:
     return entries, vocab // entries * entries
 
 
-def _entropy(logprobs: Float32) -> Float32:
-    """``(n,)`` in nats; what has no probability adds nothing."""
-    probs = np.exp(logprobs)
-    if np.isneginf(logprobs.min(initial=0.0)):
-        logprobs = np.where(np.isneginf(logprobs), np.float32(0), logprobs)
-    entropy: Float32 = -np.multiply(probs, logprobs, out=probs).sum(axis=-1)
-    return entropy
-
-
 def _blocks(n: int, vocab: int) -> Iterator[slice]:
     """Slices of rows that fit the cache."""
     rows = max(BLOCK_ENTRIES // max(vocab, 1), 1)
     for start in range(0, n, rows):
         yield slice(start, start + rows)
+
+
+class _Kept(threading.local):
+    """Each thread's own."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Float32] = {}
+
+
+_kept = _Kept()
+
+
+def scratch(use: str, entries: int) -> Float32:
+    """``(entries,)`` float32 of the calling thread's, with anything in it; holds until the thread asks for the same use again.
+
+    A fresh array of a vocabulary's size costs as much in page faults as a pass over it.
+
+    Args:
+        use: What for: two arrays that are needed at a time have different ones.
+        entries: How many.
+    """
+    if entries > MOST_ENTRIES:
+        return np.empty(entries, np.float32)
+    kept = _kept.arrays.get(use)
+    if kept is None or len(kept) < entries:
+        kept = _kept.arrays[use] = np.empty(entries, np.float32)
+    return kept[:entries]
 
 
 def empty_scores(n: int, k: int) -> Scores:

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from runtime.numerics.depth import Deep, around, likely_depth
 from runtime.numerics.ranking import SHALLOW, Look, Ranked, places_of
-from runtime.numerics.scoring import COLDEST, heated_masses
-from runtime.numerics.scratch import scratch
+from runtime.numerics.scoring import COLDEST, heated_masses, scratch
 from runtime.numerics.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.records import Float32
 
@@ -31,16 +30,24 @@ class SortedRow:
             share.
         temperature: Divides the scores.
         look: How much of it is looked for at first.
+
+    Attributes:
+        ids: Of the head.
+        weights: Of the head.
+        edges: The mass up to each entry of the head, itself included.
+        complete: Whether the head is all.
+        top: The highest score; NaN where there is none.
     """
 
-    __slots__ = ("_deep", "_exact", "_head", "_tail", "_total", "complete", "ids", "ranked", "temperature")
+    __slots__ = ("_deep", "_exact", "_tail", "_total", "complete", "edges", "ids", "ranked", "temperature", "top", "weights")
 
     def __init__(self, ranked: Ranked, temperature: float, look: Look = SHALLOW) -> None:
         self.temperature = temperature
         self.ranked = ranked
         self._deep: Deep | None = None
         if len(ranked.ids) * 2 <= look.head:  # else about so many will do
-            ranked.look(look)
+            ranked.reach(look.head, look)
+        self.top = float(ranked.values[0]) if len(ranked.values) else math.nan
         self._take_head()
         self._total: float | None = None
         self._exact: float | None = None
@@ -58,29 +65,9 @@ class SortedRow:
 
     def _take_head(self) -> None:
         self._tail: Float32 | None = None
-        self._head: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
         self.ids, self.complete = self.ranked.ids, self.ranked.complete
-
-    @property
-    def weights(self) -> npt.NDArray[np.float64]:
-        """Of the head."""
-        return self._weighed[0]
-
-    @property
-    def edges(self) -> npt.NDArray[np.float64]:
-        """The mass up to each entry of the head, itself included."""
-        return self._weighed[1]
-
-    @property
-    def _weighed(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        if self._head is None:
-            deep, count = self.known, len(self.ids)
-            if deep is not None and len(deep.scores) >= count:  # of which they are the first
-                self._head = deep.weights[:count], deep.edges[:count]
-            else:
-                weights = self._weigh(self.ranked.values)
-                self._head = weights, weights.cumsum()
-        return self._head
+        self.weights = self._weigh(self.ranked.values)
+        self.edges = self.weights.cumsum()
 
     def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
         scaled = scores.astype(np.float64)
@@ -93,11 +80,6 @@ class SortedRow:
                 scaled /= self.temperature
         weights: npt.NDArray[np.float64] = np.exp(scaled, out=scaled)
         return weights
-
-    @property
-    def top(self) -> float:
-        """The highest score."""
-        return float(self.ranked.values[0])
 
     @property
     def alive(self) -> int:
@@ -127,9 +109,14 @@ class SortedRow:
             self._tail[self.ids] = 0
         return self._tail
 
-    @property
-    def total(self) -> float:
-        """The sum of all weights, good to float32's digits where it is known from the row's normaliser; see `exact_total`."""
+    def total(self, share: float = 0.0) -> float:
+        """The sum of all weights, good to float32's digits where it is known from the row's normaliser.
+
+        Args:
+            share: Of the sum, that is looked for: the exact one is given where the other's last digits would decide.
+        """
+        if share > _NEARLY_ALL:
+            return self.exact_total
         if self._total is None:
             mass, heated = self.ranked.mass, self.ranked.heated
             if self.complete:
@@ -148,10 +135,6 @@ class SortedRow:
         if self._exact is None:
             self._exact = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
         return self._exact
-
-    def total_for(self, share: float) -> float:
-        """The total of which so large a share is looked for: the exact one, where the other's last digits would decide."""
-        return self.exact_total if share > _NEARLY_ALL else self.total
 
     def _heated_mass(self) -> float:
         temperature = np.array([max(self.temperature, COLDEST)])
@@ -174,21 +157,21 @@ class SortedRow:
             spread = spread_mass(self._tail, np.maximum(scaled, LIGHTEST, out=scaled))
         with np.errstate(divide="ignore"):
             logs = np.maximum(np.log(self.weights), LIGHTEST)
-        return float(np.log(self.total) - (spread + float(np.dot(self.weights, logs))) / self.total)
+        return float(np.log(self.total()) - (spread + float(np.dot(self.weights, logs))) / self.total())
 
     def at_mass(self, target: float, *, left: bool = False) -> Place:
         """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
-        weights, edges = self._weighed
-        if self.complete or (target <= edges[-1] if left else target < edges[-1]):
-            i = int(edges.searchsorted(target, "left" if left else "right"))
+        if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
+            i = int(self.edges.searchsorted(target, "left" if left else "right"))
             if i >= len(self.ids):  # the target is the whole mass, but for rounding
-                i = int(np.flatnonzero(weights)[-1])
+                i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
         deep = self.reaching(target, left=left)
         if deep is not None:
             return self.at_known(deep, int(deep.edges.searchsorted(target, "left" if left else "right")))
         guesses = [guess for guess in around(self, target) if guess is not None]
-        return place_of_mass(self.row, self.tail, target, left=left, known=float(edges[-1]), total=self.total, guesses=guesses)
+        known, total = float(self.edges[-1]), self.total()
+        return place_of_mass(self.row, self.tail, target, left=left, known=known, total=total, guesses=guesses)
 
     def reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> Deep | None:
         """So many of the first entries that they exceed (`left`: reach) a mass, and all that reach the score `least`.
@@ -259,8 +242,8 @@ class SortedRow:
         if rank >= len(self.ids) and not self.complete:
             self.reach(rank + 1)
         rank = min(rank, len(self.ids) - 1)
-        weights, edges = self._weighed
-        return Place(rank, int(self.ids[rank]), float(edges[rank - 1]) if rank else 0.0, float(weights[rank]))
+        before = float(self.edges[rank - 1]) if rank else 0.0
+        return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
 
     def last_at_least(self, weight: float) -> Place:
         """The last entry whose weight is so much or more; the first one where there is none."""

@@ -74,7 +74,7 @@ class Sampler:
         breakers: Ids across which DRY sees no repetition; see `breaker_ids`.
 
     Attributes:
-        heats: The temperature at which the weight of whole raw rows is asked for, without a trace and with one; see `heats`.
+        heats: The temperature at which the weight of whole raw rows is asked for, without a trace and with one; 1: it is not.
         remembers: Whether a draw depends on what was said before.
         edits: Whether a draw changes scores, of tokens that may stand anywhere.
         greedy: Whether a draw is the likeliest entry of the row, and nothing else.
@@ -115,15 +115,18 @@ class Sampler:
             if spec.search is not None:
                 cuts[name] = spec.search
         on = tuple(stages)
+        heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
+        settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())  # before the draw, by some entries' weights alone
+        looks = [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)] if cuts else None
         made = {
             "temperature": temperature,
-            "heats": (heats(on, cuts, temperature, traced=False), heats(on, cuts, temperature, traced=True)),
+            "heats": (1.0 if settled else heat, heat),
             "remembers": remembers,
             "edits": edits,
             "greedy": temperature == 0.0 and not on,
             "stages": on,
             "_kernels": tuple(stages.values()),
-            "_looks": [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)],
+            "_looks": looks or [SHALLOW, SHALLOW],
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -163,7 +166,7 @@ class Sampler:
         if not self._kernels and allowed is None:  # the whole row as it is
             order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self._looks[False])
             u = uniform(self.seed, position, self.branch)
-            return order.at_mass(u * order.total_for(u)).token, u
+            return order.at_mass(u * order.total(u)).token, u
         pool = Pool(logprobs, shift, look=self._looks[False])
         number = partial(uniform, self.seed, position, self.branch)
         self._run(pool, number, history, allowed, None)
@@ -227,7 +230,7 @@ class Sampler:
             return pool.order.at_rank(0), float("nan")
         u = number(DRAW_STAGE)
         order, below, last = pool.order, pool.below, pool.last
-        upto = pool.upto if last or pool.first else order.total_for(u)
+        upto = pool.upto if last or pool.first else order.total(u)
         place = order.at_mass(below + u * (upto - below))
         if last is not None and place.rank > last.rank:  # rounding, at the very end
             place = last
@@ -242,12 +245,10 @@ def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *,
 
     Args:
         on: Stages, in their order.
-        cuts: Those that look for something in the sorted row, and for what.
+        cuts: Those that look for something in the sorted row, and for what; one or more.
         chosen: Every setting.
         traced: Whether a report is made of each stage.
     """
-    if not cuts:
-        return SHALLOW
     searches = list(cuts.values())
     name = next(iter(cuts))
     value = float(chosen[STAGES[name].parameters[0].name])
@@ -261,16 +262,6 @@ def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *,
         return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if cold else Look(times=_MORE_TIMES, fewest=_FEWEST)
     share = 0.0 if searches[0] is Search.WEIGHT else value
     return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
-
-
-def heats(on: tuple[str, ...], cuts: Mapping[str, Search], temperature: float, *, traced: bool) -> float:
-    """The temperature at which the weight of a whole raw row is asked for; 1 where it is not.
-
-    It is asked for where a report is made, and where nothing cuts by rank or by weight before the draw.
-    """
-    settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
-    asked = on[:1] == ("temperature",) and (traced or not settled)
-    return temperature if asked and temperature >= COLDEST else 1.0
 
 
 def _fitting(allowed: Bool, vocab: int) -> Bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
-from runtime.numerics.scratch import scratch
+from runtime.numerics.scoring import scratch
 from runtime.numerics.select import Place
 from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
@@ -69,7 +69,7 @@ def _upto(order: SortedRow, first: Place | None, last: Place | None) -> float:
     """The mass up to the end of a range; exact where what stands before it is taken away from it."""
     if last:
         return last.before + last.mass
-    return order.exact_total if first else order.total
+    return order.exact_total if first else order.total()
 
 
 def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float32:
@@ -188,7 +188,7 @@ class Pool:
                     ids = self._edited[0] if len(self._edited) == 1 else np.unique(np.concatenate(self._edited))
                     self._now = self._ranked.edited(self.row, ids, self.row[ids], self._mass)
             if not len(self._now.ids):
-                self._now.look(self._look)
+                self._now.reach(self._look.head, self._look)
         return self._now
 
     # ---- what stages do --------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Pool:
     def _carry_out(self) -> None:
         share, self._share = self._share, None
         assert share is not None  # there is one
-        mass = self.order.total_for(share) if self._last is None and self.first is None else self.mass
+        mass = self.order.total(share) if self._last is None and self.first is None else self.mass
         last = self.order.at_mass(self.below + share * mass, left=True)
         if self._last is None or last.rank < self._last.rank:
             self._last = last

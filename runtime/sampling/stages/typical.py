@@ -39,7 +39,7 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
     """
     order = pool.order
     entropy = order.entropy
-    log_mass, target = float(np.log(order.total)), p * order.total
+    log_mass, target = float(np.log(order.total())), p * order.total()
     known = _down_to_surprisal(order, 2 * entropy - log_mass, target)  # the likeliest's is the logarithm of the mass
     if known is None or known.edges[-1] < target:
         return False
@@ -53,7 +53,7 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
 
 def _down_to_surprisal(order: SortedRow, surprisal: float, target: float) -> Deep | None:
     """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
-    score = order.top + order.temperature * (math.log(order.total) - surprisal)
+    score = order.top + order.temperature * (math.log(order.total()) - surprisal)
     border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
     head = order.ranked.values
     if head[-1] < border and order.edges[-1] >= target:

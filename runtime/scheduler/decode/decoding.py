@@ -20,7 +20,7 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.resume import activate, bring_back
-from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw, draw_along, draw_late, temperatures
+from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw_along, draw_late, temperatures
 from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
@@ -111,8 +111,10 @@ class Decoding:
             now = time.monotonic()
             for row in rows:
                 row.job.prompted = now
-            at = [0] * len(rows)
-            self._settle([draw(rows, Distributions.known(last, temperatures(rows, at, 1)), at)])
+            drawn = Drawn(Distributions.known(last, rows[0].stream.heats))
+            for row in rows:
+                drawn.draw(row, 0)
+            self._settle([drawn])
             with together():
                 for row in rows:
                     row.stream.deliver()

@@ -99,14 +99,42 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """Tokens that were drawn, and the distributions they came from: their records are still to be made."""
+    """Tokens that are drawn, and the distributions they come from: their records are still to be made."""
 
-    rows: list[Row]  # a row that speculated may be there several times
     after: Distributions
-    at: list[int]  # each row's place in `after`
-    tokens: list[int]
-    failures: dict[int, BaseException]  # by a row's identity: no numbers, or nothing is left to draw
+    rows: list[Row] = field(default_factory=list)  # a row that speculated may be there several times
+    at: list[int] = field(default_factory=list)  # each row's place in `after`
+    tokens: list[int] = field(default_factory=list)
+    failures: dict[int, BaseException] = field(default_factory=dict)  # by a row's identity: it is to end with this
     recorded: bool = False
+    begun: float = field(default_factory=time.monotonic)  # monotonic seconds
+
+    def draw(self, row: Row, i: int) -> bool:
+        """Draws a row's next token from `after`, in which it is row `i`; its stream says then whether it was the last.
+
+        Returns:
+            Whether it was drawn. Else the row waits for its grammar's mask, or `failures` has its error: of logits that are
+            not finite `NonFiniteLogitsError`, of a grammar that fails `GrammarError` or what its library raised.
+        """
+        if not self.after.finite[i]:
+            self.failures[id(row)] = non_finite(row.stream.position)
+            return False
+        if row.job.constraint is not None and not row.stream.ready(max(self.begun + PATIENCE_SECONDS - time.monotonic(), 0.0)):
+            row.undrawn = self.after.alone(i)
+            return False
+        try:
+            token, u = row.stream.draw(self.after.ranked[i], float(self.after.shift[i]))
+        except BaseException as fault:  # noqa: BLE001  # nothing is left to draw from, or its grammar's library failed: it ends
+            self.failures[id(row)] = fault
+            return False
+        row.started = row.started or time.monotonic()
+        row.pending = token
+        row.stream.take(token, u)
+        row.invoked = row.job.routing is not None and row.job.invoked(row.job.routing, row.stream.new_ids)
+        self.rows.append(row)
+        self.at.append(i)
+        self.tokens.append(token)
+        return True
 
     def record(self) -> None:
         """Top-k, rank and entropy of every token, in one pass; a second call does nothing."""
@@ -124,29 +152,15 @@ class Drawn:
             row.stream.record(scores, i)
 
 
-def draw(rows: list[Row], after: Distributions, at: Sequence[int]) -> Drawn:
-    """Draws each row's next token; its stream says then whether it was the last.
-
-    Args:
-        rows: The generations.
-        after: Of their last tokens; where it is not finite a generation is to end with `NonFiniteLogitsError`, where its
-            grammar fails with `GrammarError` or what its library raised.
-        at: Each generation's row in `after`.
-    """
-    drawn = Drawn([], after, [], [], {})
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    for row, i in zip(rows, at, strict=True):
-        _draw_one(drawn, row, i, deadline)
-    return drawn
-
-
 def draw_late(row: Row) -> Drawn | None:
     """Draws the token whose mask was not there before; None while it is not."""
     after = row.undrawn
     if after is None or not row.stream.ready(0.0):
         return None
     row.undrawn = None
-    return draw([row], after, [0])
+    drawn = Drawn(after)
+    drawn.draw(row, 0)
+    return drawn
 
 
 def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
@@ -157,34 +171,11 @@ def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
         guesses: What was pushed after the pending token.
         after: Of each token pushed.
     """
-    drawn = Drawn([], after, [], [], {})
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    drawn = Drawn(after)
     for i, guess in enumerate([*guesses, None]):
-        if not _draw_one(drawn, row, i, deadline) or row.stream.finish or row.invoked or row.pending != guess:
+        if not drawn.draw(row, i) or row.stream.finish or row.invoked or row.pending != guess:
             break
     return drawn
-
-
-def _draw_one(drawn: Drawn, row: Row, i: int, deadline: float) -> bool:
-    if not drawn.after.finite[i]:
-        drawn.failures[id(row)] = non_finite(row.stream.position)
-        return False
-    if row.job.constraint is not None and not row.stream.ready(max(deadline - time.monotonic(), 0.0)):
-        row.undrawn = drawn.after.alone(i)
-        return False
-    try:
-        token, u = row.stream.draw(drawn.after.ranked[i], float(drawn.after.shift[i]))
-    except BaseException as fault:  # noqa: BLE001  # nothing is left to draw from, or its grammar's library failed: it ends
-        drawn.failures[id(row)] = fault
-        return False
-    row.started = row.started or time.monotonic()
-    row.pending = token
-    row.stream.take(token, u)
-    row.invoked = row.job.routing is not None and row.job.invoked(row.job.routing, row.stream.new_ids)
-    drawn.rows.append(row)
-    drawn.at.append(i)
-    drawn.tokens.append(token)
-    return True
 
 
 def narrow(scores: Scores, k: int) -> Scores:
@@ -253,14 +244,13 @@ class DecodeBatch:
 
     def draw(self, after: Distributions, running: Sequence[Row]) -> Drawn:
         """Each row that still runs stands on its new slot, and draws what follows."""
-        rows, at = [], []
+        drawn = Drawn(after)
         for row, i, slot in zip(self.rows, self.at, self._slots, strict=True):
             if row in running:
                 row.slot = slot
                 row.pushed += 1
-                rows.append(row)
-                at.append(i)
-        return draw(rows, after, at)
+                drawn.draw(row, i)
+        return drawn
 
 
 def temperatures(rows: Sequence[Row], at: Sequence[int], n: int) -> list[float]:

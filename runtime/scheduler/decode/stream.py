@@ -69,6 +69,7 @@ class Stream:
         self._ready = 0  # tokens, the sent ones included
         self._told = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
+        self.position = len(job.ids)  # where in the path the next token stands
         self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of all tokens that were recorded; and room for more
         self._recorded = 0  # tokens
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
@@ -78,11 +79,6 @@ class Stream:
         masked, traced, sampler = job.constraint is not None, job.options.stages, job.sampler
         self.heats = 1.0 if masked else sampler.heats[traced]  # see `Sampler.heats`; a grammar leaves no raw row whole
         self.reads_rows = masked or traced or sampler.edits  # whether each draw, or the report of it, reads the whole row
-
-    @property
-    def position(self) -> int:
-        """Where in the path the next token stands."""
-        return len(self.job.ids) + len(self.new_ids)
 
     @property
     def left(self) -> int:
@@ -126,6 +122,7 @@ class Stream:
     def take(self, token: int, u: float) -> None:
         """Takes a drawn token in; `finish` says whether it was the last."""
         self.new_ids.append(token)
+        self.position += 1
         if self._history is not None:
             self._history.append(token)
         self._draws.append(u)
@@ -207,7 +204,6 @@ class Stream:
         self._told = now
         part = slice(self._sent, self._ready)
         ids = self.new_ids[part]
-        scores = self.scores[part]
         finish = np.zeros(n, np.uint8)
         if n == len(self._texts):
             finish[-1] = int(self.finish)
@@ -218,7 +214,7 @@ class Stream:
             ids=np.array(ids, np.int32),
             token_bytes=tuple(map(self._token_bytes.__getitem__, ids)),
             texts=tuple(self._texts[:n]),
-            **scores.columns,
+            **{name: column[part].copy() for name, column in self.scores.columns.items()},
             origin=origin,
             finish=finish,
             draw=np.array(self._draws[part], np.float32),

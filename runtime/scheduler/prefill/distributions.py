@@ -41,17 +41,18 @@ class Distributions:
         return np.stack([ranked.row for ranked in self.ranked]) if self.rows is None else self.rows
 
     @classmethod
-    def known(cls, last: Distribution, temperatures: Sequence[float] = ()) -> Distributions:
+    def known(cls, last: Distribution, temperature: float = 1.0) -> Distributions:
         """One row, that is remembered.
 
         Args:
             last: The row.
-            temperatures: As `normalise` takes them.
+            temperature: At which draws will ask for the weight of all of it; 1 where they will not.
         """
         logprobs = last.logprobs()
         ranked = Ranked(logprobs, last.mass)
-        if (asked := asked_temperatures(temperatures)) is not None:
-            ranked.heated = float(asked[0]), float(heated_masses(logprobs[None], np.array([-last.log_total]), asked)[0])
+        if temperature != 1.0:
+            mass = heated_masses(logprobs[None], np.array([-last.log_total]), np.array([temperature]))
+            ranked.heated = temperature, float(mass[0])
         return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.top + last.log_total], np.float32), [ranked])
 
     def alone(self, i: int) -> Distributions:

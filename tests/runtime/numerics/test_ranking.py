@@ -40,8 +40,8 @@ def test_what_lies_above_a_value(seed: int, digits: int, vocab: int, known: int)
     row = row_of(seed, vocab, digits)
     ranked = Ranked(row)
     ranked.reach(known)
-    for value in row[:20]:
-        assert ranked.above(value) == int((row > value).sum())
+    for token, value in enumerate(row[:20]):
+        assert ranked.place_of(token) == (value, int((row > value).sum()))
 
 
 @pytest.mark.slow
@@ -66,8 +66,8 @@ def test_an_edited_copy_keeps_what_is_still_true(seed: int, digits: int, vocab: 
     edited.reach(len(edited.ids) + 9)
     alive = [token for token in sorted_ids(copy) if copy[token] > -np.inf]
     assert edited.ids.tolist()[: len(alive)] == alive[: len(edited.ids)]
-    for value in copy[ids[:5]]:
-        assert edited.above(value) == int((copy > value).sum())
+    for token in ids[:5]:
+        assert edited.place_of(token) == (copy[token], int((copy > copy[token]).sum()))
 
 
 def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
@@ -77,7 +77,7 @@ def test_what_cannot_be_comes_only_where_all_is_asked_for() -> None:
     ranked = Ranked(row)
     ranked.reach(5)
     assert ranked.complete
-    assert ranked.above(np.float32(-1.0)) == 1
+    assert ranked.place_of(3) == (np.float32(-1.0), 1)
 
 
 @pytest.mark.parametrize("vocab", [7, 1000, 49_152])
@@ -109,7 +109,7 @@ def test_the_mass_of_a_row_is_one_but_for_rounding() -> None:
 def test_the_head_and_what_lies_deeper_are_found_in_one_search(vocab: int, digits: int, entropy: float | None) -> None:
     row = row_of(3, vocab, digits)
     ranked = Ranked(row, entropy=entropy)
-    ranked.look(Look(64, 4.0, 512))
+    ranked.reach(64, Look(64, 4.0, 512))
     head = min(64, vocab)
     assert ranked.ids[:head].tolist() == sorted_ids(row)[:head]
     assert ranked.values.tolist() == row[ranked.ids].tolist()
@@ -134,7 +134,7 @@ def test_of_a_flat_row_about_so_many_are_found_as_have_a_share(digits: int, spre
         if np.exp(ranked.entropy or 0.0) < 600:  # of a steeper one the largest entries tell more
             continue
         looked += 1
-        ranked.look(Look(64, 4.0, 512, share))
+        ranked.reach(64, Look(64, 4.0, 512, share))
         # then the head is exact and all that reach the value are there
         assert ranked.ids.tolist() == sorted_ids(ranked.row)[:64]
         assert ranked.reached is not None
@@ -152,7 +152,7 @@ def test_of_a_flat_row_about_so_many_are_found_as_have_a_share(digits: int, spre
 @pytest.mark.parametrize(("spread", "share"), [(0.5, 0.5), (2.0, 0.95), (2.75, 1e-6)])
 def test_of_a_row_too_flat_to_be_sorted_the_head_alone_is_looked_for(spread: float, share: float) -> None:
     ranked = ranked_of(row_of(1, 50_000, 7) * np.float32(spread))
-    ranked.look(Look(64, 4.0, 512, share))
+    ranked.reach(64, Look(64, 4.0, 512, share))
     assert ranked.ids.tolist() == sorted_ids(ranked.row)[:64]
     assert ranked.reached is None
 

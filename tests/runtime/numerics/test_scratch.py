@@ -6,8 +6,7 @@ import threading
 
 import numpy as np
 
-from runtime.numerics.scoring import log_softmax
-from runtime.numerics.scratch import MOST_ENTRIES, scratch
+from runtime.numerics.scoring import MOST_ENTRIES, log_softmax, scratch
 from runtime.options.sampling import SamplingOptions
 from runtime.sampling.chain import make_sampler
 

@@ -63,7 +63,7 @@ def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
         alone = normalise(raw[i : i + 1], entropy=True, temperatures=[temperature])
         row = remembered.after[i]
         assert row is not None
-        known = Distributions.known(row, [temperature])
+        known = Distributions.known(row, temperature)
         assert together.ranked[i].heated == alone.ranked[0].heated == known.ranked[0].heated
         assert together.ranked[i].heated is not None
 
@@ -92,7 +92,7 @@ def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it() -> None:
     after = normalise(logits(40, 3000), entropy=True, temperatures=[0.8] * 40)
     for i, row in enumerate(after.ranked):
         order = SortedRow(Ranked(row.row, row.mass, row.entropy), 0.8)
-        share = float(order.edges[i]) / order.total
+        share = float(order.edges[i]) / order.total()
         sampler = make_sampler(SamplingOptions(temperature=0.8, top_p=share, min_p=1e-6), 1)
         # then who draws and who looks at every stage agree, also where chance takes the last that is left
         for u in (0.5, 1 - 1e-9):
@@ -140,7 +140,7 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
     raw[:, 5:20] = np.finfo(np.float32).min
     after = normalise(raw, entropy=True, temperatures=[0.5, COLDEST])
     assert all(row.heated is not None and np.isfinite(row.heated[1]) for row in after.ranked)
-    assert np.isfinite(SortedRow(Ranked(after.logprobs[0]), 0.5).total)
+    assert np.isfinite(SortedRow(Ranked(after.logprobs[0]), 0.5).total())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from runtime import SAMPLER_STAGES, SamplingOptions
+import numpy as np
+import pytest
+
+from runtime import SAMPLER_STAGES, SamplingOptions, make_sampler
+from runtime.numerics.scoring import log_softmax
 from runtime.options.sampling import PARAMETERS, STAGE_NAMES, STAGES
 
 
@@ -37,3 +41,14 @@ def test_the_numbers_of_stored_stages_never_change() -> None:
     assert STAGE_NAMES[: len(stored)] == stored
     # numbers are places in `STAGE_NAMES`: without a gap, each given once
     assert [spec.number for spec in SAMPLER_STAGES if STAGE_NAMES.index(spec.name) != spec.number] == []
+
+
+def test_the_mass_of_a_stage_stays_when_a_later_one_looks_deeper() -> None:
+    # given a row of which the mass is not known after a grammar, and a cut beyond what is sorted at first
+    logprobs = log_softmax(np.random.default_rng(1).normal(size=(1, 5000)).astype(np.float32))[0]
+    allowed = np.arange(5000) % 3 > 0
+    traced = make_sampler(SamplingOptions(temperature=0.9, top_k=300), 5).trace(logprobs, 3, allowed=allowed)
+    # then what was left before that cut weighs what it weighs
+    for step, temperature in zip(traced.steps[1:3], (1.0, 0.9), strict=True):
+        weights = np.exp((logprobs[allowed].astype(np.float64) - logprobs[allowed].max()) / temperature)
+        assert step.view.mass == pytest.approx(weights.sum(), rel=1e-5), step.stage
