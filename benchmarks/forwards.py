@@ -31,16 +31,17 @@ class Forwards:
         backend = self._backend
         begin = backend.begin
 
-        def at_once(parts: Any) -> Any:
-            logits = begin(parts)()
-            return lambda: logits
+        def at_once(*args: Any) -> Any:
+            answer = begin(*args)()
+            return lambda: answer
 
+        backend.compute = self._timed(backend.compute)
         backend.begin = self._timed(at_once)
         backend.prepare = lambda _: None  # nothing of a forward is done elsewhere
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in ("begin", "prepare"):
+        for name in ("compute", "begin", "prepare"):
             delattr(self._backend, name)
 
     def watch(self) -> Stopwatch:
@@ -56,12 +57,12 @@ class Forwards:
         return (now if began is None else began[which]) - (self.cpu_seconds, self.wall_seconds)[which]
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             if self._began is not None:
-                return call(*args)
+                return call(*args, **kwargs)
             cpu, wall = self._began = time.process_time(), time.perf_counter()
             try:
-                return call(*args)
+                return call(*args, **kwargs)
             finally:
                 self.cpu_seconds += time.process_time() - cpu
                 self.wall_seconds += time.perf_counter() - wall

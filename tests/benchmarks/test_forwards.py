@@ -38,7 +38,7 @@ def test_a_lap_of_forwards_says_the_same_and_leaves_nothing_behind(folder: Path,
         assert min(alone.wall_seconds, rest.wall_seconds) > 0
         # and afterwards the clocks are the usual ones, and nothing of it is left in the model
         backend_of = vars(engine_of(ours.model).backend)
-        assert not {"begin", "prepare"} & backend_of.keys()
+        assert not {"compute", "begin", "prepare"} & backend_of.keys()
         assert ours.decode(PROMPTS, 6).outcome == plain.outcome
 
 
@@ -48,14 +48,14 @@ def test_every_token_is_pushed_within_the_time_of_forwards(folder: Path, backend
     with closing(Ours(folder, backend)) as ours:
         model: Any = engine_of(ours.model).backend
         pushed = 0
-        begin = model.begin
+        compute = model.compute
 
         def counted(parts: Sequence[Part]) -> object:
             nonlocal pushed
             pushed += sum(len(part.tokens) for part in parts)
-            return begin(parts)
+            return compute(parts)
 
-        model.begin = counted
+        model.compute = counted
         before = ours.tokens_computed
         with ours.forwards() as forwards:
             ours.logprobs(PROMPTS)
@@ -84,23 +84,22 @@ def test_a_forward_is_no_part_of_the_rest(folder: Path, backend: str, monkeypatc
     monkeypatch.setattr(module, "time", SimpleNamespace(process_time=lambda: now, perf_counter=lambda: now))
     with closing(OurStreams(folder, backend)) as ours:
         model: Any = engine_of(ours.model).backend
-        begin = model.begin
         during: list[float] = []
 
         def moved(call: Callable[..., object]) -> Callable[..., object]:
-            def moving(*args: object) -> object:
+            def moving(*args: object, **kwargs: object) -> object:
                 nonlocal now
                 before = rest.lap(0)
                 now += 1800.0
                 during.append(rest.lap(0).wall_seconds - before.wall_seconds)
                 try:
-                    return call(*args)
+                    return call(*args, **kwargs)
                 finally:
                     now += 1800.0
 
             return moving
 
-        model.begin = moved(begin)
+        model.compute, model.begin = moved(model.compute), moved(model.begin)
         with Forwards(ours.model) as forwards:
             rest, alone = forwards.watch_rest(), forwards.watch()
             rest.start()

@@ -37,7 +37,7 @@ TOLD = {"exception": ZeroDivisionError, "panic": RuntimeFault}
 PREPARED = "prepared"  # the beginning of a forward that was prepared
 AWAITED = ("_awaited",)
 AT_FIRST = ("open_pack", "load", "retain", "resize", "take_many", "split", PREPARED)  # of which there are not many
-LATER = ("begin", "prepare", "ready", "push", "push_rows", "launch", *AWAITED, "take")
+LATER = ("compute", "begin", "prepare", "ready", "push", "push_rows", "launch", *AWAITED, "take")
 CALLS = [*((member, 0) for member in AT_FIRST), *((member, 3) for member in LATER)]
 MORE_CALLS = [*CALLS, *((member, at) for member in (*AT_FIRST, *LATER) for at in (1, 9))]  # where they cost little
 BUDGET_TOKENS = 260
@@ -208,7 +208,7 @@ def test_one_call_that_fails_costs_one_request_at_most(work: Work) -> None:
             reached.add(member)
         audit(model)
     # copies in the trie, or slots that it refers to
-    assert reached >= {"open_pack", "begin", "resize"} | ({"load", "take", "split"} if backend.recurrent else set())
+    assert reached >= {"open_pack", "compute", "resize"} | ({"load", "take", "split"} if backend.recurrent else set())
     assert bool(reached & {*AWAITED}) == (backend.info.backend == "mlx")
     assert (PREPARED in reached) == (work.name == "overlapping" or (backend.info.backend == "mlx" and not backend.recurrent))
 

@@ -47,14 +47,14 @@ class Watched:
         if not callable(method):
             return method
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             self._callers.setdefault(name, set()).add(threading.get_ident())
-            if name in ("begin", "prepare"):
+            if name in ("compute", "begin", "prepare"):
                 parts = [replace(part, pack=part.pack.inner) for part in arguments[0]]
-                if name == "begin" and parts[0].tokens.tolist() == BROKEN:
+                if name == "compute" and parts[0].tokens.tolist() == BROKEN:
                     raise ZeroDivisionError("broken kernel")
-                arguments = (parts,)
-            answer = method(*(a.inner if isinstance(a, Held) else a for a in arguments))
+                arguments = (parts, *arguments[1:])
+            answer = method(*(a.inner if isinstance(a, Held) else a for a in arguments), **named)
             if name in ("split", "take_many"):
                 return type(answer)(Held(part, self._callers, "payload freed") for part in answer)
             if name == "begin":
@@ -147,11 +147,11 @@ def test_arrays_are_made_used_and_freed_by_one_thread_alone(name: str, architect
         gc.collect()
     finally:
         unregister_backend("watched")
-    wanted = {"load", "open_pack", "begin", "fetch", "close", "logits_uncached", "unload"}
+    wanted = {"load", "open_pack", "compute", "close", "logits_uncached", "unload"}
     copies = {*MAKERS, "payload freed"} if architecture in RECURRENT else set()  # else the trie refers to packs
     assert wanted | copies <= {*callers, "restore"}
     overlaps = name in ("overlapping", "mlx") and architecture not in RECURRENT
-    assert ("prepare" in callers) == overlaps
+    assert ("prepare" in callers) == ("begin" in callers) == ("fetch" in callers) == overlaps
     del callers["pack freed"]  # an emptied shell: its arrays went with `close`
     (owner,) = callers["load"]
     assert owner != threading.get_ident()

@@ -13,7 +13,7 @@ import pytest
 from runtime import LanguageModel
 from tests.fakes import engine_of
 
-WATCHED = ("resize", "load", "begin", "take", "take_many", "split", "retain", "close")
+WATCHED = ("resize", "load", "compute", "begin", "take", "take_many", "split", "retain", "close")
 MADE = ("take", "take_many", "split")  # whose answers nobody holds yet
 
 
