@@ -89,7 +89,13 @@ def resolve_options(
     if sampling["order"] != DEFAULTS["order"]:
         sampling |= _what_is_off(sampling["order"], sources)
     made = replace(_PLAIN, **values, sampling=SamplingOptions(**sampling)).check()
-    return ResolvedOptions(made if ends is None else _with_ends(made, ends, sources), sources)
+    if ends is not None and made.grammar is None and not made.ignore_eos and made.eos_token_ids is None:
+        sources["eos_token_ids"] = _joined("model" if ends.eos_token_ids else None, "format" if ends.format_eos else None)
+        stops = tuple(dict.fromkeys((*made.stop, *ends.format_stops))) if made.resolve else made.stop
+        if stops != made.stop:
+            sources["stop"] = _joined(sources["stop"] if made.stop else None, "format")
+        made = replace(made, stop=stops, eos_token_ids=(*ends.eos_token_ids, *ends.format_eos))
+    return ResolvedOptions(made, sources)
 
 
 def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
@@ -132,25 +138,15 @@ def _drop_what_a_ban_excludes(values: dict[str, Any], sources: dict[str, str], l
     sources[lower] = _joined(sources[upper], sources[lower] if values[lower] else None)
 
 
-def _with_ends(options: GenerationOptions, ends: AnswerEnds, sources: dict[str, str]) -> GenerationOptions:
-    """What ends an answer without being asked for; a grammar, one's own eos and `ignore_eos` leave no place for it."""
-    if options.grammar is not None or options.ignore_eos or options.eos_token_ids is not None:
-        return options
-    sources["eos_token_ids"] = _joined("model" if ends.eos_token_ids else None, "format" if ends.format_eos else None)
-    stops = tuple(dict.fromkeys((*options.stop, *ends.format_stops))) if options.resolve else options.stop
-    if stops != options.stop:
-        sources["stop"] = _joined(sources["stop"] if options.stop else None, "format")
-    return replace(options, stop=stops, eos_token_ids=(*ends.eos_token_ids, *ends.format_eos))
-
-
 def _joined(*sources: str | None) -> str:
     return " and ".join(one for one in sources if one is not None) or "default"
 
 
 _PREFIX = "sampling."
 _ORDER, _BANS, _BIASES = _PREFIX + "order", _PREFIX + "banned_tokens", _PREFIX + "logit_bias"
+_PLAIN_VALUES = {f.name: getattr(_PLAIN, f.name) for f in fields(GenerationOptions)}
 _DEFAULTS = {
-    **{f.name: getattr(_PLAIN, f.name) for f in fields(GenerationOptions) if f.name != "sampling"},
+    **{name: value for name, value in _PLAIN_VALUES.items() if name != "sampling"},
     "max_tokens": DEFAULT_MAX_TOKENS,
     **{_PREFIX + name: value for name, value in DEFAULTS.items()},
 }
@@ -173,7 +169,11 @@ def _given(layer: Layer) -> dict[str, Any]:
     if layer is None:
         return {}
     if isinstance(layer, GenerationOptions):
-        found = {f.name: getattr(layer, f.name) for f in fields(layer) if getattr(layer, f.name) != getattr(_PLAIN, f.name)}
+        found = {}
+        for name, plain in _PLAIN_VALUES.items():
+            value = getattr(layer, name)
+            if value != plain:
+                found[name] = value
     elif isinstance(layer, Mapping):
         found = read_options(layer)
     else:

@@ -203,7 +203,7 @@ class Stream:
             return
         self._told = now
         part = slice(self._sent, self._ready)
-        ids = self.new_ids[part]
+        ids, scores = self.new_ids[part], self.scores
         finish = np.zeros(n, np.uint8)
         if n == len(self._texts):
             finish[-1] = int(self.finish)
@@ -214,7 +214,12 @@ class Stream:
             ids=np.array(ids, np.int32),
             token_bytes=tuple(map(self._token_bytes.__getitem__, ids)),
             texts=tuple(self._texts[:n]),
-            **{name: column[part].copy() for name, column in self.scores.columns.items()},
+            logprob=scores.logprob[part].copy(),
+            rank=scores.rank[part].copy(),
+            entropy=scores.entropy[part].copy(),
+            top_ids=scores.top_ids[part].copy(),
+            top_logprobs=scores.top_logprobs[part].copy(),
+            covered_mass=scores.covered_mass[part].copy(),
             origin=origin,
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
