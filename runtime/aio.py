@@ -1,13 +1,11 @@
-"""Event loops and threads: a loop on a thread of its own, and callbacks carried to a loop from another thread."""
+"""An event loop on a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -73,60 +71,3 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     finally:
         thread.stop()  # which cancels it, where it has not ended
         thread.join()
-
-
-_posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
-
-
-@contextmanager
-def together() -> Iterator[None]:
-    """What this thread posts inside leaves at the end, with one wake-up for each loop.
-
-    A wake-up in the middle lets another thread compete for the interpreter with the caller, which has more to post. Inside
-    another `together` it is a part of that one.
-    """
-    if getattr(_posting, "held", None) is not None:
-        yield
-        return
-    held: dict[Mailbox, None] = {}
-    _posting.held = held
-    try:
-        yield
-    finally:
-        _posting.held = None
-        for mailbox in held:
-            mailbox.wake()
-
-
-class Mailbox:
-    """Callbacks for a loop, posted from one other thread; all that wait run in one wake-up, in order."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._woken = False
-
-    def post(self, callback: Callable[[], object]) -> None:
-        """Runs `callback` on the loop soon; not if the loop is closed."""
-        self._waiting.append(callback)
-        held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
-        if held is None:
-            self.wake()
-        else:
-            held[self] = None
-
-    def wake(self) -> None:
-        """Lets the loop look, if anything waits that it was not woken for."""
-        if self._woken:
-            return  # the reader lowers the flag before it empties the queue: it will see this one
-        self._woken = True
-        try:
-            self.loop.call_soon_threadsafe(self._run)
-        except RuntimeError:  # closed
-            self._waiting.clear()
-            self._woken = False
-
-    def _run(self) -> None:
-        self._woken = False
-        while self._waiting:
-            self._waiting.popleft()()

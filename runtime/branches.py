@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,17 +18,18 @@ MOST_BRANCHES = 1024  # of one point: each is a generation of its own, with a pl
 Item = TypeVar("Item")
 
 
+@dataclass(eq=False, repr=False)
 class Branches(AsyncGenerator[tuple[int, Item], None]):
     """An async generator of ``(branch, item)`` in which one branch can be dropped while the others go on.
 
     Attributes:
+        items: What it yields; enough for a reader that drops none.
         dropped: The branches that were.
     """
 
-    def __init__(self, source: AsyncGenerator[tuple[int, Item], None], drop: Callable[[int], None]) -> None:
-        self._source = source
-        self._drop = drop
-        self.dropped: set[int] = set()
+    items: AsyncGenerator[tuple[int, Item], None]
+    _drop: Callable[[int], None]
+    dropped: set[int] = field(default_factory=set, init=False)
 
     @classmethod
     def later(cls, begin: Callable[[], Branches[Item] | Awaitable[Branches[Item]]]) -> Branches[Item]:
@@ -62,11 +64,11 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
 
     async def __anext__(self) -> tuple[int, Item]:
         """The next item, of whichever branch."""
-        return await anext(self._source)
+        return await anext(self.items)
 
     async def asend(self, value: None) -> tuple[int, Item]:
         """The same."""
-        return await self._source.asend(value)
+        return await self.items.asend(value)
 
     async def athrow(
         self,
@@ -76,11 +78,11 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
     ) -> tuple[int, Item]:
         """Raises inside: all branches stop."""
         raised = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
-        return await self._source.athrow(raised.with_traceback(trace) if trace else raised)
+        return await self.items.athrow(raised.with_traceback(trace) if trace else raised)
 
     async def aclose(self) -> None:
         """All branches stop between two steps."""
-        await self._source.aclose()
+        await self.items.aclose()
 
 
 async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, TokenRecord], None]:

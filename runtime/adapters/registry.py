@@ -57,10 +57,14 @@ class Registry:
     Args:
         fingerprint: Of the model's KV, the first part of namespaces.
         vocab: Size of the vocabulary, which bounds ids of invocations.
+
+    Attributes:
+        routing: Of requests that say nothing: the stack in force.
     """
 
     def __init__(self, fingerprint: str, vocab: int) -> None:
-        self._base, self._vocab = Routing(fingerprint), vocab
+        self._vocab = vocab
+        self.routing = Routing(fingerprint)
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}  # by qualified name
         self._stack: tuple[tuple[str, float], ...] = ()  # (qualified name, scale)
@@ -136,7 +140,7 @@ class Registry:
         """Starts unloading: takes it off the stack and refuses new requests."""
         with self._lock:
             self._set(replace(entry, leaving=True))
-            self._stack = tuple(use for use in self._stack if use[0] != entry.qualified)
+            self._set_stack([use for use in self._stack if use[0] != entry.qualified])
 
     def stay(self, entry: Entry) -> None:
         """Reverts `leave`."""
@@ -154,6 +158,7 @@ class Registry:
     def _set(self, entry: Entry) -> None:
         with self._lock:
             self._entries[entry.qualified] = entry
+            self._set_stack(self._stack)
 
     # ---- the stack ----------------------------------------------------------------------------------------------
 
@@ -167,7 +172,7 @@ class Registry:
     def stack_digest(self) -> str:
         """See `digest_of_stack`; of the stack in force."""
         with self._lock:
-            return digest_of_stack(_uses([(self._entries[qualified], scale) for qualified, scale in self._stack]))
+            return digest_of_stack(self.routing.uses)
 
     def push(self, name: str, scale: float) -> None:
         """Pushes an adapter on the stack.
@@ -177,7 +182,7 @@ class Registry:
         """
         with self._lock:
             entry = self._usable(name)
-            self._stack = (*self._stack, (entry.qualified, check_scale(name, scale)))
+            self._set_stack([*self._stack, (entry.qualified, check_scale(name, scale))])
 
     def pop(self) -> tuple[str, float]:
         """Pops the top of the stack; returns its name and scale.
@@ -189,17 +194,23 @@ class Registry:
             if not self._stack:
                 raise AdapterError("the stack of adapters is empty: nothing to pop (push_lora puts one on it)")
             *rest, (qualified, scale) = self._stack
-            self._stack = tuple(rest)
+            self._set_stack(rest)
             return self._entries[qualified].name, scale
 
     def clear(self) -> None:
         """Empties the stack."""
         with self._lock:
-            self._stack = ()
+            self._set_stack(())
+
+    def _set_stack(self, stack: Sequence[tuple[str, float]]) -> None:
+        self._stack = tuple(stack)
+        self.routing = Routing(
+            self.routing.fingerprint, _uses([(self._entries[qualified], scale) for qualified, scale in stack])
+        )
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    def routing(self, adapters: Adapters = None, salt: str = "") -> Routing:
+    def routing_of(self, adapters: Adapters, salt: str) -> Routing:
         """The adapters of a request for its whole duration.
 
         Args:
@@ -209,12 +220,11 @@ class Registry:
         Raises:
             AdapterError: An adapter that is unknown or not loaded.
         """
-        if adapters is None and not self._stack and not salt:
-            return self._base
+        if adapters is None:
+            return Routing(salted(self.routing.fingerprint, salt), self.routing.uses)
         with self._lock:
-            wanted = self._stack if adapters is None else check_adapters(adapters)
-            uses = [(self._usable(name), scale) for name, scale in wanted]
-        return Routing(salted(self._base.fingerprint, salt), _uses(uses))
+            uses = [(self._usable(name), scale) for name, scale in check_adapters(adapters)]
+        return Routing(salted(self.routing.fingerprint, salt), _uses(uses))
 
     def _usable(self, name: str) -> Entry:
         entry = self.find(name)

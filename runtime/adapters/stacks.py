@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +154,11 @@ class Routing:
 
     fingerprint: str  # of the model's KV, `salted` for the request; the first part of namespaces
     uses: Uses = ()  # the adapters in the stack's order
+    plain: Route | None = field(init=False)  # of every path, where no adapter must be activated
+
+    def __post_init__(self) -> None:
+        stack = tuple((digest, scale) for digest, scale, _ in self.uses)
+        object.__setattr__(self, "plain", None if self.invocations else (namespaced(self.fingerprint, stack), ()))
 
     @property
     def invocations(self) -> tuple[tuple[int, ...], ...]:
@@ -170,8 +175,8 @@ class Routing:
         An activated adapter begins at the last occurrence of its invocation sequence in `ids`; without one it does not
         apply (as in peft).
         """
-        if not self.uses:
-            return self.fingerprint, ()
+        if self.plain is not None:
+            return self.plain
         begins = [(digest, scale, _begin(ids, invocation)) for digest, scale, invocation in self.uses]
         edges = sorted({0, *(begin for _, _, begin in begins if begin is not None)})
         names: list[Hashable] = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runtime.adapters.uses import Adapters
 from runtime.aio import LoopThread
-from runtime.api.checks import check_fits, check_ids
+from runtime.api.checks import RequestChecks, check_fits
 from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
 from runtime.options.checking import check_callback, check_value, shown, whole
@@ -227,7 +227,7 @@ class _Bulk:
 
     def _ids(self, ids: Any) -> Sequence[int]:
         info = self.model.info
-        return check_ids(ids, vocab=info.vocab_size, context=info.context_length, stage="text")  # type: ignore[return-value]  # an array of them
+        return RequestChecks(info.vocab_size, info.context_length).ids(ids, "text")  # type: ignore[return-value]  # an array of them
 
     async def _tokenised(
         self, held: Sequence[tuple[int, str | Sequence[int] | RuntimeFault | None]]

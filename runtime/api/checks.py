@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array as packed_ints
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,7 +15,6 @@ from runtime.options.checking import TEXT_FOR_IDS, shown
 from runtime.options.priority import Priority
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
-from runtime.transport.base import Transport
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
@@ -22,27 +22,54 @@ if TYPE_CHECKING:
 MOST_NESTED: Final = 128  # levels of a message or a definition of a tool; templates and pickles recurse over them
 
 
+@dataclass(frozen=True, slots=True)
 class RequestChecks:
-    """Checks token ids against a model's vocabulary and context."""
+    """Checks token ids against a vocabulary and a context."""
 
-    def __init__(self, transport: Transport) -> None:
-        info = transport.state.info
-        self.vocab_size, self.context_length = info.vocab_size, info.context_length
+    vocab_size: int
+    context_length: int
 
-    def ids(self, ids: Sequence[int] | Int32, stage: str = "prompt") -> Int32:
-        """Token ids, ``(n,) int32``.
+    def ids(self, ids: Sequence[int] | np.ndarray[Any, Any], stage: str = "prompt") -> Int32:
+        """Token ids as an array of their own, ``(n,) int32``.
 
         Raises:
-            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary.
+            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
             ContextOverflowError: More than the context holds.
         """
-        return check_ids(ids, vocab=self.vocab_size, context=self.context_length, stage=stage)
+        if isinstance(ids, str | bytes):
+            raise InvalidRequestError(TEXT_FOR_IDS)
+        kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else set()
+        if bool in kinds:
+            raise InvalidRequestError(f"token ids must be whole numbers, not bool{_first_bad(ids)}")
+        try:
+            # of plain ints in half of numpy's time
+            array = np.frombuffer(packed_ints("q", ids), np.int64) if kinds == {int} else np.asarray(ids)
+        except OverflowError:
+            array = np.asarray(ids)
+        except ValueError as error:  # lists of different lengths
+            raise InvalidRequestError(f"token ids must be one flat sequence: {error}") from error
+        if array.ndim != 1 or array.size == 0:
+            raise InvalidRequestError(
+                "no tokens: give at least one token id (an empty prompt has nothing to predict from)"
+                if array.size == 0
+                else f"token ids must be one flat sequence, not {f'of shape {array.shape}' if array.ndim else shown(ids)}"
+            )
+        if array.dtype.kind not in "iu":
+            raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}{_first_bad(ids)}")
+        if array.min() < 0 or array.max() >= self.vocab_size:
+            at = int(np.flatnonzero((array < 0) | (array >= self.vocab_size))[0])
+            raise InvalidRequestError(
+                f"token id {int(array[at])} at position {at} is outside the vocabulary of {self.vocab_size:,}"
+            )
+        if array.size > self.context_length:
+            raise ContextOverflowError(stage, 0, int(array.size), self.context_length)
+        return array.astype(np.int32)
 
     def optional_ids(self, ids: Sequence[int], stage: str) -> Int32:
         """The same, where there may be none; at most the whole vocabulary."""
         if isinstance(ids, Sized) and not isinstance(ids, str | bytes) and not len(ids):
             return np.empty(0, np.int32)
-        return check_ids(ids, vocab=self.vocab_size, context=self.vocab_size, stage=stage)
+        return RequestChecks(self.vocab_size, self.vocab_size).ids(ids, stage)
 
     def batch(self, batch: Sequence[Sequence[int]]) -> list[Int32]:
         """Several sequences.
@@ -133,41 +160,6 @@ def _plain(value: Any, depth: int = 0) -> Any:
             return [_plain(item, depth + 1) for item in value]
         case _:
             return value
-
-
-def check_ids(ids: Sequence[int] | np.ndarray[Any, Any], *, vocab: int, context: int, stage: str = "prompt") -> Int32:
-    """The ids as an array of their own.
-
-    Raises:
-        InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
-        ContextOverflowError: More than the context holds.
-    """
-    if isinstance(ids, str | bytes):
-        raise InvalidRequestError(TEXT_FOR_IDS)
-    kinds = set(map(type, ids)) if isinstance(ids, list | tuple) else set()
-    if bool in kinds:
-        raise InvalidRequestError(f"token ids must be whole numbers, not bool{_first_bad(ids)}")
-    try:
-        # of plain ints in half of numpy's time
-        array = np.frombuffer(packed_ints("q", ids), np.int64) if kinds == {int} else np.asarray(ids)
-    except OverflowError:
-        array = np.asarray(ids)
-    except ValueError as error:  # lists of different lengths
-        raise InvalidRequestError(f"token ids must be one flat sequence: {error}") from error
-    if array.ndim != 1 or array.size == 0:
-        raise InvalidRequestError(
-            "no tokens: give at least one token id (an empty prompt has nothing to predict from)"
-            if array.size == 0
-            else f"token ids must be one flat sequence, not {f'of shape {array.shape}' if array.ndim else shown(ids)}"
-        )
-    if array.dtype.kind not in "iu":
-        raise InvalidRequestError(f"token ids must be whole numbers, not {array.dtype}{_first_bad(ids)}")
-    if array.min() < 0 or array.max() >= vocab:
-        at = int(np.flatnonzero((array < 0) | (array >= vocab))[0])
-        raise InvalidRequestError(f"token id {int(array[at])} at position {at} is outside the vocabulary of {vocab:,}")
-    if array.size > context:
-        raise ContextOverflowError(stage, 0, int(array.size), context)
-    return array.astype(np.int32)
 
 
 def _first_bad(ids: Sequence[Any] | np.ndarray[Any, Any]) -> str:

@@ -89,7 +89,8 @@ class LanguageModel:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._checks = RequestChecks(transport)
+        info = transport.state.info
+        self._checks = RequestChecks(info.vocab_size, info.context_length)
         self._kv, self._adapters = KvCache(transport, self._checks), AdapterStack(transport)
         self._tokenizer_digest: str | None = None
         self._before_text: list[int] | None = None  # the ids of "": what the tokenizer puts before every text
@@ -447,10 +448,10 @@ class LanguageModel:
     ) -> AsyncGenerator[TokenRun, None]:
         """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
         chosen = given(options)
-        stream = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
+        branches = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
         done = 0
         with nullcontext() if progress is False else reporting(progress, "token") as say:
-            async with aclosing(stream) as runs:
+            async with aclosing(branches.items) as runs:
                 async for _, run in runs:
                     yield run
                     if say is not None:
@@ -599,9 +600,16 @@ class LanguageModel:
                     "`speculative` out, or ask for n=1"
                 )
             path = self._checks.ids(ids)
-            terms = request_terms(None, priority, cache_salt)
-            del terms["adapters"]  # the options have them
-            stream = self.transport.stream("continue_many", on_progress=on_progress, ids=path, n=n, options=chosen, **terms)
+            terms = request_terms(None, priority, cache_salt)  # the options have the adapters
+            stream = self.transport.stream(
+                "continue_many",
+                on_progress=on_progress,
+                ids=path,
+                n=n,
+                options=chosen,
+                priority=terms["priority"],
+                cache_salt=terms["cache_salt"],
+            )
             return reporting_ends(stream, progress, n)
 
         return Branches.later(begin)

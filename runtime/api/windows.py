@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from runtime.api.checks import check_ids
+from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import ModelInfo, OnProgress, PromptProgress
 from runtime.records import Int32, TokenRun
@@ -28,7 +28,7 @@ def sliding_windows(ids: Sequence[int], info: ModelInfo, start: int, stride: int
     Raises:
         InvalidRequestError: Ids, a start or a stride out of range.
     """
-    path = check_ids(ids, vocab=info.vocab_size, context=sys.maxsize)
+    path = RequestChecks(info.vocab_size, sys.maxsize).ids(ids)
     if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < info.context_length:
         raise InvalidRequestError(
             f"stride is a whole number from 1 to {info.context_length - 1:,} (the context less one), not {stride!r}"

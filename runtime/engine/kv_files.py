@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.adapters.uses import Adapters
-from runtime.api.checks import check_ids
+from runtime.api.checks import RequestChecks
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
 from runtime.engine.operations import Operations
 from runtime.engine.owner import Engine
@@ -80,7 +80,7 @@ class KvFiles:
     def _read(self, source: Path, upto: int | None) -> int:
         info = self._operations.info
         with open_snapshot(source, info) as snapshot:
-            ids = check_ids(snapshot.ids, vocab=info.vocab_size, context=info.context_length)
+            ids = RequestChecks(info.vocab_size, info.context_length).ids(snapshot.ids)
             job = Job(ids, snapshot.spans[-1][0], before=snapshot.before)
             limit = len(ids) if upto is None else min(upto, len(ids))
             cache, counters = self._engine.scheduler.cache, self._engine.scheduler.counters

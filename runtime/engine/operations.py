@@ -56,7 +56,6 @@ from runtime.scheduler.jobs import (
     Rows,
     ScoreJob,
     StayingJob,
-    TopRows,
     settle,
 )
 from runtime.scheduler.readings import READINGS
@@ -96,7 +95,7 @@ class Operations:
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
         """``(n, vocab)``."""
-        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
+        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
         self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
         return await call.answer()
 
@@ -104,16 +103,17 @@ class Operations:
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
-        call: Call[list[TopLogprobs]] = Call(self.turns.mailbox(), self._engine.nudge)
-        self._query(batch, adapters, priority, cache_salt, TopRows(call, len(batch), n, chosen))
+        call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
+        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch), n, chosen))
         return await call.answer()
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
         """Asks for the distributions after the paths, one for each row."""
-        routing, jobs = self._adapters.routing(adapters, cache_salt), []
+        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
+        routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
         for i, ids in enumerate(batch):
-            namespace, before = routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, Priority(priority), before=before, waiters=[(rows, i)]))
+            namespace, before = routing.plain or routing.route(ids)
+            jobs.append(QueryJob(ids, namespace, urgency, before=before, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
@@ -159,7 +159,7 @@ class Operations:
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes what is not held."""
-        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
+        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
         namespace, before = self.route(ids, adapters)
         job = QueryJob(ids, namespace, before=before, waiters=[(Rows(call, 1), 0)])
         _listen(job, call, on_progress)
@@ -208,7 +208,7 @@ class Operations:
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, when it has ended."""
         job = await self._begin(ids, options)
-        call: Call[TokenRun] = Call(self.turns.mailbox(), partial(self._give_up, job))
+        call: Call[TokenRun] = Call(self.turns.inbox(), partial(self._give_up, job))
         runs: list[TokenRun] = []
         job.on_run = runs.append
         job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
@@ -342,7 +342,7 @@ class Operations:
         following = int(ids[last + 1]) if last + 1 < len(ids) else NO_TOKEN
         path = ids[: last + 1]
         namespace, before = self.route(path, adapters)
-        call: Call[Float32] = Call(self.turns.mailbox(), self._engine.nudge)
+        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
         recurrent = "recurrent" in self._engine.backend.info.attention_kinds
         ends = [path, ids[:first]] if first and recurrent else [path]
         rows = Rows(call, len(ends))
@@ -389,7 +389,7 @@ class Operations:
 
     def route(self, ids: Int32, adapters: Adapters, cache_salt: str = "") -> Route:
         """What a request's KV belongs to, under the adapters it asks for (None: the stack in force) and its salt."""
-        return self._adapters.routing(adapters, cache_salt).route(ids)
+        return self._adapters.routing_of(adapters, cache_salt).route(ids)
 
     def path(self, ids: Int32, adapters: Adapters) -> Job:
         """A path of which nothing is wanted."""
@@ -422,11 +422,11 @@ class Operations:
         self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
     ) -> Any:  # of the job's kind
         """Hands a job over and waits for its answer."""
-        job.future = call = Call[Any](self.turns.mailbox(), partial(self._give_up, job))
+        job.future = call = Call[Any](self.turns.inbox(), partial(self._give_up, job))
         _listen(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
-            job.on_step = lambda step: call.post(partial(on_step, step))
+            job.on_step = lambda step: call.inbox.put(partial(on_step, step))
         self.turns.submit(job)
         return await call.answer()
 
@@ -447,7 +447,7 @@ class Operations:
             on_progress: Hears how far the prompt is.
             on_end: Called at the reader for each job that has ended.
         """
-        stream = Stream(self.turns.mailbox(), on_progress, group.dropped, self._engine.check_process)
+        stream = Stream(self.turns.inbox(), on_progress=on_progress, dropped=group.dropped)
         group.jobs, group.open = jobs, set(jobs)
         for number, job in jobs.items():
             job.on_run = partial(group.run, stream, number)
@@ -533,8 +533,9 @@ class Operations:
             chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         chosen = replace(chosen, seed=seed)
-        routing = self._adapters.routing(chosen.adapters, cache_salt)
-        namespace, before = routing.route(ids)
+        plain = chosen.adapters is None and not cache_salt
+        routing = self._adapters.routing if plain else self._adapters.routing_of(chosen.adapters, cache_salt)
+        namespace, before = routing.plain or routing.route(ids)
         constraint = None
         if chosen.grammar is not None:
             constraint = self._constraint(ids, chosen.grammar, chosen.grammar_prefix)
@@ -549,7 +550,7 @@ class Operations:
             eos=None if chosen.eos_token_ids is None else frozenset(chosen.eos_token_ids),
             sampler=make_sampler(chosen.sampling, seed, chosen.branch, pieces=lambda: self.byte_vocab),
             constraint=constraint,
-            routing=routing if routing.uses and routing.invocations else None,
+            routing=None if routing.plain else routing,
         )
 
     def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
@@ -599,7 +600,7 @@ class _Group:
         if error is not None:
             self.failures[number] = error
         if on_end is not None:
-            stream.post(on_end)
+            stream.inbox.put(on_end)
         if not self.open:
             for dropped in self.dropped:
                 self.failures.pop(dropped, None)
@@ -619,10 +620,10 @@ def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
         )
 
 
-def _listen(job: Job, reader: Reader, on_progress: OnProgress | None) -> None:
+def _listen(job: Job, reader: Reader[Any], on_progress: OnProgress | None) -> None:
     check_callback(on_progress)
     if on_progress is not None:
-        job.on_progress = lambda progress: reader.post(partial(on_progress, progress))
+        job.on_progress = lambda progress: reader.inbox.put(partial(on_progress, progress))
 
 
 def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:

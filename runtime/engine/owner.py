@@ -47,8 +47,6 @@ class Engine:
         self._closing = self._exiting = False
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
-        self._reported = self._looked = 0.0  # monotonic seconds
-        self._stale = False  # the report's largest edges are old ones
         self._phase = "loading"
         self._pid = os.getpid()
         self._freed = threading.Event()  # at exit: the owner thread has freed all it had
@@ -78,25 +76,16 @@ class Engine:
         turn = Turn()
         for job in jobs:
             job.turn = turn
-        fault = self.ended
-        if fault is None:
+        if os.getpid() == self._pid:  # in a forked child no thread answers, and any lock may be held for ever
             with self._wake:
-                fault = self.ended  # it may have been closed just now
-                if fault is None:
+                if not self._closing:
                     self._inbox.extend(jobs)
                     self._wake.notify()
-        if fault is not None:
-            for job in jobs:
-                job.fail(fault)
-
-    def check_process(self) -> None:
-        """Refuses a forked child, where no thread answers and any lock may be held for ever.
-
-        Raises:
-            ForkedError: The model was loaded by another process.
-        """
-        if os.getpid() != self._pid:
-            raise ForkedError.of(self._pid)
+                    return
+        fault = self.ended
+        assert fault is not None  # it was closed, or is another process's
+        for job in jobs:
+            job.fail(fault)
 
     @property
     def ended(self) -> RuntimeFault | None:
@@ -185,10 +174,7 @@ class Engine:
         scheduler.blocks.wake = self.nudge
         self._answer_load((backend, scheduler))
         try:
-            while self._collect(scheduler):
-                scheduler.step()
-                if not scheduler.busy or time.monotonic() - self._reported > REPORT_SECONDS:
-                    self._renew_report(scheduler)
+            self._work(scheduler)
             fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
         except BaseException as error:  # the loop itself failed: a bug of ours
             log.exception("the scheduler stopped")
@@ -214,30 +200,34 @@ class Engine:
             else:
                 self._ready.set_result(outcome)
 
-    def _collect(self, scheduler: Scheduler) -> bool:
-        """Takes what arrived; waits when there is nothing to do. False: time to end."""
-        while True:
-            with self._wake:
-                if self._inbox or scheduler.busy or self._closing:
-                    arrived, self._inbox = self._inbox, []
-                    closing = self._closing
-                    break
-                self._phase = "idle"
-                rested = not self._wake.wait(REST_SECONDS if self._stale else None)
-            if rested:
-                self._renew_report(scheduler, rested=True)
-        self._phase = "step"
-        scheduler.submit(arrived)
-        return not closing
+    def _work(self, scheduler: Scheduler) -> None:
+        """Works on what arrives until the model is closed; waits when there is nothing to do.
 
-    def _renew_report(self, scheduler: Scheduler, *, rested: bool = False) -> None:
-        """Makes the report anew; its largest edges every `REPORT_SECONDS` while answers follow each other."""
-        self._reported = time.monotonic()
-        few = scheduler.cache.trie.edges <= FEW_EDGES
-        self._stale = not (rested or few or self._reported - self._looked > REPORT_SECONDS)
-        if not self._stale:
-            self._looked = self._reported
-        self.report = scheduler.cache.report(look=not self._stale)
+        The report is made anew whenever there is nothing more to do, its largest edges every `REPORT_SECONDS` while answers
+        follow each other.
+        """
+        reported = looked = 0.0  # monotonic seconds
+        stale = False  # the report's largest edges are old ones
+        while True:
+            rested = False
+            with self._wake:
+                while not (self._inbox or scheduler.busy or self._closing or rested):
+                    self._phase = "idle"
+                    rested = not self._wake.wait(REST_SECONDS if stale else None)
+                if self._closing:
+                    return
+                arrived, self._inbox = self._inbox, []
+            if arrived or scheduler.busy:
+                self._phase, rested = "step", False
+                scheduler.submit(arrived)
+                scheduler.step()
+            now = time.monotonic()
+            if not scheduler.busy or now - reported > REPORT_SECONDS:
+                reported = now
+                stale = not (rested or scheduler.cache.trie.edges <= FEW_EDGES or now - looked > REPORT_SECONDS)
+                if not stale:
+                    looked = now
+                self.report = scheduler.cache.report(look=not stale)
 
 
 def _rest_for_good() -> None:

@@ -32,7 +32,7 @@ class RemoteTransport:
     def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:
         self._thread, self._client, self._operations = thread, client, operations
         self.capabilities = operations.capabilities
-        self._turns: Turns[None] = Turns(lambda _: None)  # for its mailboxes
+        self._turns: Turns[None] = Turns(lambda _: None)  # for its inboxes
         self._owner = os.getpid()
         self._ending: RuntimeFault | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -106,7 +106,7 @@ class RemoteTransport:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             self._check()
-            stream = Stream(self._turns.mailbox(), on_progress, dropped, self._check)
+            stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
             operation = self._operations.streams[method]
             future = self._thread.submit(self._run(_streamed(operation, stream, tasks, arguments)))
             try:

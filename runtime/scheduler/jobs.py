@@ -72,10 +72,6 @@ class Job:
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
 
-    def path(self) -> Job:
-        """Its path alone, without whatever waits for it and the answer."""
-        return Job(self.ids, self.namespace, before=self.before)
-
     @property
     def abandoned(self) -> bool:
         """Whether nothing waits for it any more."""
@@ -117,28 +113,41 @@ class Waiter(Protocol):
         """It failed."""
 
 
+@dataclass(slots=True, eq=False)
 class Rows:
-    """Several queries that are answered as one array ``(n, vocab) float32``, each written where it belongs; owner thread.
+    """Several queries that are answered together, each written where it belongs; owner thread.
 
     Args:
-        waiter: Gets the array; the first error of a row goes there instead.
+        waiter: Gets an array ``(n, vocab) float32``, or a list of `TopLogprobs`; the first error of a row goes there instead.
         n: Rows.
+        top: The likeliest tokens of each that are answered, as far as the vocabulary goes, 0 for the chosen ids alone: no array
+            of all rows is made. None: the array.
+        chosen: Ids within the vocabulary that are answered beside them.
     """
 
-    def __init__(self, waiter: Waiter, n: int) -> None:
-        self.waiter = waiter
-        self.failed = False  # no row is waited for any more
-        self._n = self._left = n
-        self._rows: Any = None  # what is answered
+    waiter: Waiter
+    n: int
+    top: int | None = None
+    chosen: Sequence[int] = ()
+    failed: bool = False  # no row is waited for any more
+    known: int = 0  # rows so far
+    answer: Any = None
 
     def put(self, i: int, last: Distribution) -> None:
         """Row `i` is known."""
         if self.failed:
             return
-        self._write(i, last)
-        self._left -= 1
-        if not self._left:
-            settle(self.waiter, self._rows)
+        if self.answer is None:
+            self.answer = np.empty((self.n, len(last.raw)), np.float32) if self.top is None else [None] * self.n
+        if self.top is None:
+            last.logprobs(self.answer[i])
+        else:
+            row = last.logprobs()
+            ids, logprobs = top_k(row[None], min(self.top, len(row)))
+            self.answer[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self.chosen})
+        self.known += 1
+        if self.known == self.n:
+            settle(self.waiter, self.answer)
 
     def fail(self, error: BaseException) -> None:
         """One of the rows could not be computed."""
@@ -146,38 +155,12 @@ class Rows:
             self.failed = True
             settle(self.waiter, error=error)
 
-    def _write(self, i: int, last: Distribution) -> None:
-        if self._rows is None:
-            self._rows = np.empty((self._n, len(last.raw)), np.float32)
-        last.logprobs(self._rows[i])
 
-
-class TopRows(Rows):
-    """Several queries of which the likeliest tokens and some chosen ids are answered: no array of all rows is made.
-
-    Args:
-        waiter: Gets a list of `TopLogprobs`.
-        n: Rows.
-        k: Tokens of each, as far as the vocabulary goes; 0 for the chosen ids alone.
-        chosen: Ids within the vocabulary, of every row.
-    """
-
-    def __init__(self, waiter: Waiter, n: int, k: int, chosen: Sequence[int] = ()) -> None:
-        super().__init__(waiter, n)
-        self._k, self._chosen = k, chosen
-        self._rows = [None] * n
-
-    def _write(self, i: int, last: Distribution) -> None:
-        row = last.logprobs()
-        ids, logprobs = top_k(row[None], min(self._k, len(row)))
-        self._rows[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self._chosen})
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with the row that is this query's
+    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row; none any more once they are answered
     _key: tuple[Namespace, bytes] | None = None
 
     @property
@@ -191,11 +174,13 @@ class QueryJob(Job):
         """Every waiter gets the error."""
         for rows, _ in self.waiters:
             rows.fail(error)
+        self.waiters = []
 
     def answer(self, last: Distribution) -> None:
-        """Every waiter gets an array of its own."""
+        """Every waiter gets a row of its own."""
         for rows, i in self.waiters:
             rows.put(i, last)
+        self.waiters = []
 
     @property
     def abandoned(self) -> bool:
@@ -237,6 +222,7 @@ class StayingJob(Job, ABC):
     """A job that keeps its place when its path is there, and goes on from it."""
 
     kind = "generate"
+    constraint: Constraint | None = None  # where it stands in its grammar; this job's alone
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -246,9 +232,10 @@ class StayingJob(Job, ABC):
     def leave(self) -> None:
         """No caller waits: it has ended without an error."""
 
-    @abstractmethod
     def begin_masks(self) -> None:
         """Has what its grammar allows first worked out, while its path is computed."""
+        if self.constraint is not None:
+            self.constraint.begin()
 
 
 @dataclass(slots=True, eq=False)
@@ -260,7 +247,6 @@ class GenerateJob(StayingJob):
     on_run: Callable[[TokenRun], None] = nothing
     on_end: Callable[[BaseException | None], None] = nothing
     eos: frozenset[int] | None = None  # None: the model's own
-    constraint: Constraint | None = None  # where the answer stands in its grammar; this job's alone
     routing: Routing | None = None  # of adapters that the answer itself may activate
 
     def uses(self, digest: str) -> bool:
@@ -282,10 +268,6 @@ class GenerateJob(StayingJob):
     def leave(self) -> None:
         """The stream ends."""
         self.on_end(None)
-
-    def begin_masks(self) -> None:
-        if self.constraint is not None:
-            self.constraint.begin()
 
 
 @dataclass(slots=True, eq=False)
@@ -348,7 +330,6 @@ class BeamJob(StayingJob):
     """The best continuations of the path that a beam search finds."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
-    constraint: Constraint | None = None  # where a hypothesis stands in its grammar; this job's alone
     on_step: OnStep = nothing  # runs on the owner thread and must not block
     future: Waiter = field(default_factory=Future)
 
@@ -361,7 +342,3 @@ class BeamJob(StayingJob):
 
     def leave(self) -> None:
         """No caller waits."""
-
-    def begin_masks(self) -> None:
-        if self.constraint is not None:
-            self.constraint.begin()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from runtime.backends.base import Backend
 from runtime.options.load import LoadOptions
@@ -23,7 +24,7 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.stream import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
@@ -69,24 +70,9 @@ class Scheduler:
         self._stayed = False  # whether a job still waits after a step
         self._unlooked = 0  # steps until those that wait are looked through again
         self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
-        self._queries: dict[object, QueryJob] = {}
-        self._prompts = Prompts(
-            options,
-            self.cache,
-            self.counters,
-            self._ledger,
-            guard=self._guard,
-            forget=self._forget,
-            start=self._start,
-            park=self._park,
-            others_give_way=lambda: self._background.make_way(),
-        )
-        means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
-        self._background = Background(means)
+        self._queries: WeakValueDictionary[object, QueryJob] = WeakValueDictionary()  # those in work or waiting, by key
         self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
-        self._leaving: list[
-            tuple[str, Future[None]]
-        ] = []  # adapters (by digest), and the calls that wait for them to be out of use
+        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (digests) to be unused, and the calls that wait for that
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
@@ -105,6 +91,23 @@ class Scheduler:
             lambda: self._background.make_way() or self._prompts.make_way(),
             vocabulary,
         )
+        self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
+            GenerateJob: self._decoding.start,
+            FanJob: self._decoding.start,
+            BeamJob: self._beams.start,
+        }  # what goes on from a prompt
+        self._prompts = Prompts(
+            options,
+            self.cache,
+            self.counters,
+            self._ledger,
+            fail=self._fail,
+            starts=self._starts,
+            park=self._park,
+            others_give_way=lambda: self._background.make_way(),
+        )
+        means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        self._background = Background(means)
         self.steps = 0
         self.counters.publish(self.cache)
 
@@ -127,7 +130,7 @@ class Scheduler:
                 self._queries[job.key] = job
             else:
                 self._ledger.enter(job)
-                if isinstance(job, StayingJob):
+                if isinstance(job, StayingJob) and job.constraint is not None:
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
@@ -145,7 +148,10 @@ class Scheduler:
             if job.abandoned:
                 self._drop_waiting(job)
             else:
-                self._guard(job, partial(self._admit, job))
+                try:
+                    self._admit(job)
+                except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+                    self._fail(job, error)
         self._stayed = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
             self.blocks.step(beside=bool(self._decoding.rows or self._beams.running or self._prompts.running))
@@ -191,7 +197,6 @@ class Scheduler:
         ends += [partial(settle, future, error=error) for _, future in self._leaving]
         all_of(ends)
         self._waiting.clear()
-        self._queries.clear()
         self._leaving.clear()
 
     def _fail_waiting(self, job: Job, error: BaseException) -> None:
@@ -204,7 +209,7 @@ class Scheduler:
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._prompts, self._decoding, self._beams  # they refer to it, and have the vocabulary
+        del self._starts, self._prompts, self._decoding, self._beams  # they refer to it, and have the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
         """Every query that waits fails with `error`; generations and scores go on."""
@@ -214,7 +219,6 @@ class Scheduler:
             self._end_restore(prefill, error)
         for job in self._waiting.drop(lambda job: isinstance(job, QueryJob)):
             job.fail(error)
-        self._queries.clear()
 
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
@@ -240,26 +244,15 @@ class Scheduler:
 
     def _drop_waiting(self, job: Job) -> None:
         """A request whose caller has gone ends before it is placed."""
-        self._forget(job)
         self._ledger.leave(job, "cancelled")
         if isinstance(job, StayingJob):
             job.leave()
 
-    def _guard(self, job: Job, act: Callable[[], None]) -> bool:
-        """A job that fails ends no other."""
-        try:
-            act()
-        except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
-            self._forget(job)
-            self._ledger.leave(job, "error")
-            self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
-            job.fail(typed(error))
-            return False
-        return True
-
-    def _forget(self, job: Job) -> None:
-        if isinstance(job, QueryJob) and self._queries.get(job.key) is job:
-            del self._queries[job.key]
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """A job that has no place ends with an error, which may be no Exception (a native panic)."""
+        self._ledger.leave(job, "error")
+        self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
+        job.fail(typed(error))
 
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
@@ -304,14 +297,13 @@ class Scheduler:
             if isinstance(job, QueryJob):
                 self.counters.tokens_reused += len(job.ids)
                 self.counters.publish(self.cache)
-                self._forget(job)
                 self.cache.answered(job)
                 job.answer(known)
                 return
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
                 prefill.tell()
-                self._start(prefill, known)
+                self._starts[type(job)](prefill, known)
                 return
             self.cache.leave(prefill)
         if self.blocks.thread is not None and self.blocks.restores.worth(job):
@@ -327,24 +319,18 @@ class Scheduler:
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
-    def _start(self, prefill: Prefill, last: Distribution) -> None:
-        """What goes on from a prompt begins, with what follows it."""
-        if isinstance(prefill.job, BeamJob):
-            self._beams.start(prefill, last.logprobs())
-        else:
-            self._decoding.start(prefill, last)
-
     def _go_on(self, cursor: Prefill) -> None:
         """What was stored of a job's path is in place: it is admitted as if that had never been away."""
         try:
-            self._guard(cursor.job, partial(self._admit, cursor.job))
+            self._admit(cursor.job)
+        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+            self._fail(cursor.job, error)
         finally:
             self.cache.leave(cursor)  # now: the job stands there itself
 
     def _end_restore(self, cursor: Prefill, error: BaseException | None) -> None:
         """A job whose path was being restored ends here: with the error, or because no caller waits."""
         job = cursor.job
-        self._forget(job)
         self.cache.leave(cursor)
         self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
         if error is not None:

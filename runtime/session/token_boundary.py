@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from runtime.api.checks import check_ids
+from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import Message
 from runtime.trie.tree import common_prefix
@@ -60,7 +60,7 @@ class TokenBoundary:
             InvalidRequestError: None, no whole numbers, or outside the vocabulary.
         """
         try:
-            plain: list[int] = check_ids(ids, vocab=self._model.info.vocab_size, context=1 << 62).tolist()
+            plain: list[int] = RequestChecks(self._model.info.vocab_size, 1 << 62).ids(ids).tolist()
         except InvalidRequestError as refused:
             raise InvalidRequestError(f"{what}: {refused}") from refused
         return plain

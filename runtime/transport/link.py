@@ -150,15 +150,6 @@ class EngineLink:
         """Whether this is a forked child of the process that has the engine: nothing answers here, any lock may be held."""
         return os.getpid() != self._pid
 
-    def check_process(self) -> None:
-        """Refuses a forked child.
-
-        Raises:
-            ForkedError: The engine is another process's.
-        """
-        if self.forked:
-            raise ForkedError.of(self._pid)
-
     def next_id(self) -> int:
         """A number for a call."""
         return next(self._numbers)

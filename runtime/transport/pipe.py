@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from runtime.aio import Mailbox
 from runtime.api.language_model import LanguageModel
 from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends.registry import available_backends, dotted_backends
@@ -31,7 +31,7 @@ from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
 from runtime.transport.messages import Call as CallMessage
 from runtime.transport.messages import Load, Loaded, encode
 from runtime.transport.methods import CAPABILITIES, METHODS
-from runtime.transport.waiting import Call, Stream, Turns
+from runtime.transport.waiting import Call, Mailbox, Stream, Turns
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +48,12 @@ class CallWaiter:
     def progress(self, progress: PromptProgress) -> None:
         """How far its prompt is."""
         if self.on_progress is not None:
-            self.call.post(partial(self.on_progress, progress))
+            self.call.inbox.put(partial(self.on_progress, progress))
 
     def step(self, step: BeamStep) -> None:
         """The beams of a search after one step."""
         if self.on_step is not None:
-            self.call.post(partial(self.on_step, step))
+            self.call.inbox.put(partial(self.on_step, step))
 
     def result(self, value: Any) -> None:
         """The answer."""
@@ -149,7 +149,7 @@ class PipeTransport:
         self._check_answer(method, arguments)
         if METHODS[method].steps:
             arguments["watched"] = on_step is not None
-        waiter = CallWaiter(Call(self._turns.mailbox()), on_progress, on_step)
+        waiter = CallWaiter(Call(self._turns.inbox()), on_progress, on_step)
         ticket = self._ticket(method, arguments, waiter)
         self._turns.submit(ticket)
         try:
@@ -164,7 +164,7 @@ class PipeTransport:
         begun: list[Callable[[int], None]] = []  # tells the engine of one more that was dropped
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            stream = Stream(self._turns.mailbox(), on_progress, dropped, self._link.check_process)
+            stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
             ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
             self._turns.submit(ticket)
 
@@ -193,7 +193,7 @@ class PipeTransport:
     def post(self, method: str, **arguments: Any) -> None:
         """Sends it and waits for nothing."""
         self._turns.flush()
-        self._link.submit([self._ticket(method, arguments, CallWaiter(Call(None)))])
+        self._link.submit([self._ticket(method, arguments, CallWaiter(Call(queue.SimpleQueue())))])
 
     def heartbeat(self) -> tuple[int, str, int]:
         """The link watches its process itself."""
@@ -289,7 +289,7 @@ async def spawn(
 
         def tell(heard: LoadProgress) -> None:
             if hear is not None:
-                loaded.post(partial(_tell, hear, heard, loaded))
+                loaded.inbox.put(partial(_tell, hear, heard, loaded))
 
         link = EngineLink(
             make_load,

@@ -10,14 +10,18 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence, Set
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence, Set
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from runtime.aio import Mailbox
+from runtime.errors import ForkedError
 from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
@@ -111,148 +115,200 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-class Reader:
+_posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What this thread posts inside leaves at the end, with one wake-up for each loop.
+
+    A wake-up in the middle lets another thread compete for the interpreter with the caller, which has more to post. Inside
+    another `together` it is a part of that one.
+    """
+    if getattr(_posting, "held", None) is not None:
+        yield
+        return
+    held: dict[Mailbox, None] = {}
+    _posting.held = held
+    try:
+        yield
+    finally:
+        _posting.held = None
+        for mailbox in held:
+            mailbox.wake()
+
+
+class Mailbox:
+    """Callbacks for a loop, put in from one other thread; all that wait run in one wake-up, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    def put(self, callback: Callable[[], object]) -> None:
+        """Runs `callback` on the loop soon; not if the loop is closed."""
+        self._waiting.append(callback)
+        held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
+        if held is None:
+            self.wake()
+        else:
+            held[self] = None
+
+    def wake(self) -> None:
+        """Lets the loop look, if anything waits that it was not woken for."""
+        if self._woken:
+            return  # the reader lowers the flag before it empties the queue: it will see this one
+        self._woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # closed
+            self._waiting.clear()
+            self._woken = False
+
+    def _run(self) -> None:
+        self._woken = False
+        while self._waiting:
+            self._waiting.popleft()()
+
+
+Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a thread that blocks
+
+
+@dataclass(eq=False)
+class Reader(Generic[T]):
     """What waits for other threads' callbacks; they run on its loop, or in its blocked thread while it waits.
 
     Args:
-        mailbox: Of the loop; None for a thread that blocks.
+        inbox: Where any thread puts callbacks, which run in order.
         given_up: Called where the wait ends without what was waited for.
-
-    Attributes:
-        post: Runs a callback at the reader soon; from any thread, in order.
+        left: It reads no more.
     """
 
-    def __init__(self, mailbox: Mailbox | None, given_up: Callable[[], object] | None = None) -> None:
-        self._mailbox, self._given_up = mailbox, given_up
-        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.post: Callable[[Callable[[], object]], None] = self._queue.put if mailbox is None else mailbox.post
-        self._waiter: asyncio.Future[None] | None = None
-        self.left = False  # it reads no more
+    inbox: Inbox
+    given_up: Callable[[], object] | None = None
+    left: bool = False
+    _arrived: deque[T] = field(default_factory=deque, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    _process: int = field(default_factory=os.getpid, init=False)
 
     def cancelled(self) -> bool:
         """Whether nothing is read any more: the reader has left, its loop was closed, or its wait cancelled."""
-        if self.left or self._mailbox is None:
+        if self.left or not isinstance(self.inbox, Mailbox):
             return self.left
-        return self._mailbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
+        return self.inbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
 
-    def _wake(self) -> None:
-        """Ends the wait on a loop; called by callbacks."""
+    def _receive(self, item: T) -> None:
+        """The callback that brings something."""
+        self._arrived.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        """Returns after a callback, which may have brought what was waited for."""
-        if self._mailbox is None:
-            self._queue.get()()
-        else:
-            self._waiter = self._mailbox.loop.create_future()
+        """Returns after a callback, which may have brought what was waited for.
+
+        Raises:
+            ForkedError: This thread blocks in a process that was forked meanwhile, where nothing arrives.
+        """
+        if isinstance(self.inbox, Mailbox):
+            self._waiter = self.inbox.loop.create_future()
             await self._waiter
+        elif os.getpid() != self._process:
+            raise ForkedError.of(self._process)
+        else:
+            self.inbox.get()()
 
 
-class Call(Reader, Generic[T]):
-    """One answer on its way. The producing side sees the parts of a `concurrent.futures.Future` that it needs."""
-
-    _settled = False
-    _value: T | None = None
-    _error: BaseException | None = None
+class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
+    """One answer on its way, the first that arrives. Its producer sees what it needs of a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
         """Waits for it."""
         try:
-            while not self._settled:
+            while not self._arrived:
                 await self._wait()
         except BaseException:
             self.left = True
-            if self._given_up is not None:
-                self._given_up()
+            if self.given_up is not None:
+                self.given_up()
             raise
         finally:
-            self._given_up = None  # it may refer to what holds this: a cycle would be freed late
+            self.given_up = None  # it may refer to what holds this: a cycle would be freed late
         self.left = True
-        if self._error is not None:
-            raise _raisable(self._error)
-        return self._value  # type: ignore[return-value]  # settled without an error
+        value, error = self._arrived[0]
+        if error is not None:
+            raise _raisable(error)
+        answer: T = value
+        return answer
 
     # ---- the producer ----------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Whether it was settled, or is not waited for."""
-        return self._settled or self.cancelled()
+        return bool(self._arrived) or self.cancelled()
 
     def set_result(self, value: T) -> None:
         """The answer."""
-        self.post(partial(self._settle, value, None))
+        self.inbox.put(partial(self._receive, (value, None)))
 
     def set_exception(self, error: BaseException) -> None:
         """The failure."""
-        self.post(partial(self._settle, None, error))
-
-    def _settle(self, value: T | None, error: BaseException | None) -> None:
-        if not self._settled:
-            self._settled, self._value, self._error = True, value, error
-            self._wake()
+        self.inbox.put(partial(self._receive, (None, error)))
 
 
-class Stream(Reader):
+@dataclass(eq=False, kw_only=True)
+class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
     """Runs of tokens on their way, by branch; a plain stream is branch 0 alone.
 
     Args:
-        mailbox: Of the reader's loop; None for a thread that blocks.
+        inbox: Of the reader.
         on_progress: Hears how far the prompt is, at the reader.
         dropped: Branches of which nothing is wanted; may grow.
-        resumed: Called in a blocked thread before it goes on after a run: it may have been forked meanwhile.
     """
 
-    def __init__(
-        self, mailbox: Mailbox | None, on_progress: OnProgress | None, dropped: Set[int], resumed: Callable[[], None]
-    ) -> None:
-        if on_progress is not None:
-            check_callback(on_progress)
-        super().__init__(mailbox)
-        self._on_progress, self._dropped, self._resumed = on_progress, dropped, resumed
-        self._arrived: dict[int, list[TokenRun]] = {}  # by branch, in the order of first arrivals
-        self._over = False
-        self._error: BaseException | None = None
+    on_progress: OnProgress | None
+    dropped: Set[int]
+
+    def __post_init__(self) -> None:
+        if self.on_progress is not None:
+            check_callback(self.on_progress)
 
     async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
         """What arrived since it was last asked, one run for each branch; an error follows all that came before it."""
+        over, error = False, None
         try:
-            while self._arrived or not self._over:
-                if not self._arrived:
+            while not over:
+                while not self._arrived:
                     await self._wait()
-                arrived, self._arrived = self._arrived, {}
+                arrived: dict[int, list[TokenRun]] = {}  # by branch, in the order of first arrivals
+                while self._arrived:
+                    branch, item = self._arrived.popleft()
+                    if isinstance(item, TokenRun):
+                        arrived.setdefault(branch, []).append(item)
+                    else:
+                        over, error = True, item
                 for branch, runs in arrived.items():
-                    if branch not in self._dropped:
+                    if branch not in self.dropped:
                         yield branch, runs[0] if len(runs) == 1 else TokenRun.concat(runs)
-                        if self._mailbox is None:
-                            self._resumed()
         finally:
             self.left = True
-        if self._error is not None:
-            raise _raisable(self._error)
+        if error is not None:
+            raise _raisable(error)
 
     # ---- the producer ----------------------------------------------------------------------------------------
 
     def chunk(self, run: TokenRun, branch: int = 0) -> None:
         """Some more tokens."""
-        self.post(partial(self._arrive, branch, run))
+        self.inbox.put(partial(self._receive, (branch, run)))
 
     def progress(self, progress: PromptProgress) -> None:
         """How far the prompt is."""
-        if self._on_progress is not None:
-            self.post(partial(self._on_progress, progress))
+        if self.on_progress is not None:
+            self.inbox.put(partial(self.on_progress, progress))
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing follows."""
-        self.post(partial(self._end, error))
-
-    def _arrive(self, branch: int, run: TokenRun) -> None:
-        self._arrived.setdefault(branch, []).append(run)
-        self._wake()
-
-    def _end(self, error: BaseException | None) -> None:
-        self._over, self._error = True, error
-        self._wake()
+        self.inbox.put(partial(self._receive, (0, error)))
 
 
 class Turns(Generic[T]):
@@ -267,10 +323,10 @@ class Turns(Generic[T]):
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._pending: dict[asyncio.AbstractEventLoop, list[T]] = {}
 
-    def mailbox(self) -> Mailbox | None:
-        """Of whatever runs now; all of one loop share a wake-up. None for a thread that blocks."""
+    def inbox(self) -> Inbox:
+        """Of whatever runs now; all of one loop share a wake-up."""
         if _mode.blocking:
-            return None
+            return queue.SimpleQueue()
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:

@@ -27,7 +27,7 @@ from runtime.scheduler.jobs import BeamJob, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.distributions import non_finite, normalise
+from runtime.scheduler.prefill.distributions import Distribution, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
@@ -78,8 +78,8 @@ class Beams:
         self._vocabulary = vocabulary
         self.running: list[Running] = []
 
-    def start(self, prefill: Prefill, last: Float32) -> None:
-        """A search's prompt is in place: its first tokens come from the distribution after it ``(vocab,)``."""
+    def start(self, prefill: Prefill, last: Distribution) -> None:
+        """A search's prompt is in place: its first tokens come from the distribution after it."""
         job = prefill.job
         assert isinstance(job, BeamJob)
         room, asked = self._vocabulary.context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
@@ -99,7 +99,7 @@ class Beams:
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
         self._counters.publish(self._cache)  # before the first step: with it the caller sees what the prompt cost
-        self._guard(one, lambda: self._choose(one, last[None], None))
+        self._guard(one, lambda: self._choose(one, last.logprobs()[None], None))
 
     def step(self) -> None:
         """One more token for the beams of every search."""

@@ -95,7 +95,8 @@ class Cache:
                 self.workspaces.leave(workspace, drop=not self.enabled)
             raise
         matched = max(lease.matched, depth)
-        self._last = LastRequest(job.path(), first_wanted, depth, matched, clock, self.enabled, node)
+        path = Job(job.ids, job.namespace, before=job.before)
+        self._last = LastRequest(path, first_wanted, depth, matched, clock, self.enabled, node)
         prefill = Prefill(
             job,
             workspace,
@@ -149,7 +150,8 @@ class Cache:
 
     def answered(self, job: Job) -> None:
         """The job needed no place: all that it asked for was remembered."""
-        self._last = LastRequest(job.path(), len(job.ids), len(job.ids), len(job.ids), 0, self.enabled, self.trie.root)
+        path, n = Job(job.ids, job.namespace, before=job.before), len(job.ids)
+        self._last = LastRequest(path, n, n, n, 0, self.enabled, self.trie.root)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
         """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
@@ -410,7 +412,7 @@ class LastRequest:
     """What is known when a request is placed; the reason is worked out when it is asked for.
 
     Args:
-        job: Its path.
+        job: Its path alone, without whatever waits for the answer.
         wanted: Tokens that could have been taken from the cache: beyond them rows are wanted.
         depth: Tokens that were.
         matched: Tokens whose KV was held, whether or not one could go on after them.

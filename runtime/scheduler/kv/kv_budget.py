@@ -233,7 +233,7 @@ class KvBudget:
         for prefill in self.live:
             if before is None or prefill.job.order < before:
                 places.setdefault(prefill.workspace, []).append(prefill.slot)
-                if not prefill.done:
+                if prefill.at < prefill.total:
                     unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
         taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
         for workspace, standing in places.items():

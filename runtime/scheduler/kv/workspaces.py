@@ -111,10 +111,8 @@ class Placed(Protocol):
 
     workspace: Workspace
     tagged: Tagged
-
-    @property
-    def done(self) -> bool:
-        """Whether every token is in place."""
+    at: int  # tokens in place
+    total: int
 
 
 class Workspaces:
@@ -257,7 +255,7 @@ class Workspaces:
         common: dict[Workspace, int] = {}
         for other in live:
             workspace, path = other.workspace, other.tagged
-            if not (other.done or workspace.retired):
+            if other.at < other.total and not workspace.retired:
                 filled[workspace] = filled.get(workspace, 0) + len(path)
                 common[workspace] = max(common.get(workspace, 0), common_prefix(path, ids))
         for workspace, n in common.items():

@@ -73,12 +73,14 @@ class Distribution:
         top: The largest of them.
         log_total: The logarithm of the sum over what lies below it.
         mass: The sum of exp over the log-probabilities; 1 but for rounding.
+        memory: The array that keeps the memory of `raw` alive.
     """
 
     raw: Float32
     top: np.float32
     log_total: np.float32
     mass: float
+    memory: Float32
 
     def logprobs(self, out: Float32 | None = None) -> Float32:
         """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
@@ -88,7 +90,8 @@ class Distribution:
 
     def alone(self) -> Distribution:
         """The same in memory of its own."""
-        return Distribution(self.raw.copy(), self.top, self.log_total, self.mass)
+        raw = self.raw.copy()
+        return Distribution(raw, self.top, self.log_total, self.mass, raw)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +118,12 @@ class ChunkLogits:
         else:
             rows, tops, log_totals, masses, finite = self.raw.normalised(np.array(self.ends, np.int64))
         rows.flags.writeable = False
-        self.after = {}
-        for end, sound, *parts in zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True):
-            self.after[end] = Distribution(*parts) if sound else None
+        memory, self.after = rows, {}
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        parts = zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True)
+        for end, sound, raw, top, log_total, mass in parts:
+            self.after[end] = Distribution(raw, top, log_total, mass, memory) if sound else None
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.
@@ -202,18 +208,17 @@ class LogitsCache:
             return
         if key in self._rows:
             self.drop(key)
-        whole = _whole(row.raw)
-        if self._most is not None or whole.nbytes > self._budget:
+        if self._most is not None or row.memory.nbytes > self._budget:
             row = row.alone()
-            whole = row.raw
-        block = self._blocks.get(id(whole))
+        size, place = row.memory.nbytes, id(row.memory)
+        block = self._blocks.get(place)
         if block is None:
-            if self.bytes + whole.nbytes > self._budget:
-                self._shrink(self._budget - whole.nbytes)
-            if not self._room(whole.nbytes):
+            if self.bytes + size > self._budget:
+                self._shrink(self._budget - size)
+            if not self._room(size):
                 return
-            block = self._blocks[id(whole)] = Block(whole.nbytes)
-            self.bytes += whole.nbytes
+            block = self._blocks[place] = Block(size)
+            self.bytes += size
         block.keys.add(key)
         self._rows[key] = row
         if self._most is not None:
@@ -228,7 +233,7 @@ class LogitsCache:
         """Forgets one row, if it is there."""
         row = self._rows.pop(key, None)
         if row is not None:
-            place = id(_whole(row.raw))
+            place = id(row.memory)
             self._blocks[place].keys.discard(key)
             if not self._blocks[place].keys:
                 self.bytes -= self._blocks.pop(place).nbytes
@@ -247,15 +252,8 @@ class LogitsCache:
     def _shrink(self, size: int) -> None:
         while self._rows and (self.bytes > size or (self._most is not None and len(self._rows) > self._most)):
             oldest = next(iter(self._rows.values()))
-            for key in tuple(self._blocks[id(_whole(oldest.raw))].keys):
+            for key in tuple(self._blocks[id(oldest.memory)].keys):
                 self.drop(key)
-
-
-def _whole(row: Float32) -> Float32:
-    """The array whose memory a row keeps alive."""
-    while isinstance(row.base, np.ndarray):
-        row = row.base
-    return row
 
 
 def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:

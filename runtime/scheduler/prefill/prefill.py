@@ -12,7 +12,7 @@ import numpy.typing as npt
 from runtime.info import PromptProgress
 from runtime.scheduler.jobs import Job, nothing
 from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward
-from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
+from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
 
 CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
@@ -57,13 +57,7 @@ class Prefill:
     chunk: ChunkLogits | None = None  # of the last forward
     rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
     refused: int = 0  # the depth up to which its tokens are known to have found no room in the trie
-    last: Distribution | None = None  # what follows the path, when it is complete
     mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
-
-    @property
-    def done(self) -> bool:
-        """Whether every token is in place."""
-        return self.at >= self.total
 
     def tell(self) -> None:
         """Says how far it is."""
@@ -144,7 +138,7 @@ class Batch:
             slot, stood = found, found if there is None else there
         if slot >= portion.base:
             portion.last[slot - portion.base] = prefill.at - 1
-        prefill.slot = slot if prefill.done else stood
+        prefill.slot = slot if prefill.at == prefill.total else stood
         self.size += added
 
     def rollback(self) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Protocol
 
 import numpy as np
 
-from runtime.aio import together
 from runtime.info import PromptProgress
 from runtime.numerics.scoring import summarise
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
-from runtime.scheduler.faults import bisect
+from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import Job, ScoreJob, StayingJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
+from runtime.transport.waiting import together
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # and when none does
@@ -69,13 +67,6 @@ def yields(job: Job, tokens: int, other: Job) -> bool:
     return not job.parks and tokens > len(other.ids) + other.beside
 
 
-class Guard(Protocol):
-    """Runs something for a job; where it fails, the job alone gets the error."""
-
-    def __call__(self, job: Job, act: Callable[[], None]) -> bool:
-        """Whether it went well."""
-
-
 class Prompts:
     """The prefills that run. Owner thread only.
 
@@ -84,9 +75,8 @@ class Prompts:
         cache: Where prefills stand.
         counters: What was done.
         ledger: Told when they are in place and when they end.
-        guard: Keeps a failure with its job.
-        forget: No other query joins the job any more.
-        start: The prompt of a job that goes on from it is in place; this follows it.
+        fail: Ends a job that is no longer here with an error.
+        starts: For each kind of job that goes on from its prompt, what takes it when that is in place, with what follows it.
         park: The job must wait until another has left.
         others_give_way: Frees what less urgent work of another kind holds; False: there is none.
     """
@@ -98,9 +88,8 @@ class Prompts:
         counters: Counters,
         ledger: RequestMetrics,
         *,
-        guard: Guard,
-        forget: Callable[[Job], None],
-        start: Callable[[Prefill, Distribution], None],
+        fail: Callable[[Job, BaseException], None],
+        starts: Mapping[type[Job], Callable[[Prefill, Distribution], None]],
         park: Callable[[Job], None],
         others_give_way: Callable[[], bool],
     ) -> None:
@@ -108,9 +97,8 @@ class Prompts:
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
-        self._guard = guard
-        self._forget = forget
-        self._start = start
+        self._fail = fail
+        self._starts = starts
         self._park = park
         self._others_give_way = others_give_way
         self._round = 0
@@ -182,16 +170,21 @@ class Prompts:
                 prefill.tell()
         if not self._cache.room.in_place:
             self._cache.take_ahead(moved)
-        complete = [(prefill, last) for prefill in moved if (last := self._settle_chunk(prefill)) is not None]
+        complete: list[tuple[Job, Prefill, Distribution]] = []
+        for prefill in moved:
+            self._settle_chunk(prefill, complete)
         if self._cache.ahead:
             self._cache.forget_ahead()
         self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         with together():
-            for prefill, last in complete:
-                if isinstance(prefill.job, StayingJob):
-                    self._guard(prefill.job, partial(self._start, prefill, last))
-                else:
-                    prefill.job.answer(last)
+            for job, prefill, last in complete:
+                try:
+                    if isinstance(job, StayingJob):
+                        self._starts[type(job)](prefill, last)
+                    else:
+                        job.answer(last)
+                except BaseException as error:  # noqa: BLE001  # the border: this one alone fails
+                    self._fail(job, error)
         return pushed
 
     def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
@@ -218,78 +211,57 @@ class Prompts:
 
     def _stands(self, prefill: Prefill) -> bool:
         """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
-        ws = prefill.workspace
-        lost = ws.recurrent and not ws.resumable(prefill.slot)
-        if lost and not self._guard(prefill.job, partial(self._stand_again, prefill)):
+        ws, job = prefill.workspace, prefill.job
+        try:
+            if ws.recurrent and not ws.resumable(prefill.slot):
+                prefill.go_back(*self._cache.regain(prefill, job.ids[: prefill.at]))
+            if (
+                isinstance(job, ScoreJob)
+                and prefill.first_wanted <= prefill.at < prefill.total
+                and ws.follow(prefill.slot, int(prefill.tagged[prefill.at])) is not None
+            ):  # another has computed it meanwhile, and its scores with it
+                prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
+        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+            self.end(prefill, typed(error))
             return False
-        job, at = prefill.job, prefill.at
-        if (
-            isinstance(job, ScoreJob)
-            and prefill.first_wanted <= at < prefill.total
-            and ws.follow(prefill.slot, int(prefill.tagged[at])) is not None
-            and not self._guard(job, partial(self._take_scores, prefill, job))
-        ):  # another has computed it meanwhile, and its scores with it
-            return False
-        prefill.mark = prefill.slot, at, prefill.reused, prefill.computed
+        prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
         return True
 
-    def _take_scores(self, prefill: Prefill, job: ScoreJob) -> None:
-        try:
-            prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
-        except BaseException:  # the job is told by the caller
-            self._drop(prefill)
-            raise
-
-    def _stand_again(self, prefill: Prefill) -> None:
-        try:
-            slot, at = self._cache.regain(prefill, prefill.job.ids[: prefill.at])
-        except BaseException:  # the job is told by the caller
-            self._drop(prefill)
-            raise
-        prefill.go_back(slot, at)
-
-    def _settle_chunk(self, prefill: Prefill) -> Distribution | None:
-        """Publishes what a chunk computed.
-
-        Returns:
-            What follows the job's path when it is complete; its lease is then released.
-        """
-        if not self._guard(prefill.job, partial(self._publish_chunk, prefill)):
-            self._drop(prefill)
-        elif prefill.done:
-            self.running.remove(prefill)
-            self._forget(prefill.job)
-            if not isinstance(prefill.job, StayingJob):  # else it stays there, and is counted at its end
-                self._cache.leave(prefill)
-                self._counters.tokens_reused += prefill.reused
-            if isinstance(prefill.job, ScoreJob):
-                self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
-                prefill.job.prompted = time.monotonic()
-                self._ledger.leave(prefill.job, "done", reused=prefill.reused, computed=prefill.computed)
-            last, prefill.last = prefill.last, None  # else it would be kept as long as an answer runs
-            return last
-        return None
-
-    def _publish_chunk(self, prefill: Prefill) -> None:
-        """Publishes a chunk's tokens and keeps its scores; `prefill.last` follows a path that is complete."""
+    def _settle_chunk(self, prefill: Prefill, complete: list[tuple[Job, Prefill, Distribution]]) -> None:
+        """Publishes a chunk's tokens and keeps its scores. A path that is complete has its lease released, and is listed."""
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
-        prefill.chunk, scores = None, None
+        prefill.chunk, scores, last = None, None, None
         prefill.rows.clear()
-        if chunk is not None:
-            scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
-            if prefill.done:
-                position, row = rows[-1]
-                prefill.last = chunk.after[row]
-                if prefill.last is None:
-                    raise non_finite(position)
-        start = prefill.lease.length
-        if prefill.at > start:
-            part = None if scores is None else scores[start : prefill.at]
-            self._cache.publish(prefill, job.ids[start : prefill.at], prefill.slot, part)
-        if scores is not None and start:
-            self._cache.keep_scores(prefill.lease, scores[:start])
-        if prefill.last is not None:
-            self._cache.vectors.put(job.key, prefill.last)
+        try:
+            if chunk is not None:
+                scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
+                if prefill.at == prefill.total:
+                    position, row = rows[-1]
+                    last = chunk.after[row]
+                    if last is None:
+                        raise non_finite(position)
+            start = prefill.lease.length
+            if prefill.at > start:
+                part = None if scores is None else scores[start : prefill.at]
+                self._cache.publish(prefill, job.ids[start : prefill.at], prefill.slot, part)
+            if scores is not None and start:
+                self._cache.keep_scores(prefill.lease, scores[:start])
+            if last is not None:
+                self._cache.vectors.put(job.key, last)
+        except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
+            self.end(prefill, typed(error))
+            return
+        if last is None:
+            return
+        complete.append((job, prefill, last))
+        self.running.remove(prefill)
+        if not isinstance(job, StayingJob):  # else it stays there, and is counted at its end
+            self._cache.leave(prefill)
+            self._counters.tokens_reused += prefill.reused
+        if isinstance(job, ScoreJob):
+            self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
+            job.prompted = time.monotonic()
+            self._ledger.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
         """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
@@ -310,7 +282,6 @@ class Prompts:
 
     def end(self, prefill: Prefill, error: BaseException | None) -> None:
         """The job ends here: with the error, or because no caller waits."""
-        self._forget(prefill.job)
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
         self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)

@@ -227,7 +227,7 @@ def audit(model: LanguageModel) -> None:
         scheduler = engine_of(model).scheduler
         cache, trie = scheduler.cache, scheduler.cache.trie
         assert not scheduler.busy
-        assert not scheduler._queries
+        assert not [query for query in scheduler._queries.values() if not query.abandoned]
         assert all(workspace.users == 0 for workspace in cache.workspaces.open)
         nodes = list(trie.nodes())
         assert [node.pins for node in nodes] == [0] * len(nodes)

@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from runtime import run_sync
-from runtime.aio import LoopThread, Mailbox
+from runtime.aio import LoopThread
+from runtime.transport.waiting import Mailbox
 
 
 def test_a_loop_thread_runs_what_is_posted_in_order_until_stopped() -> None:
@@ -55,8 +56,8 @@ def test_a_mailbox_keeps_order_and_loses_nothing() -> None:
 
         def post_all() -> None:
             for number in range(20_000):
-                mailbox.post(lambda number=number: seen.append(number))  # type: ignore[misc]  # a default argument
-            mailbox.post(done.set)
+                mailbox.put(lambda number=number: seen.append(number))  # type: ignore[misc]  # a default argument
+            mailbox.put(done.set)
 
         thread = threading.Thread(target=post_all)
         thread.start()
@@ -74,7 +75,7 @@ def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
     for _ in range(3):
         message = Mock()
         left = weakref.ref(message)
-        mailbox.post(message)
+        mailbox.put(message)
         message.assert_not_called()
         del message
         gc.collect()

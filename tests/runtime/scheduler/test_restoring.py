@@ -196,7 +196,7 @@ def test_another_model_finds_nothing(store: MemoryBlocks, options: BlockOptions)
     with fake_model(Behaviour(), blocks=options) as model:
         backend = engine_of(model).backend
         backend.info = replace(backend.info, kv_fingerprint="another")
-        local(model).adapters.registry._base = Routing("another")
+        local(model).adapters.registry.routing = Routing("another")
         assert model.prefix_match(STEM).tokens == 0
         assert_right(model.next_token_logprobs_sync(STEM), STEM)
         assert model.metrics().tokens_restored == 0
