@@ -217,9 +217,10 @@ class Engine:
                 if self._closing:
                     return
                 arrived, self._inbox = self._inbox, []
-            if arrived or scheduler.busy:
+            if arrived or not rested:
                 self._phase, rested = "step", False
                 scheduler.submit(arrived)
+                del arrived  # they are the scheduler's: this loop may wait for long
                 scheduler.step()
             now = time.monotonic()
             if not scheduler.busy or now - reported > REPORT_SECONDS:
