@@ -283,7 +283,7 @@ class FakeBackend(PackedBackend[FakePack]):
         seen = pack.kv[:end] if step.path is None else pack.kv[np.concatenate([step.path, step.slots])]
         mask = step.mask
         if mask is None:
-            mask = np.arange(len(seen)) <= step.past + np.arange(len(embedded))[:, None]
+            mask = np.arange(len(seen)) <= len(seen) - len(embedded) + np.arange(len(embedded))[:, None]
         keys, values = seen[:, :WIDTH], seen[:, WIDTH:]
         scores = np.where(mask, _turned(embedded @ self._query, step.positions) @ keys.T, -np.inf)  # (n, seen)
         weights = np.exp(scores - scores.max(1, keepdims=True))

@@ -20,7 +20,7 @@ from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
-from runtime.backends.hf.cache import JointCache, SlotLayer, Tensors, TorchPack, make_layers, to_device
+from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, make_layers, to_device
 from runtime.backends.hf.forward import OWN, Arguments, attention_of
 from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
@@ -209,17 +209,16 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
         """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or what is read instead."""
-        step, pack = merged(steps), packs[0]
+        step, pack = merged(steps) if len(steps) > 1 else steps[0], packs[0]
         under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)
         with _computing(), under:
             self.count(len(step.tokens))
             if len(packs) > 1:
-                arguments = self._arguments.of_joint(JointCache(packs, steps, self._device), step)
+                arguments = self._arguments.of_joint(packs, steps, step)
             else:
                 recorded = None if self._graphs is None or step.read is not None else self._graphs.logits(pack, step)
                 if recorded is not None:
                     return recorded
-                pack.begin(step, self._device)
                 arguments = self._arguments.of(pack, step)
                 if step.read is not None:
                     return self._readings.read(step.read, arguments, to_device(step.want, self._device))
@@ -246,7 +245,6 @@ class HfBackend(PackedBackend[TorchPack]):
         rows, width = bucket.tokens.shape
         states: Sequence[State | None] = [None] * rows
         with _computing():
-            pack.begin_rows(bucket, self._device)
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.count(bucket.tokens.size)

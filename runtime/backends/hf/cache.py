@@ -70,6 +70,26 @@ class RaggedKeys:
         return keys, values
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a forward's keys and values go, and what they see: the same in all layers of a pack."""
+
+    end: int = 0  # the place after the last new token
+    start: int = 0  # of the first one
+    past: int = 0  # tokens the model sees before the new ones
+    masked: bool = False
+    path: torch.Tensor | None = None  # slots to gather before the new ones
+    slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
+    ragged: RaggedKeys | None = None  # of chains one after the other, each of which sees its own path alone
+    whole: bool = False  # whether the model is shown all slots, used or not
+    rows: Bucket | None = None  # of chains side by side
+    seen: torch.Tensor | None = None  # of those: the slots that each row sees, the new ones last
+    blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
+
+
+NOWHERE = Placement()
+
+
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
     """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
 
@@ -85,34 +105,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         super().__init__()
         self.window = window
         self.is_sliding = window is not None
-        self.start = self.end = 0  # the places from the first new token (or the first that rows share) to after the last
-        self.past = 0  # tokens the model sees before the new ones
-        self.tree = False
-        self.path: torch.Tensor | None = None  # slots to gather before the new ones
-        self.slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
-        self.seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
-        self.blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
-        self.ragged: RaggedKeys | None = None  # of chains one after the other, each of which sees its own path alone
-        self.whole = False  # whether the model is shown all slots, used or not
-
-    def begin(
-        self, step: Step, path: torch.Tensor | None, slots: torch.Tensor | None, ragged: RaggedKeys | None = None
-    ) -> None:
-        """Says where the next `update` writes and what it answers with."""
-        self.ragged, self.whole = ragged, False
-        self.start, self.end = int(step.slots[0]), int(step.slots[-1]) + 1
-        self.past, self.tree = step.past, step.mask is not None
-        self.path, self.slots, self.seen, self.blank = path, slots, None, None
-
-    def begin_rows(
-        self, bucket: Bucket, seen: torch.Tensor | None, slots: torch.Tensor | slice, blank: torch.Tensor | slice | None
-    ) -> None:
-        """The same for chains side by side; those that share the buffers have nothing gathered, but places to be filled."""
-        self.ragged, self.whole = None, False
-        self.end = int(bucket.slots.max()) + 1
-        self.past, self.tree = bucket.past, bucket.masked
-        self.path, self.slots, self.seen, self.blank = None, slots, seen, blank
-        self.start = bucket.first(self.window)
+        self.place = NOWHERE  # of the forward under way; set by the pack
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -120,11 +113,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.values = _room(value_states, 0)
         self.is_initialized = True
 
-    def reserve(self, slots: int) -> None:
-        """Makes room for `slots` in all where there is none yet, doubling the buffers."""
-        held = self.keys.shape[2]
-        if slots > held:
-            self.resize(max(slots, 2 * held, FIRST_CAPACITY))
+    def grow(self, slots: int) -> None:
+        """Makes room for `slots` in all, which there is not yet, doubling the buffers."""
+        self.resize(max(slots, 2 * self.keys.shape[2], FIRST_CAPACITY))
 
     def resize(self, capacity: int) -> None:
         """Room for exactly `capacity` slots; the old keys are gone before there are new values."""
@@ -144,32 +135,36 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.whole:
-            self.keys.index_copy_(2, self.slots, key_states)
-            self.values.index_copy_(2, self.slots, value_states)
+        place, end = self.place, self.place.end
+        if place.whole:
+            self.keys.index_copy_(2, place.slots, key_states)
+            self.values.index_copy_(2, place.slots, value_states)
             return self.keys, self.values
-        end = self.end
-        self.reserve(end)
-        if self.seen is not None:
-            seen = self.seen[:, self._first_seen() :]
-            return _exchanged(self.keys, key_states, self.slots, seen), _exchanged(self.values, value_states, self.slots, seen)
-        if self.path is not None:
-            return self._gathered(self.path, key_states, value_states)
-        if self.blank is not None:
+        if end > self.keys.shape[2]:
+            self.grow(end)
+        if place.seen is not None:
+            seen = place.seen[:, self._first_seen() :]
+            return _exchanged(self.keys, key_states, place.slots, seen), _exchanged(
+                self.values, value_states, place.slots, seen
+            )
+        if place.path is not None:
+            return self._gathered(place.path, key_states, value_states)
+        if place.rows is not None:
             for buffer, new in ((self.keys, key_states), (self.values, value_states)):
-                buffer[0, :, self.blank] = 0
-                buffer[0, :, self.slots] = _side_by_side(new)
-            return self.keys[:, :, self.start : end], self.values[:, :, self.start : end]
-        self.keys[:, :, self.start : end] = key_states
-        self.values[:, :, self.start : end] = value_states
-        if self.ragged is not None:
-            return self.ragged.of(self, key_states, value_states)
+                buffer[0, :, place.blank] = 0
+                buffer[0, :, place.slots] = _side_by_side(new)
+            first = place.rows.first(self.window)
+            return self.keys[:, :, first:end], self.values[:, :, first:end]
+        self.keys[:, :, place.start : end] = key_states
+        self.values[:, :, place.start : end] = value_states
+        if place.ragged is not None:
+            return place.ragged.of(self, key_states, value_states)
         first = 0 if self.window is None else self._first_seen()
         return self.keys[:, :, first:end], self.values[:, :, first:end]
 
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.index_copy_(2, self.slots, keys)
-        self.values.index_copy_(2, self.slots, values)
+        self.keys.index_copy_(2, self.place.slots, keys)
+        self.values.index_copy_(2, self.place.slots, values)
         past = path[self._first_seen() :]
         return (
             torch.cat([self.keys.index_select(2, past), keys], dim=2),
@@ -178,14 +173,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     def _first_seen(self) -> int:
         """Sliding layers of chains need only the window before the first new token."""
-        return 0 if self.window is None or self.tree else max(self.past - self.window + 1, 0)
+        return 0 if self.window is None or self.place.masked else max(self.place.past - self.window + 1, 0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         first = self._first_seen()
-        return self.past - first + query_length, first
+        return self.place.past - first + query_length, first
 
     def get_seq_length(self) -> int:
-        return self.past
+        return self.place.past
 
     def get_max_length(self) -> int:
         return -1
@@ -281,30 +276,33 @@ class TorchPack(WorkingPack):
                 buffer[:, :, start + at : start + at + len(part)] = rows
 
     def begin(self, step: Step, device: torch.device) -> None:
-        """Prepares every layer for one forward."""
-        path = slots = ragged = None
+        """Says where the layers' next `update` writes and what it answers with."""
+        start, end = int(step.slots[0]), int(step.slots[-1]) + 1
         if step.path is not None:
-            path = to_device(step.path, device)
-            slots = to_device(step.slots, device)
-        if step.ragged is not None:
-            ragged = RaggedKeys.made(step.ragged, int(step.slots[0]), device)
+            path, slots = to_device(step.path, device), to_device(step.slots, device)
+            place = Placement(end, past=len(step.path), masked=step.mask is not None, path=path, slots=slots)
+        else:
+            ragged = None if step.ragged is None else RaggedKeys.made(step.ragged, start, device)
+            place = Placement(end, start, past=start, masked=step.mask is not None, ragged=ragged)
         for layer in self.attention:
-            layer.begin(step, path, slots, ragged)
+            layer.place = place
 
     def begin_whole(self, step: Step, slots: torch.Tensor) -> None:
         """The same for a forward over all slots of the buffers through a mask, used or not; new keys go to `slots`."""
+        place = Placement(past=int(step.slots[0]), masked=step.mask is not None, slots=slots, whole=True)
         for layer in self.attention:
-            layer.begin(step, None, slots)
-            layer.whole = True
+            layer.place = place
 
     def begin_rows(self, bucket: Bucket, device: torch.device) -> None:
-        """Prepares every layer for one forward of chains side by side."""
+        """The same for chains side by side; those that share the buffers have nothing gathered, but places to be filled."""
         if self.attention:
             slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
             seen = to_device(bucket.seen, device) if shared is None else None
             blank = None if shared is None else to_index(shared.blank, device)
+            end, past = int(bucket.slots.max()) + 1, bucket.past
+            place = Placement(end, past=past, masked=bucket.masked, slots=slots, rows=bucket, seen=seen, blank=blank)
             for layer in self.attention:
-                layer.begin_rows(bucket, seen, slots, blank)
+                layer.place = place
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
         """Sets every recurrent layer to copies of kept states, a row for each, or to nothing."""
@@ -339,16 +337,15 @@ class Segment:
     mask: torch.Tensor | None  # (1, 1, n, seen) bool; None: causal from the first key on, or one token that sees all
 
 
+@dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone."""
 
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, layers: Sequence[SlotLayer], joint: JointCache) -> None:
-        super().__init__()
-        self.is_sliding = layers[0].is_sliding
-        self._layers, self._joint = layers, joint
+    layers: Sequence[SlotLayer]  # of each pack
+    lengths: Sequence[int]  # new tokens of each
+    masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) for each
+    is_sliding: bool
+    is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """The packs' own layers do that."""
@@ -362,7 +359,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
         segments, start = list[Segment](), 0
-        for layer, n, mask in zip(self._layers, self._joint.lengths, self._joint.masks[self._layers[0].window], strict=True):
+        for layer, n, mask in zip(self.layers, self.lengths, self.masks, strict=True):
             part = slice(start, start + n)
             segments.append(Segment(n, *layer.update(key_states[:, :, part], value_states[:, :, part]), mask))
             start += n
@@ -378,51 +375,6 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
 
     def get_max_length(self) -> int:
         return -1
-
-
-class JointCache:
-    """The caches of several packs as one, for one forward over the tokens of all of them.
-
-    Args:
-        packs: Without recurrent layers.
-        steps: What each of them is given.
-        device: Where the model computes.
-    """
-
-    def __init__(self, packs: Sequence[TorchPack], steps: Sequence[Step], device: torch.device) -> None:
-        self.lengths: list[int] = []
-        self.masks: dict[int | None, list[torch.Tensor | None]] = {}  # (1, 1, n, seen) for each pack, by the layers' window
-        attention: list[list[SlotLayer]] = []  # the packs' layers
-        for pack, step in zip(packs, steps, strict=True):
-            pack.begin(step, device)
-            self.lengths.append(len(step.tokens))
-            attention.append(pack.attention)
-        layers = []
-        for own in zip(*attention, strict=True):
-            layers.append(JointLayer(own, self))  # as the masks beside it
-            if own[0].window not in self.masks:
-                masks = self.masks[own[0].window] = []
-                for pack, step, layer in zip(packs, steps, own, strict=True):
-                    masks.append(_joint_mask(pack, step, layer, device))
-        self.cache = Cache(layers=layers)
-
-
-def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
-    n, window = len(step.tokens), layer.window
-    if step.ragged is not None:
-        return None
-    if step.mask is not None:
-        mask = step.mask
-        if window is not None:
-            mask = pack.tree.within(mask, mask.shape[1] - n, window)
-        return to_device(mask, device)[None, None]
-    seen, _ = layer.get_mask_sizes(n)
-    if n == 1 or (seen == n and (window is None or n <= window)):
-        return None
-    query = torch.arange(seen - n, seen, device=device)[:, None]
-    key = torch.arange(seen, device=device)
-    causal = key <= query
-    return (causal if window is None else causal & (query - key < window))[None, None]
 
 
 def make_layers(config: Any) -> list[Any]:

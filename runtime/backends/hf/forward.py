@@ -14,10 +14,11 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from runtime.backends.hf.cache import JointCache, RaggedKeys, Segment, SlotLayer, TorchPack, make_layers, to_device
+from runtime.backends.hf.cache import JointLayer, RaggedKeys, Segment, SlotLayer, TorchPack, make_layers, to_device
 from runtime.backends.packs.step import Bucket, Step
 from runtime.backends.packs.tree import Bool, Int64
 
@@ -56,7 +57,8 @@ class Arguments:
         self._unread = self._by_kind(dict.fromkeys(windows, unread))  # for attention that knows what each token sees
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
-        """For tokens that go on from a pack, as one row."""
+        """For tokens that go on from a pack, as one row; the pack is prepared for them."""
+        pack.begin(step, self._device)
         arguments: dict[str, Any] = {"input_ids": to_device(step.tokens, self._device)[None], "use_cache": True}
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
@@ -93,12 +95,32 @@ class Arguments:
             "attention_mask": self._by_kind(masks),
         }
 
-    def of_joint(self, joint: JointCache, step: Step) -> dict[str, Any]:
-        """For tokens of several packs, as one row; `JointLayer` knows what each one sees."""
+    def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> dict[str, Any]:
+        """For tokens of several packs, as one row; `JointLayer` knows what each one sees.
+
+        Args:
+            packs: Without recurrent layers; they are prepared.
+            steps: What each of them is given.
+            step: All of these, `merged`.
+        """
+        lengths, attention = list[int](), list[list[SlotLayer]]()
+        for pack, own in zip(packs, steps, strict=True):
+            pack.begin(own, self._device)
+            lengths.append(len(own.tokens))
+            attention.append(pack.attention)
+        masks: dict[int | None, list[torch.Tensor | None]] = {}  # by the layers' window
+        joint = []
+        for layers in zip(*attention, strict=True):
+            window = layers[0].window
+            if window not in masks:
+                masks[window] = []
+                for pack, own, layer in zip(packs, steps, layers, strict=True):
+                    masks[window].append(_joint_mask(pack, own, layer, self._device))
+            joint.append(JointLayer(layers, lengths, masks[window], is_sliding=window is not None))
         arguments: dict[str, Any] = {
             "input_ids": to_device(step.tokens, self._device)[None],
             "position_ids": to_device(step.positions, self._device)[None],
-            "past_key_values": joint.cache,
+            "past_key_values": Cache(layers=joint),
             "use_cache": True,
             "attention_mask": self._unread,
         }
@@ -108,6 +130,7 @@ class Arguments:
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""
+        pack.begin_rows(bucket, self._device)
         arguments: dict[str, Any] = {"input_ids": to_device(bucket.tokens, self._device), "use_cache": True}
         arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
         if "position_ids" in self._takes:
@@ -153,6 +176,25 @@ class Arguments:
         return made.view(1, 1, self._heads * n, -1)[..., :slots]
 
 
+def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
+    """What the new tokens of one of several packs see in a layer, ``(1, 1, n, seen)``; None: causal, or one that sees all."""
+    n, window = len(step.tokens), layer.window
+    if step.ragged is not None:
+        return None
+    if step.mask is not None:
+        mask = step.mask
+        if window is not None:
+            mask = pack.tree.within(mask, mask.shape[1] - n, window)
+        return to_device(mask, device)[None, None]
+    seen, _ = layer.get_mask_sizes(n)
+    if n == 1 or (seen == n and (window is None or n <= window)):
+        return None
+    query = torch.arange(seen - n, seen, device=device)[:, None]
+    key = torch.arange(seen, device=device)
+    causal = key <= query
+    return (causal if window is None else causal & (query - key < window))[None, None]
+
+
 def use_own_attention(model: Any) -> bool:
     """Sets a model to it where it has layers with attention, and says whether it was.
 
@@ -186,6 +228,7 @@ def own_sdpa(
 ) -> tuple[torch.Tensor, None]:
     """The library's attention, but nothing is repeated: neither key heads, where there is a mask, nor keys that rows share.
 
+    Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask.
     Keys that carry `Segment`s (`JointLayer`) are those of several packs: each attends to its own. A mask of more rows than
     there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
     """
@@ -194,9 +237,12 @@ def own_sdpa(
         parts, start = [], 0
         for each in segments:
             part = query[:, :, start : start + each.n]
-            parts.append(_sdpa(module, part, each.keys, each.values, each.mask, **kwargs))
+            parts.append(own_sdpa(module, part, each.keys, each.values, each.mask, **kwargs)[0])
             start += each.n
         return torch.cat(parts, 1), None
+    ragged: RaggedKeys | None = getattr(key, "ragged", None)
+    if ragged is not None:
+        return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
     rows, heads, n, width = query.shape
     if attention_mask is not None and attention_mask.shape[2] > n:
         if attention_mask.shape[2] == n * heads // key.shape[1]:
@@ -210,37 +256,16 @@ def own_sdpa(
         assert attention_mask is not None
         query = query.transpose(0, 1).reshape(1, heads, rows * n, width)
         attention_mask = attention_mask.reshape(1, 1, rows * n, -1)
-    attended = _sdpa(module, query, key, value, attention_mask, **kwargs).contiguous()
-    return (attended.reshape(rows, n, heads, -1) if shared else attended), None
-
-
-def _sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> torch.Tensor:  # (rows, n, heads, head_dim)
-    """Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask."""
-    ragged: RaggedKeys | None = getattr(key, "ragged", None)
-    if ragged is not None:
-        return _ragged(query, key, value, ragged, kwargs.get("scaling"))
     own = query.device.type == "cpu" and (attention_mask is not None or key.shape[-1] == value.shape[-1] <= WIDEST_SHARED)
-    if not own or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
-        attended: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
-        return attended
-    causal = kwargs.get("is_causal")
-    out = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        is_causal=attention_mask is None and query.shape[2] > 1 and (module.is_causal if causal is None else causal),
-        scale=kwargs.get("scaling"),
-        enable_gqa=True,
-    )
-    return out.transpose(1, 2)
+    if own and kwargs.get("softcap") is None and kwargs.get("position_bias") is None:
+        given = kwargs.get("is_causal")
+        causal = attention_mask is None and query.shape[2] > 1 and (module.is_causal if given is None else given)
+        scale = kwargs.get("scaling")
+        attended = scaled_dot_product_attention(query, key, value, attention_mask, 0.0, causal, scale=scale, enable_gqa=True)
+        attended = attended.transpose(1, 2).contiguous()
+    else:
+        attended = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
+    return (attended.reshape(rows, n, heads, -1) if shared else attended), None
 
 
 def _ragged(

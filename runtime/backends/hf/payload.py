@@ -138,7 +138,8 @@ def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Co
         keys = payload.keys[at * parts : (at + 1) * parts]
         values = payload.values[at * parts : (at + 1) * parts]
         for i, layer in enumerate(group):
-            layer.reserve(end)
+            if end > layer.keys.shape[2]:
+                layer.grow(end)
             layer.keys[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in keys), layer.keys.shape[3])
             layer.values[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in values), layer.values.shape[3])
 

@@ -317,12 +317,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         """One call of the model over the tokens of all packs, as rows of width 1; nothing evaluated."""
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, rows=False)
-        whole, lengths = merged(steps), [len(step.tokens) for step in steps]
-        offset, want = mx.array(whole.positions.astype(np.int32)), whole.want
+        whole, lengths = merged(steps) if len(steps) > 1 else steps[0], [len(step.tokens) for step in steps]
+        offset, want, ends = mx.array(whole.positions.astype(np.int32)), whole.want, np.cumsum(lengths)[:-1].tolist()
         masks: dict[tuple[int, int | None], Any] = {}
-        caches = [
-            JointCache(layers, lengths, offset, masks) for layers in zip(*map(attrgetter("attention"), packs), strict=True)
-        ]
+        attention = zip(*map(attrgetter("attention"), packs), strict=True)
+        caches = [JointCache(layers, lengths, ends, offset, masks) for layers in attention]
         self._select.rows = None
         tokens = mx.array(whole.tokens.astype(np.int32)) if tokens is None else tokens
         with nullcontext() if whole.stacks is None else self._adapters.under(whole.stacks, want):

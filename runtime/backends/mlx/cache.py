@@ -34,6 +34,24 @@ Buffers = tuple[mx.array | None, mx.array | None]  # of one layer: keys, values
 OnLayer = Callable[[mx.array, mx.array], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a forward's keys and values go, and what they see: the same in all layers of a pack."""
+
+    end: int = 0  # the place after the last new token
+    start: int = 0  # of the first one
+    past: int = 0  # keys before the new ones in what the model sees
+    path: mx.array | None = None  # slots to gather before the new ones
+    slots: mx.array | slice | None = None  # places of the new ones, when not side by side
+    masks: TreeMasks | RowMasks | None = None
+    rows: Bucket | None = None  # of chains side by side
+    seen: mx.array | None = None  # of those: the slots that each row sees, the new ones last
+    blank: mx.array | slice | None = None  # of those that share the buffers: places to be filled with zeros
+
+
+NOWHERE = Placement()
+
+
 class SlotCache:
     """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
 
@@ -49,56 +67,28 @@ class SlotCache:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.offset: int | mx.array = 0  # positions of the new tokens: of the first, or one per row
-        self._start = self._end = self._past = 0
-        self._path: mx.array | None = None
-        self._slots: mx.array | slice | None = None
-        self._seen: mx.array | None = None
-        self._blank: mx.array | slice | None = None
-        self._masks: TreeMasks | RowMasks | None = None
-
-    def begin(self, step: Step, rows: bool, path: mx.array | None, slots: mx.array | None, masks: TreeMasks | None) -> None:
-        """Says where the next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
-        self._start, self._end, self._past = int(step.slots[0]), int(step.slots[-1]) + 1, step.past
-        self._path, self._slots, self._masks, self._seen, self._blank = path, slots, masks, None, None
-        self.offset = mx.array(step.positions.astype(np.int32)) if rows else int(step.positions[0])
-
-    def begin_rows(
-        self,
-        bucket: Bucket,
-        seen: mx.array | None,
-        slots: mx.array | slice,
-        blank: mx.array | slice | None,
-        masks: RowMasks | None,
-    ) -> None:
-        """The same for chains side by side, each of which sees slots of its own.
-
-        Those that share the buffers have nothing gathered (`seen`), but places to be filled with zeros (`blank`).
-        """
-        self._end, self._past = int(bucket.slots.max()) + 1, bucket.past
-        self._path, self._slots, self._masks, self._seen, self._blank = None, slots, masks, seen, blank
-        self._start = bucket.first(self.window)
-        firsts = bucket.positions[:, 0]
-        self.offset = int(firsts[0]) if masks is None else mx.array(firsts.astype(np.int32))
+        self.place = NOWHERE  # of the forward under way; set by the pack
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
         self._reached(keys, values)
-        rows = keys.shape[0]
-        if self._seen is not None:
-            return self._exchanged(self._seen, keys, values)
-        if self._blank is not None:
-            return self._entered(self._blank, keys, values)
-        if rows > 1:
+        rows, place = keys.shape[0], self.place
+        if rows > 1 and place.rows is None:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
-        self.reserve(self._end, keys, values)
+        if self.keys is None or place.end > self.keys.shape[2]:
+            self.grow(place.end, keys, values)
+        if place.seen is not None:
+            return self._exchanged(place.seen, keys, values)
+        if place.rows is not None:
+            return self._entered(place.rows, keys, values)
         assert self.keys is not None
         assert self.values is not None
-        if self._path is not None:
-            return self._gathered(self._path, keys, values)
-        self.keys[..., self._start : self._end, :] = keys
-        self.values[..., self._start : self._end, :] = values
+        if place.path is not None:
+            return self._gathered(place.path, keys, values)
+        self.keys[..., place.start : place.end, :] = keys
+        self.values[..., place.start : place.end, :] = values
         first = self._first_seen()
-        seen = self.keys[..., first : self._end, :], self.values[..., first : self._end, :]
+        seen = self.keys[..., first : place.end, :], self.values[..., first : place.end, :]
         return (_over_rows(seen[0], rows), _over_rows(seen[1], rows)) if rows > 1 else seen
 
     def make_mask(
@@ -109,23 +99,22 @@ class SlotCache:
     ) -> Any:
         """What mlx-lm's attention takes: a bool array, "causal", or None where one token sees everything."""
         window = self.window or window_size
-        if self._masks is not None:
-            return self._masks.of(window)[..., self._first_seen() :]
+        place = self.place
+        if place.masks is not None:
+            return place.masks.of(window)[..., self._first_seen() :]
         self.window = window  # a sliding layer is known for one from its first call on
         first = self._first_seen()
-        if window is not None and N > 1 and self._past - first + N > window:
-            return create_causal_mask(N, self._past - first, window_size=window)
+        if window is not None and N > 1 and place.past - first + N > window:
+            return create_causal_mask(N, place.past - first, window_size=window)
         if N == 1:
             return None
-        return create_causal_mask(N, self._past - first) if return_array else "causal"
+        return create_causal_mask(N, place.past - first) if return_array else "causal"
 
-    def reserve(self, slots: int, keys: mx.array, values: mx.array) -> None:
-        """Makes room for `slots` in all where there is none yet, doubling the buffers; shapes after `keys`, `values`."""
-        held = 0 if self.keys is None else self.keys.shape[2]
-        if slots > held:
-            capacity = max(slots, 2 * held, FIRST_CAPACITY)
-            self.keys = _resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
-            self.values = _resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
+    def grow(self, slots: int, keys: mx.array, values: mx.array) -> None:
+        """Makes room for `slots` in all, which there is not yet, doubling the buffers; shapes after `keys`, `values`."""
+        capacity = max(slots, 0 if self.keys is None else 2 * self.keys.shape[2], FIRST_CAPACITY)
+        self.keys = _resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
+        self.values = _resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
 
     def resize(self, capacity: int, shape: Shape, dtype: mx.Dtype) -> None:
         """Room for exactly `capacity` slots, evaluated; the old keys are gone before there are new values."""
@@ -157,8 +146,8 @@ class SlotCache:
     def _gathered(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
         assert self.values is not None
-        self.keys[:, :, self._slots] = keys
-        self.values[:, :, self._slots] = values
+        self.keys[:, :, self.place.slots] = keys
+        self.values[:, :, self.place.slots] = values
         past = path[self._first_seen() :]
         return (
             mx.concatenate([mx.take(self.keys, past, axis=2), keys], axis=2),
@@ -167,34 +156,33 @@ class SlotCache:
 
     def _exchanged(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, heads, width, dim)``; answers with what each row sees then."""
-        self.reserve(self._end, keys, values)
         seen = seen[:, self._first_seen() :]
         answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
             assert buffer is not None
             _, heads, _, dim = new.shape
-            buffer[0, :, self._slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
+            buffer[0, :, self.place.slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
             gathered = mx.take(buffer, seen.flatten(), axis=2).reshape(heads, *seen.shape, dim)
             answers.append(gathered.swapaxes(0, 1))
         return answers[0], answers[1]
 
-    def _entered(self, blank: mx.array | slice, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _entered(self, bucket: Bucket, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, heads, width, dim)``; answers each row with all that stands in the buffers, no copy."""
-        self.reserve(self._end, keys, values)
-        answers = []
+        first, answers = bucket.first(self.window), list[mx.array]()
         for buffer, new in ((self.keys, keys), (self.values, values)):
             assert buffer is not None
             rows, heads, _, dim = new.shape
-            buffer[0, :, blank] = 0
-            buffer[0, :, self._slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
-            answers.append(_over_rows(buffer[..., self._start : self._end, :], rows))
+            buffer[0, :, self.place.blank] = 0
+            buffer[0, :, self.place.slots] = new.swapaxes(0, 1).reshape(heads, -1, dim)
+            answers.append(_over_rows(buffer[..., first : self.place.end, :], rows))
         return answers[0], answers[1]
 
     def _first_seen(self) -> int:
         """Sliding layers of chains need only the window before the first new token."""
-        if self._blank is not None:
-            return self._start
-        return 0 if self.window is None or self._masks is not None else max(self._past - self.window + 1, 0)
+        place = self.place
+        if place.blank is not None and place.rows is not None:
+            return place.rows.first(self.window)
+        return 0 if self.window is None or place.masks is not None else max(place.past - self.window + 1, 0)
 
 
 class MlxPack(WorkingPack):
@@ -246,22 +234,31 @@ class MlxPack(WorkingPack):
                         cache.gather(name, piece[least : least + PIECE], start + at + least)
 
     def begin(self, step: Step, *, rows: bool) -> None:
-        """Prepares every layer for one forward."""
+        """Says where the layers' next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
+        start = past = int(step.slots[0])
         path = slots = None
         if step.path is not None:
-            path, slots = mx.array(step.path.astype(np.int32)), mx.array(step.slots.astype(np.int32))
+            path, slots, past = mx.array(step.path.astype(np.int32)), mx.array(step.slots.astype(np.int32)), len(step.path)
         masks = None if step.mask is None else TreeMasks(step.mask, self.tree.depths[: step.mask.shape[1]], rows=rows)
+        place = Placement(int(step.slots[-1]) + 1, start, past, path, slots, masks)
+        offset = mx.array(step.positions.astype(np.int32)) if rows else int(step.positions[0])
         for cache in self.attention:
-            cache.begin(step, rows, path, slots, masks)
+            cache.place, cache.offset = place, offset
 
     def begin_rows(self, bucket: Bucket) -> None:
-        """Prepares every layer for one forward of chains side by side."""
+        """The same for chains side by side, each of which sees slots of its own.
+
+        Those that share the buffers have nothing gathered (`seen`), but places to be filled with zeros (`blank`).
+        """
         if self.attention:
             shared, masks = bucket.shared, RowMasks(bucket) if bucket.masked else None
             seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
             slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
+            end, past, firsts = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
+            place = Placement(end, past=past, slots=slots, masks=masks, rows=bucket, seen=seen, blank=blank)
+            offset = int(firsts[0]) if masks is None else mx.array(firsts.astype(np.int32))
             for cache in self.attention:
-                cache.begin_rows(bucket, seen, slots, blank, masks)
+                cache.place, cache.offset = place, offset
 
     def put_states(self, states: Sequence[Arrays | None]) -> None:
         """Sets every recurrent layer to kept states, a row for each, or to nothing."""
@@ -307,26 +304,20 @@ class JointMask:
     window: int | None
 
 
+@dataclass(slots=True, eq=False)
 class JointCache:
     """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone.
 
     Tokens are batch rows of width 1, whose depths are `offset`. In `attend` those of a pack are the queries of one attention
     over its buffers, of which nothing is repeated or copied.
-
-    Args:
-        caches: The layer's, of each pack, prepared by `begin`.
-        lengths: Tokens of each.
-        offset: ``(rows,)``.
-        masks: Of this forward, by pack and window; shared by all layers.
     """
 
-    def __init__(
-        self, caches: Sequence[SlotCache], lengths: Sequence[int], offset: mx.array, masks: dict[tuple[int, int | None], Any]
-    ) -> None:
-        self.offset = offset
-        self._caches, self._lengths, self._masks = caches, lengths, masks
-        self._ends = np.cumsum(lengths)[:-1].tolist()
-        self._seen: list[tuple[mx.array, mx.array]] = []
+    caches: Sequence[SlotCache]  # the layer's, of each pack, prepared by `begin`
+    lengths: Sequence[int]  # tokens of each
+    ends: Sequence[int]  # of all but the last
+    offset: mx.array  # (rows,)
+    masks: dict[tuple[int, int | None], Any]  # of this forward, by pack and window; shared by all layers
+    seen: Sequence[tuple[mx.array, mx.array]] = ()  # keys and values of each pack, once written
 
     def make_mask(
         self,
@@ -335,29 +326,29 @@ class JointCache:
         window_size: int | None = None,
     ) -> JointMask:
         """Says the window; the masks are made where they are used."""
-        return JointMask(self._caches[0].window or window_size)
+        return JointMask(self.caches[0].window or window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, kv_heads, 1, head_dim)``; what is answered is not read."""
         new = self._parts(keys), self._parts(values)
-        self._seen = [cache.update_and_fetch(*each) for cache, *each in zip(self._caches, *new, strict=True)]
+        self.seen = [cache.update_and_fetch(*each) for cache, *each in zip(self.caches, *new, strict=True)]
         return keys, values
 
     def attend(self, queries: mx.array, scale: float, mask: JointMask, sinks: mx.array | None) -> mx.array:
         """``(rows, heads, 1, head_dim)``, each row over what its pack holds."""
         attended = []
-        for at, (part, seen) in enumerate(zip(self._parts(queries), self._seen, strict=True)):
+        for at, (part, seen) in enumerate(zip(self._parts(queries), self.seen, strict=True)):
             place = at, mask.window
-            if place not in self._masks:
-                self._masks[place] = self._caches[at].make_mask(self._lengths[at], window_size=mask.window)
-            seen_by = self._masks[place]
+            if place not in self.masks:
+                self.masks[place] = self.caches[at].make_mask(self.lengths[at], window_size=mask.window)
+            seen_by = self.masks[place]
             attended.append(mx.fast.scaled_dot_product_attention(part, *seen, scale=scale, mask=seen_by, sinks=sinks))
         return mx.concatenate(attended, axis=2).transpose(2, 1, 0, 3)
 
     def _parts(self, array: mx.array) -> list[mx.array]:
         """``(1, heads, rows, head_dim)`` of each pack."""
         whole = array.transpose(2, 1, 0, 3)
-        return list(mx.split(whole, self._ends, axis=2)) if self._ends else [whole]
+        return list(mx.split(whole, self.ends, axis=2)) if self.ends else [whole]
 
 
 def attention_by_pack(model: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -36,43 +36,39 @@ class Window:
         return create_causal_mask(N, 0, window_size=self._size)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class TreeMasks:
-    """Bool masks of one tree call, one per window, made when a layer first asks.
+    """Bool masks of one tree call, one per window, made when a layer first asks."""
 
-    Args:
-        visible: ``(n, slots)`` what each row sees.
-        depths: ``(slots,)``.
-        rows: Whether each token is a batch row (else all are one row).
-    """
-
-    def __init__(self, visible: Any, depths: Int64, *, rows: bool) -> None:
-        self._visible, self._depths, self._rows = visible, depths, rows
-        self._made: dict[int | None, mx.array] = {}
+    visible: Any  # (n, slots) what each row sees
+    depths: Int64  # (slots,)
+    rows: bool  # whether each token is a batch row (else all are one row)
+    made: dict[int | None, mx.array] = field(default_factory=dict)
 
     def of(self, window: int | None) -> mx.array:
         """``(rows, 1, 1, slots)``, or ``(1, 1, n, slots)`` for one row."""
-        if window not in self._made:
-            mask = self._visible
+        if window not in self.made:
+            mask = self.visible
             if window is not None:
-                new = self._depths[len(self._depths) - len(mask) :]
-                mask = mask & (new[:, None] - self._depths < window)
-            axes = (1, 2) if self._rows else (0, 1)
-            self._made[window] = mx.array(np.expand_dims(mask, axes))
-        return self._made[window]
+                new = self.depths[len(self.depths) - len(mask) :]
+                mask = mask & (new[:, None] - self.depths < window)
+            axes = (1, 2) if self.rows else (0, 1)
+            self.made[window] = mx.array(np.expand_dims(mask, axes))
+        return self.made[window]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RowMasks:
     """Bool masks of chains side by side, one per window, made when a layer first asks."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._made: dict[int | None, mx.array] = {}
+    bucket: Bucket
+    made: dict[int | None, mx.array] = field(default_factory=dict)
 
     def of(self, window: int | None) -> mx.array:
         """``(rows, 1, width, past + width)``."""
-        if window not in self._made:
-            self._made[window] = mx.array(self._bucket.visible(window)[:, None])
-        return self._made[window]
+        if window not in self.made:
+            self.made[window] = mx.array(self.bucket.visible(window)[:, None])
+        return self.made[window]
 
 
 LONG_RUN = 32  # tokens; a longer chain within a tree goes as one row of its own rather than as rows of width 1

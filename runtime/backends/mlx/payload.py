@@ -153,7 +153,8 @@ def put(
             _, key_width, value_width = shapes[pack.attention.index(layer)]
             new_keys = codec.decode(tuple(p[i, :, skip:] for p in keys), key_width).astype(dtype)[None]
             new_values = codec.decode(tuple(p[i, :, skip:] for p in values), value_width).astype(dtype)[None]
-            layer.reserve(end, new_keys, new_values)
+            if layer.keys is None or end > layer.keys.shape[2]:
+                layer.grow(end, new_keys, new_values)
             assert layer.keys is not None
             assert layer.values is not None
             layer.keys[..., start:end, :] = new_keys

@@ -50,16 +50,9 @@ class Step:
     read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
     stacks: TokenStacks | None = None  # of each token; None: the base alone
 
-    @property
-    def past(self) -> int:
-        """How many tokens precede the new ones in the buffers that the model sees."""
-        return int(self.slots[0]) if self.path is None else len(self.path)
-
 
 def merged(steps: Sequence[Step]) -> Step:
     """Several forwards as one: their tokens one after the other, each under its own adapters."""
-    if len(steps) == 1:
-        return steps[0]
     start, tokens, slots, positions, want = 0, [], [], [], []
     stacks = list[TokenStacks | None]()
     for step in steps:

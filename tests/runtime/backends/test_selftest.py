@@ -46,7 +46,7 @@ class Forgetful(Spoilt):
     """A chain continues at the wrong position."""
 
     def spoil(self, step: Step) -> None:
-        if step.past:
+        if step.positions[0]:
             step.positions[:] += 1
 
 
@@ -56,7 +56,7 @@ class ShortPieces(Spoilt):
     window = 24
 
     def spoil(self, step: Step) -> None:
-        if step.past and len(step.tokens) > self.window:
+        if step.positions[0] and len(step.tokens) > self.window:
             step.positions[:] += 1
 
 

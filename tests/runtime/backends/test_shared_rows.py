@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runtime.backends.base import ROOT
-from runtime.backends.hf.cache import SlotLayer
+from runtime.backends.hf.cache import Placement, SlotLayer
 from runtime.backends.packs.step import UNBOUNDED, Bucket, Shared, worth_sharing
 from runtime.backends.packs.tree import Int64, SlotTree
 from tests.runtime.backends.reference import Float32, Loaded, append, chain, log_softmax
@@ -306,7 +306,7 @@ def test_what_a_layer_answers_with_is_the_buffer_itself() -> None:
     slots, nothing = np.array([[5], [7]]), np.empty((2, 0), np.int64)
     shared = Shared(np.ones((2, 1, 8), np.bool_), np.arange(8), np.array([6]))
     bucket = Bucket(slots, slots, slots, np.arange(2), nothing, shared=shared)
-    layer.begin_rows(bucket, None, torch.tensor([5, 7]), slice(6, 7))
+    layer.place = Placement(8, past=bucket.past, slots=torch.tensor([5, 7]), rows=bucket, blank=slice(6, 7))
     keys, values = layer.update(new, new)
     assert keys.shape == values.shape == (1, 3, 8, 4)
     assert keys.untyped_storage().data_ptr() == layer.keys.untyped_storage().data_ptr()
