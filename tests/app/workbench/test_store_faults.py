@@ -119,10 +119,9 @@ def test_a_disk_that_has_room_again_before_the_end_is_no_event(play: Play, caplo
 
     async def scene(s: Scene) -> None:
         session_id = await s.new()
+        s.engine.on_look = lambda what: refuse(s.store, "append_chunk") if what == "generate" else None
         sending = asyncio.create_task(s.workbench.answers.send(session_id, "hello"))
-        await until(lambda: s.arrived(session_id) == 6)
-        refuse(s.store, "append_chunk")
-        await until(lambda: "cannot be saved yet" in caplog.text)
+        await until(lambda: s.arrived(session_id) == 6 and "cannot be saved yet" in caplog.text)
         allow(s.store)
         s.workbench.answers.stop(session_id)
         await sending
