@@ -20,9 +20,9 @@ from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
+from runtime.backends.packs.chains import Bucket, joined, steps_of
 from runtime.backends.packs.packed import PackedBackend, WorkingPack, as_ids, chain_parents, state_size
-from runtime.backends.packs.step import Bucket, Float32, State, Step, joined, steps_of
-from runtime.backends.packs.tree import ROOT, Bool, Int64
+from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step
 from runtime.backends.stored import Stored
 from runtime.errors import AdapterError, SnapshotFormatError
 from runtime.loading.model_folder import ModelFolder
@@ -132,7 +132,12 @@ class FakeBackend(PackedBackend[FakePack]):
         self._misbehave(bucket.tokens.ravel())
         return joined(self._compute(pack, step) for step in steps_of(bucket))
 
-    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(
+        self,
+        packs: Sequence[FakePack],
+        steps: Sequence[Step],
+        request: RankRequest | None = None,  # noqa: ARG002  # its logits are on the host
+    ) -> Callable[[], Float32]:
         def compute() -> Float32:
             tokens = np.concatenate([step.tokens for step in steps])
             self.count(len(tokens))

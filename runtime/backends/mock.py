@@ -16,8 +16,7 @@ from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as mock_tokenizer
 from runtime.backends.packs.packed import PackedBackend, WorkingPack, as_ids, chain_parents
-from runtime.backends.packs.step import Float32, State, Step
-from runtime.backends.packs.tree import Int64
+from runtime.backends.packs.tree import Float32, Int64, State, Step
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
 from runtime.info import ModelInfo

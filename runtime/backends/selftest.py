@@ -20,8 +20,7 @@ import numpy as np
 from runtime.backends.base import Part
 from runtime.backends.facts import KvFormat
 from runtime.backends.packs.packed import FirstForward, PackedBackend, chain_parents
-from runtime.backends.packs.step import Float32
-from runtime.backends.packs.tree import ROOT, Int64
+from runtime.backends.packs.tree import ROOT, Float32, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
 from runtime.loading.measurements import keep_measurement, measurement

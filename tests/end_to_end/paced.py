@@ -11,8 +11,7 @@ from runtime.backends.base import Backend
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.loading import load_model
-from runtime.backends.packs.step import Float32
-from runtime.backends.packs.tree import Int64
+from runtime.backends.packs.tree import Float32, Int64
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
 

@@ -30,15 +30,16 @@ from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
+from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
-from runtime.backends.packs.step import Bucket, Float32, Ragged, State, Step, merged, reach_of
-from runtime.backends.packs.tree import Bool, Int64, runs
+from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
+from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.options.load import BATCH_ROWS, CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
@@ -194,7 +195,11 @@ class HfBackend(PackedBackend[TorchPack]):
                 pack.clear_state()
             return logits.float().cpu().numpy(), state
 
-    def launch(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(
+        self, packs: Sequence[TorchPack], steps: Sequence[Step], request: RankRequest | None = None
+    ) -> Callable[[], Float32 | RankedRows]:
+        if request is not None:
+            return partial(self.launch_on_device(packs, steps).ranked, request)
         got = self._logits(packs, steps)
 
         def wait() -> Float32:

@@ -22,9 +22,9 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from runtime.backends.packs.chains import UNBOUNDED, Bucket
 from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
-from runtime.backends.packs.step import UNBOUNDED, Bucket, Ragged, Step
-from runtime.backends.packs.tree import Int64
+from runtime.backends.packs.tree import Int64, Ragged, Step
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 

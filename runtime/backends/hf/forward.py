@@ -19,8 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from runtime.backends.hf.cache import JointLayer, RaggedKeys, Segment, SlotLayer, TorchPack, make_layers, to_device
-from runtime.backends.packs.step import Bucket, Step
-from runtime.backends.packs.tree import Bool, Int64
+from runtime.backends.packs.chains import Bucket
+from runtime.backends.packs.tree import Bool, Int64, Step
 
 FOLDED = 64  # tokens: a mask of more is dearer with a copy for each head than what its heads would copy
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers

@@ -17,7 +17,7 @@ import torch
 
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.forward import Arguments
-from runtime.backends.packs.step import Step
+from runtime.backends.packs.tree import Step
 
 MOST_TOKENS = 64  # of a forward: of more the device's work shows
 MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond

@@ -37,9 +37,9 @@ from runtime.backends.mlx.logits import MlxLogits, as_on_host
 from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
+from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
-from runtime.backends.packs.step import Bucket, Float32, State, Step, merged, reach_of
-from runtime.backends.packs.tree import ROOT, Bool, Int64
+from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step, merged
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
@@ -229,31 +229,28 @@ class MlxBackend(PackedBackend[MlxPack]):
             mx.eval(keys, values)
             self.layer_calls += 1
 
-    def launch(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(
+        self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None = None
+    ) -> Callable[[], Float32 | RankedRows]:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
         self._slow = self._takes_long(n)
+        due: list[mx.array] = []
+        answer: Callable[[], Float32 | RankedRows] = partial(self._on_host, due)
         with _memory():
-            logits: list[mx.array] = []
-            if self._goes_together(steps):
+            if request is None and not self._goes_together(steps):
+                for part, rows in self._parts(steps[0]):
+                    self.count(len(part.tokens))
+                    due += self._forward(packs[0], part, rows=rows)[0]
+                    mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            else:
                 self.count(n)
-                logits = self._forward_together(packs, steps)
-                mx.async_eval(logits, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
-                return partial(self._awaited, packs, logits, n, started, partial(self._on_host, logits))
-            for part, rows in self._parts(steps[0]):
-                self.count(len(part.tokens))
-                logits += self._forward(packs[0], part, rows=rows)[0]
-                mx.async_eval(logits, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
-        return partial(self._awaited, packs, logits, n, started, partial(self._on_host, logits))
-
-    def launch_ranked(self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest) -> Callable[[], RankedRows]:
-        started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
-        self._slow = self._takes_long(n)
-        with _memory():
-            self.count(n)
-            staying = self._staying(packs, steps)
-            ranked = staying.begin_ranked(request)
-            mx.async_eval(staying.due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
-        return partial(self._awaited, packs, staying.due, n, started, ranked)
+                if request is None:
+                    due += self._forward_together(packs, steps)
+                else:
+                    staying = self._staying(packs, steps)
+                    answer, due = staying.begin_ranked(request), staying.due
+                mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
+        return partial(self._awaited, packs, due, n, started, answer)
 
     def ready(
         self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
@@ -530,7 +527,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = False  # or each layer would be computed as it is reached
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
-            _, (step,) = self._appended([Part(pack, one, np.array([ROOT]), one)], [])
+            _, (step,), _ = self._appended([Part(pack, one, np.array([ROOT]), one)], [])
             self._forward(pack, step, rows=False)
             self._learn(pack)
         finally:

@@ -20,9 +20,9 @@ from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from runtime.backends.mlx.masks import RowMasks, TreeMasks
+from runtime.backends.packs.chains import UNBOUNDED, Bucket
 from runtime.backends.packs.packed import MOVED_SLOTS, WorkingPack
-from runtime.backends.packs.step import UNBOUNDED, Bucket, Step
-from runtime.backends.packs.tree import Int64
+from runtime.backends.packs.tree import Int64, Step
 from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 
-from runtime.backends.packs.step import Bucket, Step
-from runtime.backends.packs.tree import Int64
+from runtime.backends.packs.chains import Bucket
+from runtime.backends.packs.tree import Int64, Step
 
 
 class Window:

@@ -26,15 +26,11 @@ import psutil
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Cost, DeviceLogits, Part, Payload
-from runtime.backends.packs.step import (
+from runtime.backends.packs.chains import (
     UNBOUNDED,
     Bucket,
     Call,
-    Float32,
-    Ragged,
     Row,
-    State,
-    Step,
     aligned,
     alike,
     joined,
@@ -43,7 +39,7 @@ from runtime.backends.packs.step import (
     steps_of,
     worth_sharing,
 )
-from runtime.backends.packs.tree import ROOT, Bool, Int64, SlotTree, Undo, count_chains, segments
+from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, Ragged, SlotTree, State, Step, Undo, count_chains, segments
 from runtime.backends.stored import Shape, StateShapes
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -104,7 +100,7 @@ class PackedBackend(ABC, Generic[P]):
         buckets: Whether chains may share a forward as its rows; else each has one of its own.
         ragged: Whether rows of one forward may have pasts of different length.
         shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
-        vain, reach: See `runtime.backends.packs.buckets.worth_sharing`.
+        vain, reach: See `runtime.backends.packs.chains.worth_sharing`.
         together: Whether one forward may run over several packs.
         forwards: Calls of the model, since load; those that failed too.
         speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
@@ -242,16 +238,22 @@ class PackedBackend(ABC, Generic[P]):
         steps: Sequence[Step],  # noqa: ARG002  # the same
         request: RankRequest | None,  # noqa: ARG002  # the same
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
-        """`launch`, or `launch_ranked`, as far as it goes without tokens: called with them, it does the rest.
+        """`launch` as far as it goes without tokens: called with them, it does the rest.
 
         The packs' buffers stay as they are. None where nothing of it can be done before, as in most libraries.
         """
         return None
 
-    def launch(self, packs: Sequence[P], steps: Sequence[Step]) -> Callable[[], Float32]:
+    def launch(
+        self,
+        packs: Sequence[P],
+        steps: Sequence[Step],
+        request: RankRequest | None = None,  # noqa: ARG002  # for libraries that say `on_device`
+    ) -> Callable[[], Float32 | RankedRows]:
         """Begins one forward without recurrent state; what is returned waits for its logits ``(wanted, vocab)``.
 
-        Over several packs in libraries that say `together`. One that computes beside the caller says so in `overlaps`.
+        With a request they stay on the device, ranked. Over several packs in libraries that say `together`. One that computes
+        beside the caller says so in `overlaps`.
         """
         ((pack, step),) = zip(packs, steps, strict=True)
         logits, _ = self.push(pack, step)
@@ -264,10 +266,6 @@ class PackedBackend(ABC, Generic[P]):
     ) -> DeviceLogits:
         """`launch` whose logits stay; for libraries that say `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
-
-    def launch_ranked(self, packs: Sequence[P], steps: Sequence[Step], request: RankRequest) -> Callable[[], RankedRows]:
-        """`launch` whose logits stay, ranked."""
-        return partial(self.launch_on_device(packs, steps).ranked, request)
 
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
@@ -289,7 +287,8 @@ class PackedBackend(ABC, Generic[P]):
         """One forward; see `runtime.backends.base.Backend.compute`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            return self._launched(parts, undos, request, read)()
+            packs, steps, chained = self._appended(parts, undos, read)
+            return (self._chains if chained else self.launch)(packs, steps, request)()
         except BaseException:
             _undo(undos)
             raise
@@ -298,7 +297,8 @@ class PackedBackend(ABC, Generic[P]):
         """One forward, begun; see `runtime.backends.base.Backend.begin`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            return partial(_awaited, self._launched(parts, undos, request), undos)
+            packs, steps, chained = self._appended(parts, undos)
+            return partial(_awaited, (self._chains if chained else self.launch)(packs, steps, request), undos)
         except BaseException:
             _undo(undos)
             raise
@@ -307,7 +307,8 @@ class PackedBackend(ABC, Generic[P]):
         """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            return self.launch_on_device(*self._appended(parts, undos))
+            packs, steps, _ = self._appended(parts, undos)
+            return self.launch_on_device(packs, steps)
         except BaseException:
             _undo(undos)
             raise
@@ -316,9 +317,8 @@ class PackedBackend(ABC, Generic[P]):
         """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps = self._appended(parts, undos)
-            apart = self.recurrent or not (self.tree or packs[0].tree.linear)
-            launch = None if apart else self.ready(packs, steps, request)
+            packs, steps, chained = self._appended(parts, undos)
+            launch = None if chained else self.ready(packs, steps, request)
         finally:
             _undo(undos)
         if launch is None:
@@ -335,21 +335,14 @@ class PackedBackend(ABC, Generic[P]):
 
         return begin
 
-    def _launched(
-        self, parts: Sequence[Part], undos: list[tuple[P, Undo]], request: RankRequest | None, read: str | None = None
-    ) -> Callable[[], Any]:
-        """One forward, begun: in one call of the model, or chain by chain."""
-        packs, steps = self._appended(parts, undos, read)
-        if request is not None:
-            return self.launch_ranked(packs, steps, request)
-        if self.recurrent or not (self.tree or packs[0].tree.linear):
-            return self._chains(packs[0], steps[0], parts[0].parents, undos[0][1].size)
-        return self.launch(packs, steps)
-
     def _appended(
         self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
-    ) -> tuple[list[P], list[Step]]:
-        """Adds the tokens of each part to its pack's tree, which `undos` can take back: the packs and their steps."""
+    ) -> tuple[list[P], list[Step], bool]:
+        """Adds the tokens of each part to its pack's tree, which `undos` can take back.
+
+        Returns:
+            The packs, their steps, and whether these go through the model chain by chain.
+        """
         packs, steps = list[P](), list[Step]()
         for part in parts:
             pack: P = part.pack
@@ -369,7 +362,7 @@ class PackedBackend(ABC, Generic[P]):
             slots = np.arange(undo.size, undo.size + len(part.tokens))
             step = Step(part.tokens, slots, positions, part.want, mask=mask, ragged=ragged, read=read, stacks=part.stacks)
             steps.append(step)
-        return packs, steps
+        return packs, steps, self.recurrent or not (self.tree or packs[0].tree.linear)
 
     def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
         """Appends to a chain and reads something of each token; see `runtime.backends.base.Backend.extend`."""
@@ -457,8 +450,19 @@ class PackedBackend(ABC, Generic[P]):
         pasts = pack.tree.depths[heads[:, 0]] + 1
         return worth_sharing(pasts, heads[:, 1], pack.tree.size, vain=self.vain, reach=self.reach)
 
-    def _chains(self, pack: P, step: Step, parents: Int64, base: int) -> Callable[[], Float32]:
-        """Chains side by side where they may be; states live on at each one's end, and where children may still come."""
+    def _chains(
+        self,
+        packs: Sequence[P],
+        steps: Sequence[Step],
+        request: RankRequest | None = None,  # noqa: ARG002  # of models that take a tree in one forward
+    ) -> Callable[[], Float32]:
+        """`launch` chain by chain, side by side where they may be.
+
+        Recurrent states live on at each one's end, and where children may still come.
+        """
+        ((pack, step),) = zip(packs, steps, strict=True)
+        base = int(step.slots[0])
+        parents = pack.tree.parents(base)
         chains = segments(parents, base)
         call = Call(step, shared=self._looks_in(pack, chains, parents))
         extended: set[int] = set()

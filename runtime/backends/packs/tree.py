@@ -2,7 +2,7 @@
 
 A *branch* is a chain of slots; a token opens a new one unless it follows the newest slot of its parent's branch.
 What a slot sees is then a handful of branches, each up to some slot, which numpy compares over the whole pack at
-once: no walk over single ancestors.
+once: no walk over single ancestors. A `Step` is what one forward adds to it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,62 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.adapters.stacks import Stack, TokenStacks
 from runtime.errors import InvalidRequestError
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
+State = Any  # recurrent state after one token: a library's arrays, never changed once kept
 
 ROOT = -1
 _NO_BRANCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """New tokens as chains, one after the other, of which each sees its own path."""
+
+    lengths: Int64  # (chains,) new tokens of each
+    paths: Sequence[Int64]  # the slots before each; another chain's new ones may be among them
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward: new tokens, where their keys and values go, what they see."""
+
+    tokens: Int64  # (n,)
+    slots: Int64  # (n,) ascending
+    positions: Int64  # (n,) depths in the tree
+    want: Int64  # indices into tokens
+    path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
+    mask: Bool | None = None  # a tree's (n, slots in use): what each sees; None: causal over the path
+    ragged: Ragged | None = None  # in place of a mask
+    state: State | None = None  # recurrent state to start from; None: from nothing
+    read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
+    stacks: TokenStacks | None = None  # of each token; None: the base alone
+
+
+def merged(steps: Sequence[Step]) -> Step:
+    """Several forwards as one: their tokens one after the other, each under its own adapters."""
+    start, tokens, slots, positions, want = 0, [], [], [], []
+    stacks = list[TokenStacks | None]()
+    for step in steps:
+        tokens.append(step.tokens)
+        slots.append(step.slots)
+        positions.append(step.positions)
+        want.append(step.want + start)
+        start += len(step.tokens)
+        stacks.append(step.stacks)
+    joint = None
+    if any(stacks):
+        of, table = list[Int64](), list[Stack]()
+        for own, step in zip(stacks, steps, strict=True):
+            own = own or TokenStacks.uniform((), len(step.tokens))
+            of.append(own.of + len(table))
+            table += own.table
+        joint = TokenStacks(np.concatenate(of), tuple(table))
+    return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +101,10 @@ class SlotTree:
     def parent(self, slot: int) -> int:
         """The slot that `slot` follows, or ROOT."""
         return int(self._parent[slot])
+
+    def parents(self, first: int) -> Int64:
+        """``(size - first,)``: `parent` of each slot from `first` on."""
+        return self._parent[first : self.size].copy()
 
     def append(self, parents: Int64) -> Undo:
         """Adds ``len(parents)`` slots; the answer undoes it.

@@ -111,11 +111,13 @@ class Cache:
             tag=tag,
         )
         self.room.live.add(prefill)
-        try:
-            self.room.hint(workspace, len(job.ids) - depth)
-        except BaseException:  # the library failed in the middle of it: nothing stays pinned
-            self.leave(prefill)
-            raise
+        count = len(job.ids) - depth
+        if workspace.held + count > workspace.capacity:
+            try:
+                self.room.hint(workspace, count)
+            except BaseException:  # the library failed in the middle of it: nothing stays pinned
+                self.leave(prefill)
+                raise
         return prefill
 
     def join(self, prefill: Prefill, job: Job) -> Prefill:

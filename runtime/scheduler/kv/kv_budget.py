@@ -180,18 +180,16 @@ class KvBudget:
         return refused
 
     def hint(self, workspace: Workspace, count: int) -> None:
-        """So many slots will be needed here: reserved at once if that costs nothing that is in use.
+        """So many slots will be needed here, for which there is no room yet: reserved at once if that costs nothing in use.
 
         Where memory is short no more than that; where it is not, `grow` adds a few for those that come next.
         """
-        slots = workspace.held + count
-        few = count <= self._backend.growth and 2 * self.bytes <= self.budget
-        if few or slots <= workspace.capacity:
+        if count <= self._backend.growth and 2 * self.bytes <= self.budget:
             return
         growing, self._growing = self._growing, workspace
         try:
             if self.in_place or not self._grown_freely(workspace, count, 0):
-                self._widened(workspace, slots, 0)
+                self._widened(workspace, workspace.held + count, 0)
         except MemoryBudgetError:  # the device itself: `grow` will ask for what is needed
             pass
         finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.backends.packs.step import Bucket, Row, aligned, alike, levels, pieces
+from runtime.backends.packs.chains import Bucket, Row, aligned, alike, levels, pieces
 from runtime.backends.packs.tree import Int64, count_chains, segments
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax

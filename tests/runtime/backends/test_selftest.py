@@ -12,7 +12,8 @@ import pytest
 from runtime.backends import selftest
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend, FakePack
-from runtime.backends.packs.step import Bucket, Step
+from runtime.backends.packs.chains import Bucket
+from runtime.backends.packs.tree import Step
 from runtime.backends.selftest import self_test
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
@@ -28,10 +29,10 @@ class Spoilt(FakeBackend):
         self.spoil(step)
         return super().push(pack, step)
 
-    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step]) -> Any:
+    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step], *rest: Any) -> Any:
         for step in steps:
             self.spoil(step)
-        return super().launch(packs, steps)
+        return super().launch(packs, steps, *rest)
 
 
 class Leaky(Spoilt):

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from runtime.backends.base import ROOT
 from runtime.backends.hf.cache import Placement, SlotLayer
-from runtime.backends.packs.step import UNBOUNDED, Bucket, Shared, worth_sharing
+from runtime.backends.packs.chains import UNBOUNDED, Bucket, Shared, worth_sharing
 from runtime.backends.packs.tree import Int64, SlotTree
 from tests.runtime.backends.reference import Float32, Loaded, append, chain, log_softmax
 

@@ -1,4 +1,4 @@
-"""What one forward of a library's model is made of: a step of new tokens, or chains side by side.
+"""Chains of new tokens side by side in one forward, for models that take no tree at once.
 
 A recurrent layer carries a state from token to token, so a row must hold one chain and nothing else: no padding, no
 branch. Chains that start side by side are therefore cut where the shortest of them ends: what is common to all is one
@@ -16,61 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from runtime.adapters.stacks import Stack, TokenStacks
-from runtime.backends.packs.tree import ROOT, Bool, Int64, SlotTree
+from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, SlotTree, State, Step
 
-Float32 = npt.NDArray[np.float32]
-State = Any  # recurrent state after one token: a library's arrays, never changed once kept
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """New tokens as chains, one after the other, of which each sees its own path."""
-
-    lengths: Int64  # (chains,) new tokens of each
-    paths: Sequence[Int64]  # the slots before each; another chain's new ones may be among them
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward: new tokens, where their keys and values go, what they see."""
-
-    tokens: Int64  # (n,)
-    slots: Int64  # (n,) ascending
-    positions: Int64  # (n,) depths in the tree
-    want: Int64  # indices into tokens
-    path: Int64 | None = None  # a chain's slots before these tokens; None: all slots in order (in place, or a tree)
-    mask: Bool | None = None  # a tree's (n, slots in use): what each sees; None: causal over the path
-    ragged: Ragged | None = None  # in place of a mask
-    state: State | None = None  # recurrent state to start from; None: from nothing
-    read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
-    stacks: TokenStacks | None = None  # of each token; None: the base alone
-
-
-def merged(steps: Sequence[Step]) -> Step:
-    """Several forwards as one: their tokens one after the other, each under its own adapters."""
-    start, tokens, slots, positions, want = 0, [], [], [], []
-    stacks = list[TokenStacks | None]()
-    for step in steps:
-        tokens.append(step.tokens)
-        slots.append(step.slots)
-        positions.append(step.positions)
-        want.append(step.want + start)
-        start += len(step.tokens)
-        stacks.append(step.stacks)
-    joint = None
-    if any(stacks):
-        of, table = list[Int64](), list[Stack]()
-        for own, step in zip(stacks, steps, strict=True):
-            own = own or TokenStacks.uniform((), len(step.tokens))
-            of.append(own.of + len(table))
-            table += own.table
-        joint = TokenStacks(np.concatenate(of), tuple(table))
-    return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
 
 
 @dataclass(frozen=True, slots=True)
