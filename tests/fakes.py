@@ -126,14 +126,14 @@ def some_ids(seed: int, n: int, vocab: int = 256) -> list[int]:
 
 
 def around_begins(backend: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Passes the first half of every forward through `wrap`, prepared forwards included."""
+    """Passes the first half of every forward through `wrap`, prepared ones included; all of one that is computed at once."""
     prepare = backend.prepare
 
     def prepared(*arguments: Any) -> Any:
         begin = prepare(*arguments)
         return None if begin is None else wrap(begin)
 
-    backend.begin, backend.prepare = wrap(backend.begin), prepared
+    backend.compute, backend.begin, backend.prepare = wrap(backend.compute), wrap(backend.begin), prepared
 
 
 class Gate:
@@ -183,9 +183,9 @@ class Turnstile:
         """Every forward of this model arrives here, on any backend."""
 
         def wrap(begin: Callable[..., Any]) -> Callable[..., Any]:
-            def held(*arguments: Any) -> Any:
+            def held(*arguments: Any, **named: Any) -> Any:
                 self.arrive()
-                return begin(*arguments)
+                return begin(*arguments, **named)
 
             return held
 
