@@ -188,7 +188,10 @@ class Cache:
         What the lease holds is computed again where there is no room for it twice, in the trie and in the pack. Keys that
         stand there and lack only a recurrent state are not copied once more, but for the token that brings the state along.
         """
-        slot, depth = workspace.standing(trail, limit) if self.enabled else (ROOT, 0)
+        depth = min(len(trail), limit) if self.enabled else 0
+        if workspace.recurrent:
+            depth = workspace.resumable_depth(trail, depth)
+        slot = trail[depth - 1] if depth else ROOT
         if lease.length <= depth:
             return slot, depth
         there = max(min(len(trail), lease.length - 1), depth) if self.enabled else depth

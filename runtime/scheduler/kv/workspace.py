@@ -296,12 +296,11 @@ class Workspace:
             trail = self.paths.walk(ids)
         return trail
 
-    def standing(self, trail: Sequence[int], limit: int) -> tuple[int, int]:
-        """The deepest slot of a path's trail, within `limit` tokens, after which one can be appended, and its depth."""
-        depth = min(len(trail), limit)
-        while self.recurrent and depth and not self.resumable(trail[depth - 1]):
+    def resumable_depth(self, trail: Sequence[int], depth: int) -> int:
+        """The most tokens of a path's trail, up to `depth`, after which one can be appended."""
+        while depth and not self.resumable(trail[depth - 1]):
             depth -= 1
-        return (trail[depth - 1] if depth else ROOT), depth
+        return depth
 
     def follow(self, slot: int, token: int) -> int | None:
         """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""

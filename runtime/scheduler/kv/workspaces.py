@@ -243,7 +243,7 @@ class Workspaces:
             trail = workspace.trail(ids)
             depth = len(trail)
             if workspace.recurrent:
-                depth = max(workspace.standing(trail, depth)[1], min(depth, reach))
+                depth = max(workspace.resumable_depth(trail, depth), min(depth, reach))
             fits = 2 * depth >= len(ids) or (depth >= self._kin and workspace.held - depth + len(ids) <= self.crowd)
             if fits and depth > deepest:
                 best, deepest, found = workspace, depth, trail
