@@ -5,7 +5,7 @@ Subclasses of transformers' own cache classes, so that its models and mask funct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,9 +82,9 @@ class Placement:
     slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
     ragged: RaggedKeys | None = None  # of chains one after the other, each of which sees its own path alone
     whole: bool = False  # whether the model is shown all slots, used or not
-    rows: Bucket | None = None  # of chains side by side
-    seen: torch.Tensor | None = None  # of those: the slots that each row sees, the new ones last
+    seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
     blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
+    firsts: Mapping[int | None, int] | None = None  # of the same: the first slot that layers with a window need
 
 
 NOWHERE = Placement()
@@ -149,11 +149,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             )
         if place.path is not None:
             return self._gathered(place.path, key_states, value_states)
-        if place.rows is not None:
+        if place.firsts is not None:
             for buffer, new in ((self.keys, key_states), (self.values, value_states)):
                 buffer[0, :, place.blank] = 0
                 buffer[0, :, place.slots] = _side_by_side(new)
-            first = place.rows.first(self.window)
+            first = place.firsts[self.window]
             return self.keys[:, :, first:end], self.values[:, :, first:end]
         self.keys[:, :, place.start : end] = key_states
         self.values[:, :, place.start : end] = value_states
@@ -299,8 +299,9 @@ class TorchPack(WorkingPack):
             slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
             seen = to_device(bucket.seen, device) if shared is None else None
             blank = None if shared is None else to_index(shared.blank, device)
+            firsts = None if shared is None else {layer.window: bucket.first(layer.window) for layer in self.attention}
             end, past = int(bucket.slots.max()) + 1, bucket.past
-            place = Placement(end, past=past, masked=bucket.masked, slots=slots, rows=bucket, seen=seen, blank=blank)
+            place = Placement(end, past=past, masked=bucket.masked, slots=slots, seen=seen, blank=blank, firsts=firsts)
             for layer in self.attention:
                 layer.place = place
 

@@ -8,7 +8,7 @@ into the one buffer and hands it out broadcast over the rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -44,9 +44,9 @@ class Placement:
     path: mx.array | None = None  # slots to gather before the new ones
     slots: mx.array | slice | None = None  # places of the new ones, when not side by side
     masks: TreeMasks | RowMasks | None = None
-    rows: Bucket | None = None  # of chains side by side
-    seen: mx.array | None = None  # of those: the slots that each row sees, the new ones last
+    seen: mx.array | None = None  # of chains side by side: the slots that each row sees, the new ones last
     blank: mx.array | slice | None = None  # of those that share the buffers: places to be filled with zeros
+    firsts: Mapping[int | None, int] | None = None  # of the same: the first slot that layers with a window need
 
 
 NOWHERE = Placement()
@@ -73,14 +73,14 @@ class SlotCache:
         """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
         self._reached(keys, values)
         rows, place = keys.shape[0], self.place
-        if rows > 1 and place.rows is None:
+        if rows > 1 and place.seen is None and place.firsts is None:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
         if self.keys is None or place.end > self.keys.shape[2]:
             self.grow(place.end, keys, values)
         if place.seen is not None:
             return self._exchanged(place.seen, keys, values)
-        if place.rows is not None:
-            return self._entered(place.rows, keys, values)
+        if place.firsts is not None:
+            return self._entered(place.firsts[self.window], keys, values)
         assert self.keys is not None
         assert self.values is not None
         if place.path is not None:
@@ -166,9 +166,9 @@ class SlotCache:
             answers.append(gathered.swapaxes(0, 1))
         return answers[0], answers[1]
 
-    def _entered(self, bucket: Bucket, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _entered(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, heads, width, dim)``; answers each row with all that stands in the buffers, no copy."""
-        first, answers = bucket.first(self.window), list[mx.array]()
+        answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
             assert buffer is not None
             rows, heads, _, dim = new.shape
@@ -180,8 +180,8 @@ class SlotCache:
     def _first_seen(self) -> int:
         """Sliding layers of chains need only the window before the first new token."""
         place = self.place
-        if place.blank is not None and place.rows is not None:
-            return place.rows.first(self.window)
+        if place.firsts is not None:
+            return place.firsts[self.window]
         return 0 if self.window is None or place.masks is not None else max(place.past - self.window + 1, 0)
 
 
@@ -254,9 +254,10 @@ class MlxPack(WorkingPack):
             shared, masks = bucket.shared, RowMasks(bucket) if bucket.masked else None
             seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
             slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
-            end, past, firsts = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
-            place = Placement(end, past=past, slots=slots, masks=masks, rows=bucket, seen=seen, blank=blank)
-            offset = int(firsts[0]) if masks is None else mx.array(firsts.astype(np.int32))
+            firsts = None if shared is None else {cache.window: bucket.first(cache.window) for cache in self.attention}
+            end, past, positions = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
+            place = Placement(end, past=past, slots=slots, masks=masks, seen=seen, blank=blank, firsts=firsts)
+            offset = int(positions[0]) if masks is None else mx.array(positions.astype(np.int32))
             for cache in self.attention:
                 cache.place, cache.offset = place, offset
 
