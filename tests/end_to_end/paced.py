@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends.base import Backend
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.loading import load_model
-from runtime.backends.packs.tree import Float32, Int64
+from runtime.backends.packs.tree import Float32, Step
 from runtime.loading.model_folder import ModelFolder
+from runtime.numerics.ranking import RankRequest
 from runtime.options.load import LoadOptions
 
 PACE_SECONDS = 0.03
@@ -28,13 +31,20 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Backend
 class PacedBackend(HfBackend):
     """The same, but slower."""
 
-    def forward(
-        self, pack: TorchPack, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
-    ) -> tuple[Int64, Float32]:
+    def launch(
+        self, packs: Sequence[TorchPack], steps: Sequence[Step], request: RankRequest | None = None
+    ) -> Callable[[], Float32]:
         """Delays the logits, and suppresses eos, which random weights would draw now and then."""
+        assert request is None  # on a processor
         time.sleep(PACE_SECONDS)
-        slots, logits = super().forward(pack, tokens, parents, want, stacks)
-        return slots, endless(logits)
+        waiting = super().launch(packs, steps)
+
+        def wait() -> Float32:
+            logits = waiting()
+            assert isinstance(logits, np.ndarray)
+            return endless(logits)
+
+        return wait
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         """The same model, so the same numbers."""
