@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         self._wake = threading.Condition()
         self._inbox: list[Job] = []
-        self._closing = self._exiting = False
+        self._nudged = self._closing = self._exiting = False
         self._ready: Future[tuple[Backend, Scheduler]] = Future()
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
         self._phase = "loading"
@@ -112,9 +112,10 @@ class Engine:
             return any(job.uses(digest) for job in self._inbox)
 
     def nudge(self) -> None:
-        """A job was cancelled: look."""
+        """A job was cancelled, or a thread has an answer: look."""
         if os.getpid() == self._pid:  # in a forked child there is nothing to cancel
             with self._wake:
+                self._nudged = True
                 self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -207,23 +208,23 @@ class Engine:
         follow each other.
         """
         reported = looked = 0.0  # monotonic seconds
-        stale = False  # the report's largest edges are old ones
+        busy, stale = True, False  # whether there may be more to do; whether the report's largest edges are old ones
         while True:
             rested = False
             with self._wake:
-                while not (self._inbox or scheduler.busy or self._closing or rested):
+                while not (busy or self._inbox or self._nudged or self._closing or rested):
                     self._phase = "idle"
                     rested = not self._wake.wait(REST_SECONDS if stale else None)
                 if self._closing:
                     return
-                arrived, self._inbox = self._inbox, []
+                arrived, self._inbox, self._nudged = self._inbox, [], False
             if arrived or not rested:
                 self._phase, rested = "step", False
                 scheduler.submit(arrived)
                 del arrived  # they are the scheduler's: this loop may wait for long
-                scheduler.step()
+                busy = scheduler.step()
             now = time.monotonic()
-            if not scheduler.busy or now - reported > REPORT_SECONDS:
+            if not busy or now - reported > REPORT_SECONDS:
                 reported = now
                 stale = not (rested or scheduler.cache.trie.edges <= FEW_EDGES or now - looked > REPORT_SECONDS)
                 if not stale:

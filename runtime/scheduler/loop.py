@@ -111,12 +111,6 @@ class Scheduler:
         self.steps = 0
         self.counters.publish(self.cache)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a step has anything to do."""
-        jobs = self._waiting.parked or self._waiting.new or self._prompts.running or self._background.workers
-        return bool(jobs or self._decoding.rows or self._beams.running) or (self.blocks.asked and self.blocks.busy)
-
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it, where that is as urgent."""
         for job in jobs:
@@ -134,8 +128,8 @@ class Scheduler:
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
-    def step(self) -> None:
-        """One round; call while `busy`."""
+    def step(self) -> bool:
+        """One round. Whether there is more to do at once: else the next is due when a job or a thread's answer comes."""
         self.steps += 1
         self._drop_cancelled()
         room, looked = self.cache.room, self._looked
@@ -172,6 +166,7 @@ class Scheduler:
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
             self._tell_unused()
+        return bool(decodes or others or self._waiting.parked) or (self.blocks.asked and self.blocks.busy)
 
     def when_unused(self, digest: str, future: Future[None]) -> None:
         """Settles the future once no request uses an adapter; from now on none may be submitted that does."""

@@ -220,13 +220,12 @@ def audit(model: LanguageModel) -> None:
 
     Evicts everything on the way.
     """
-    report = settled(model)[1]
-    assert (report.leases, report.leased_bytes) == (0, 0)
+    metrics, report = settled(model)
+    assert (report.leases, report.leased_bytes, metrics.requests_active) == (0, 0, 0)
 
     def look() -> None:
         scheduler = engine_of(model).scheduler
         cache, trie = scheduler.cache, scheduler.cache.trie
-        assert not scheduler.busy
         assert not [query for query in scheduler._queries.values() if not query.abandoned]
         assert all(workspace.users == 0 for workspace in cache.workspaces.open)
         nodes = list(trie.nodes())

@@ -94,7 +94,7 @@ def test_a_generation_that_starts_where_another_stands(rows: int) -> None:
         behaviour.before_forward = join
         # when others start where it stands at that moment, then each goes on as it would alone
         assert asyncio.run(model.sample(path[:10], 19, [], temperature=0.0)) == path[10:29]
-        while engine.call(lambda: scheduler.busy).result():  # the last that joined; asked between two steps
+        while model.metrics().requests_active:  # the last that joined
             settled(model)
         assert len(said) >= 2
         assert ends == [None] * len(said)
@@ -151,7 +151,7 @@ def test_a_generation_that_cannot_start_leaves_nothing(known: bool, where: str, 
         monkeypatch.undo()
         # then nothing is pinned, nobody decodes, and the next one is served
         assert settled(model)[1].leases == 0
-        assert not engine_of(model).scheduler.busy
+        assert model.metrics().requests_active == 0
         assert all(w.users == 0 for w in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(model.sample(ids, 1, [], temperature=0.0)) == [int(reference(ids).argmax())]
 
