@@ -105,6 +105,7 @@ def test_a_cancelled_search_whose_beams_cannot_be_kept_ends_nobody_else(monkeypa
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), NativePanic("panic")])
 def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     stem = some_ids(1, 20)
+    path = [*stem, *some_ids(2, 500)]  # its pack must grow
     with fake_model() as model:
         model.batch_next_token_logprobs_sync([[*stem, i] for i in range(4)])
 
@@ -114,9 +115,9 @@ def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(error: BaseExcept
         with monkeypatch.context() as patch:
             patch.setattr(KvBudget, "hint", broken)
             with pytest.raises((ZeroDivisionError, RuntimeFault)):
-                asyncio.run(said(model, [*stem, 2, 7]))
+                asyncio.run(said(model, path))
         # then nothing is leased, nobody stands there, and the next one is served
         assert settled(model)[1].leases == 0
         assert all(workspace.users == 0 for workspace in engine_of(model).scheduler.cache.workspaces.open)
-        assert asyncio.run(said(model, [*stem, 2, 7]))[0] == int(reference([*stem, 2, 7]).argmax())
+        assert asyncio.run(said(model, path))[0] == int(reference(path).argmax())
         audit(model)
