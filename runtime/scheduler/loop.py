@@ -254,7 +254,10 @@ class Scheduler:
         self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.beside))
 
     def _fits(self, prefill: Prefill) -> bool:
-        """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes."""
+        """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes.
+
+        Of use where memory is short, or others wait for it.
+        """
         room, job = self.cache.room, prefill.job
         if self._waiting.parked and self._keeps_out(job):
             return False
@@ -305,7 +308,7 @@ class Scheduler:
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
-        if not self._fits(prefill):
+        if (self._waiting.parked or not self.cache.room.plenty) and not self._fits(prefill):
             self.cache.leave(prefill)
             self._park(job)
             return
