@@ -90,10 +90,9 @@ if TYPE_CHECKING:
     from runtime.numerics.pooling import POOLINGS, Pooling
     from runtime.numerics.stage_table import Stage, StageTable
     from runtime.options.aliases import OPTION_NAMES
-    from runtime.options.generation import GenerationOptions
+    from runtime.options.generation import AnswerEnds, GenerationOptions, ResolvedOptions, resolve_options
     from runtime.options.load import LoadOptions
     from runtime.options.priority import Priority
-    from runtime.options.resolution import AnswerEnds, ResolvedOptions, resolve_options
     from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
     from runtime.records import Completion, Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
     from runtime.remote.connect import add_connection, connect, connect_async
@@ -189,10 +188,9 @@ _NAMES = {
     "runtime.numerics.pooling": ("POOLINGS", "Pooling"),
     "runtime.numerics.stage_table": ("Stage", "StageTable"),
     "runtime.options.aliases": ("OPTION_NAMES",),
-    "runtime.options.generation": ("GenerationOptions",),
+    "runtime.options.generation": ("AnswerEnds", "GenerationOptions", "ResolvedOptions", "resolve_options"),
     "runtime.options.load": ("LoadOptions",),
     "runtime.options.priority": ("Priority",),
-    "runtime.options.resolution": ("AnswerEnds", "ResolvedOptions", "resolve_options"),
     "runtime.options.sampling": ("SAMPLER_STAGES", "SamplingOptions"),
     "runtime.records": ("Completion", "Finish", "Origin", "Scores", "TokenRecord", "TokenRecords", "TokenRun", "TopLogprobs"),
     "runtime.remote.connect": ("add_connection", "connect", "connect_async"),

@@ -15,8 +15,8 @@ from runtime import GenerationOptions, LanguageModel, Priority, load
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.engine.owner import Engine
 from runtime.info import CacheReport, Metrics
+from runtime.options.generation import resolve_options
 from runtime.options.load import LoadOptions
-from runtime.options.resolution import resolve_options
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
 from runtime.scheduler.jobs import GenerateJob, QueryJob, Rows, Waiter

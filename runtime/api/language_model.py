@@ -42,9 +42,16 @@ from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.lens import MOST_TOKENS, LensCost, LensRun, check_positions
 from runtime.numerics.pooling import Pooling, check_pooling, checked_texts
 from runtime.options.checking import check_value, is_whole, plain_number, shown, whole
-from runtime.options.generation import ALTERNATIVES, GenerationOptions, given
+from runtime.options.generation import (
+    ALTERNATIVES,
+    AnswerEnds,
+    GenerationOptions,
+    Layer,
+    ResolvedOptions,
+    given,
+    resolve_options,
+)
 from runtime.options.priority import Priority
-from runtime.options.resolution import AnswerEnds, Layer, ResolvedOptions, resolve_options
 from runtime.options.sampling import SamplingOptions
 from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
 from runtime.text.utf8 import clean_text

@@ -37,10 +37,9 @@ from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
 from runtime.numerics.pooling import Pooling
 from runtime.numerics.scoring import log_softmax
 from runtime.options.checking import check_callback, nearest
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import GenerationOptions, resolve_options
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
-from runtime.options.resolution import resolve_options
 from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
 from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.sampling.report import SHOWN

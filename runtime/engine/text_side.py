@@ -11,8 +11,8 @@ from runtime.backends import facts
 from runtime.engine.own_options import OwnOptions
 from runtime.info import ModelInfo
 from runtime.loading.model_folder import ModelFolder
+from runtime.options.generation import AnswerEnds
 from runtime.options.load import LoadOptions
-from runtime.options.resolution import AnswerEnds
 from runtime.text.chat import ChosenFormat, choose_format
 from runtime.text.template import ChatTemplate
 from runtime.text.tokenizer import Tokenizer

@@ -1,9 +1,12 @@
-"""`GenerationOptions`: how long one generation is, how it is drawn, what is recorded."""
+"""`GenerationOptions`: how long one generation is, how it is drawn, what is recorded, and which layer decides.
+
+The call comes first, then the session, a preset, the model's own generation_config.json, and the defaults last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from runtime.adapters.uses import AdapterUse, check_adapters
@@ -21,7 +24,7 @@ from runtime.options.checking import (
     shown,
     whole,
 )
-from runtime.options.sampling import SamplingOptions
+from runtime.options.sampling import DEFAULTS, STAGE_OF, SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
 MOST_ALTERNATIVES: Final = 1000
@@ -123,3 +126,178 @@ def given(options: GenerationOptions | None, named: Mapping[str, Any] | None = N
             "GenerationOptions(max_tokens=64), or by GenerationOptions.from_mapping(names and values)"
         )
     return options.check()
+
+
+# ---- layers ------------------------------------------------------------------------------------------------------
+
+Layer = GenerationOptions | Mapping[str, Any] | None
+DEFAULT_MAX_TOKENS: Final = 512
+_PLAIN = GenerationOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnds:
+    """What ends an answer of a loaded model where nothing else is said.
+
+    Attributes:
+        eos_token_ids: Of the model's own configuration.
+        format_eos: The tokens that end a turn of its chat format, as far as they are not among those.
+        format_stops: The texts that do.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    format_eos: tuple[int, ...] = ()
+    format_stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOptions:
+    """What holds, and where it comes from.
+
+    Attributes:
+        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where none was chosen. Of a
+            loaded model `stop` and `eos_token_ids` are complete, too: with what ends a turn of its chat format.
+            `eos_token_ids` stays None beside a grammar, which says by itself where the model's may come.
+        sources: "call", "session", "preset", "model", "format" (the chat format) or "default" by field, or two of them
+            ("call and format") where both have a part in it; a setting of the sampler is "sampling.temperature".
+    """
+
+    options: GenerationOptions
+    sources: dict[str, str]
+
+
+def resolve_options(
+    call: Layer = None,
+    *,
+    session: Layer = None,
+    preset: Layer = None,
+    model: Layer = None,
+    ends: AnswerEnds | None = None,
+) -> ResolvedOptions:
+    """The options that hold, field by field from the first layer that has one.
+
+    Args:
+        call: What this request asks for. With ``resolve=False`` in it only the call and the defaults count.
+        session: What its session is set to.
+        preset: What the application is set to.
+        model: The model's own; a `LanguageModel`'s `resolve_options` fills it in.
+        ends: What ends its answers anyway; likewise.
+
+    A layer is a mapping (see `GenerationOptions.from_mapping`), in which a field is set if it is there, or options, in which
+    a field is set if it differs from its default. In a mapping `grammar` and `speculative` may be False: switched off,
+    whatever the layers below say. Of two settings of different layers that contradict each other the lower one is dropped.
+
+    Raises:
+        InvalidRequestError: An unknown name, a value out of range, or settings of one layer that contradict each other.
+    """
+    layers = {"call": _given(call), "session": _given(session), "preset": _given(preset), "model": _given(model)}
+    if layers["call"].get("resolve") is False:
+        layers = {"call": layers["call"]}
+    values: dict[str, Any] = {**_DEFAULTS}
+    sources = dict.fromkeys(values, "default")
+    for source, layer in reversed(layers.items()):
+        values |= layer
+        sources |= dict.fromkeys(layer, source)
+    if sources[_ORDER] != "default":
+        values[_ORDER], sources[_ORDER] = _order(layers, values, sources)
+    if values["grammar"] is not None or values["grammar_prefix"]:
+        _drop_what_a_grammar_excludes(values, sources, list(layers))
+    if sources[_BANS] != sources[_BIASES]:
+        _drop_what_a_ban_excludes(values, sources, list(layers))
+    sampling = dict(zip(DEFAULTS, map(values.pop, _SETTINGS), strict=True))
+    if sampling["order"] != DEFAULTS["order"]:
+        sampling |= _what_is_off(sampling["order"], sources)
+    made = replace(_PLAIN, **values, sampling=SamplingOptions(**sampling)).check()
+    if ends is not None and made.grammar is None and not made.ignore_eos and made.eos_token_ids is None:
+        sources["eos_token_ids"] = _joined("model" if ends.eos_token_ids else None, "format" if ends.format_eos else None)
+        stops = tuple(dict.fromkeys((*made.stop, *ends.format_stops))) if made.resolve else made.stop
+        if stops != made.stop:
+            sources["stop"] = _joined(sources["stop"] if made.stop else None, "format")
+        made = replace(made, stop=stops, eos_token_ids=(*ends.eos_token_ids, *ends.format_eos))
+    return ResolvedOptions(made, sources)
+
+
+def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
+    """The first layer's order that leaves out no stage which a layer above it has set, and whose it is."""
+    set_above: set[str] = set()  # stages
+    for source, layer in layers.items():
+        order = layer.get(_ORDER)
+        if order is not None and set_above.issubset(order):
+            return tuple(order), source
+        set_above |= {
+            stage
+            for name, stage in STAGE_OF.items()
+            if sources[_PREFIX + name] == source and values[_PREFIX + name] not in (None, DEFAULTS[name])
+        }
+    return DEFAULTS["order"], "default"
+
+
+def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
+    rank = {source: place for place, source in enumerate([*layers, "default"])}
+    for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
+        if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
+            continue
+        lower, other = (name, "grammar") if rank[sources["grammar"]] < rank[sources[name]] else ("grammar", name)
+        values[lower], sources[lower] = plain if lower == name else None, sources[other]
+    if values["grammar_prefix"] and rank[sources["grammar"]] < rank[sources["grammar_prefix"]]:
+        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # the beginning of another one's answer
+
+
+def _drop_what_a_ban_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """Of a ban and a bias in favour of one token, in different layers, the lower layer's is dropped; the rest of it stays."""
+    both = {token for token in values[_BANS] if values[_BIASES].get(token, 0) > 0}
+    if not both:
+        return
+    lower, upper = sorted((_BANS, _BIASES), key=lambda name: -layers.index(sources[name]))
+    if lower == _BANS:
+        values[_BANS] = tuple(token for token in values[_BANS] if token not in both)
+    else:
+        values[_BIASES] = {token: bias for token, bias in values[_BIASES].items() if token not in both}
+    sources[lower] = _joined(sources[upper], sources[lower] if values[lower] else None)
+
+
+def _joined(*sources: str | None) -> str:
+    return " and ".join(one for one in sources if one is not None) or "default"
+
+
+_PREFIX = "sampling."
+_ORDER, _BANS, _BIASES = _PREFIX + "order", _PREFIX + "banned_tokens", _PREFIX + "logit_bias"
+_PLAIN_VALUES = {f.name: getattr(_PLAIN, f.name) for f in fields(GenerationOptions)}
+_DEFAULTS = {
+    **{name: value for name, value in _PLAIN_VALUES.items() if name != "sampling"},
+    "max_tokens": DEFAULT_MAX_TOKENS,
+    **{_PREFIX + name: value for name, value in DEFAULTS.items()},
+}
+_SETTINGS = [_PREFIX + name for name in DEFAULTS]
+
+
+def _what_is_off(order: tuple[str, ...], sources: dict[str, str]) -> dict[str, Any]:
+    """Settings of stages that another layer's `order` leaves out are off, which is no contradiction."""
+    decided = sources[_ORDER]
+    off = {
+        name: DEFAULTS[name] for name, stage in STAGE_OF.items() if stage not in order and sources[_PREFIX + name] != decided
+    }
+    for name in off:
+        sources[_PREFIX + name] = decided
+    return off
+
+
+def _given(layer: Layer) -> dict[str, Any]:
+    """The fields that a layer sets."""
+    if layer is None:
+        return {}
+    if isinstance(layer, GenerationOptions):
+        found = {}
+        for name, plain in _PLAIN_VALUES.items():
+            value = getattr(layer, name)
+            if value != plain:
+                found[name] = value
+    elif isinstance(layer, Mapping):
+        from runtime.options.aliases import read_options  # which knows these classes
+
+        found = read_options(layer)
+    else:
+        raise InvalidRequestError(f"options are GenerationOptions or a mapping, not {layer!r:.80}")
+    sampling = found.pop("sampling", None)
+    return {**found, **({_PREFIX + name: value for name, value in sampling.given().items()} if sampling else {})}

@@ -17,9 +17,8 @@ from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, Unsup
 from runtime.loading.config import normalised
 from runtime.loading.model_folder import ModelFolder, chat_template_of, read_json
 from runtime.loading.paths import is_model_id
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.options.resolution import AnswerEnds
 from runtime.remote.dialect import Abilities, Completion, Dialect, Facts, Prompt, malformed
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest

@@ -10,8 +10,7 @@ from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.errors import RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress
-from runtime.options.generation import GenerationOptions
-from runtime.options.resolution import AnswerEnds
+from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.records import TokenRun
 
 

@@ -16,8 +16,7 @@ from runtime.beams import BeamStep
 from runtime.errors import InvalidRequestError, RuntimeFault
 from runtime.info import CacheReport, Metrics, ModelInfo, PromptProgress
 from runtime.loading.progress import LoadProgress
-from runtime.options.generation import GenerationOptions
-from runtime.options.resolution import AnswerEnds
+from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.transport.arrays import Array, Pieces, pack_array
 
 EXIT_PROTOCOL = 76  # the engine process's exit code when the pipe carried nothing of ours (EX_PROTOCOL of sysexits.h)

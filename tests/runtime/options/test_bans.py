@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.options.resolution import resolve_options
+from runtime.options.generation import resolve_options
 
 
 def test_of_a_ban_and_a_favour_in_two_layers_the_lower_one_is_dropped() -> None:

@@ -42,7 +42,7 @@ from runtime import (
 )
 from runtime.beams import OnStep
 from runtime.info import AdapterInfo, OnProgress, PromptProgress
-from runtime.options.resolution import AnswerEnds
+from runtime.options.generation import AnswerEnds
 from runtime.records import Float32, Int32
 from runtime.transport.base import TextFacts
 from tests.runtime.process.fake_answers import CONTEXT, EOS, VOCAB, logprobs_of, run_of
