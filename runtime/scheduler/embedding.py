@@ -66,7 +66,8 @@ class _Work:
     complete: set[int] = field(default_factory=set)  # numbers of paths
 
     def tell(self) -> None:
-        self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
+        if self.job.on_progress is not None:
+            self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
 
 Chosen = list[tuple[_Work, int]]

@@ -54,7 +54,7 @@ class Job:
     namespace: Namespace
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
-    on_progress: OnProgress = nothing  # runs on the owner thread and must not block
+    on_progress: OnProgress | None = None  # runs on the owner thread and must not block
     submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
     placed: float = 0.0  # when it was begun; written by the ledger
     prompted: float = 0.0  # when its prompt was in place; written where that is seen

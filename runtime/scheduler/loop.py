@@ -300,7 +300,8 @@ class Scheduler:
                 return
             prefill = self.cache.place(job, len(job.ids))
             if prefill.at == len(job.ids):  # the KV is there as well: nothing to push
-                prefill.tell()
+                if job.on_progress is not None:
+                    job.on_progress(prefill.progress)
                 self._starts[type(job)](prefill, known)
                 return
             self.cache.leave(prefill)
@@ -313,7 +314,8 @@ class Scheduler:
             self._park(job)
             return
         self._prompts.running.append(prefill)
-        prefill.tell()
+        if job.on_progress is not None:
+            job.on_progress(prefill.progress)
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 

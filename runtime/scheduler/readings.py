@@ -149,7 +149,10 @@ class _Work:
     departures: int = 0  # when it was last looked whether there is room
 
     def tell(self) -> None:
-        self.job.on_progress(PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number))
+        if self.job.on_progress is not None:
+            self.job.on_progress(
+                PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number)
+            )
 
 
 class Readings(Worker[_Work]):

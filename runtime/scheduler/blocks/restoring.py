@@ -237,7 +237,8 @@ class Restores:
                     self._cache.trie.drop(bad)
                     raise
                 prefill.reused = prefill.at
-                prefill.tell()
+                if prefill.job.on_progress is not None:
+                    prefill.job.on_progress(prefill.progress)
         return True
 
     def _hang(self, prefill: Prefill, namespace: Namespace, blocks: Sequence[Read]) -> bool:

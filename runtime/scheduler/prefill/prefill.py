@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.info import PromptProgress
-from runtime.scheduler.jobs import Job, nothing
+from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, forward
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
@@ -59,11 +59,10 @@ class Prefill:
     refused: int = 0  # the depth up to which its tokens are known to have found no room in the trie
     mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
 
-    def tell(self) -> None:
-        """Says how far it is."""
-        if self.job.on_progress is nothing:
-            return
-        self.job.on_progress(PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number))
+    @property
+    def progress(self) -> PromptProgress:
+        """How far it is."""
+        return PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number)
 
     def go_back(self, slot: int, at: int) -> None:
         """Stands at an earlier place of the path: what lies between is pushed or found again."""

@@ -167,7 +167,8 @@ class Prompts:
             if prefill.at > prefill.mark[1]:
                 moved.append(prefill)
                 prefill.served = prefill.job.turn.served = self._round
-                prefill.tell()
+                if prefill.job.on_progress is not None:
+                    prefill.job.on_progress(prefill.progress)
         if not self._cache.room.in_place:
             self._cache.take_ahead(moved)
         complete: list[tuple[Job, Prefill, Distribution]] = []
@@ -322,8 +323,9 @@ class Prompts:
         """Answers from what is remembered."""
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
-        number = job.number
+        number, listener = job.number, job.on_progress
         self._ledger.leave(job, "done", reused=len(job.ids))
         self._counters.publish(self._cache)
-        job.on_progress(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
+        if listener is not None:
+            listener(PromptProgress(len(job.ids), len(job.ids), len(job.ids), 0, number))
         job.answer()

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import GenerationOptions, LanguageModel, PromptProgress, SamplingOptions
 from runtime.backends.fake import Behaviour
-from runtime.scheduler.kv.workspaces import LEAST_CROWD
+from runtime.scheduler.kv.kv_budget import LEAST_CROWD
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids
 
 STEM = some_ids(1, LEAST_CROWD + 40)
