@@ -90,10 +90,16 @@ if TYPE_CHECKING:
     from runtime.numerics.pooling import POOLINGS, Pooling
     from runtime.numerics.stage_table import Stage, StageTable
     from runtime.options.aliases import OPTION_NAMES
-    from runtime.options.generation import AnswerEnds, GenerationOptions, ResolvedOptions, resolve_options
+    from runtime.options.generation import (
+        SAMPLER_STAGES,
+        AnswerEnds,
+        GenerationOptions,
+        ResolvedOptions,
+        SamplingOptions,
+        resolve_options,
+    )
     from runtime.options.load import LoadOptions
     from runtime.options.priority import Priority
-    from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
     from runtime.records import Completion, Finish, Origin, Scores, TokenRecord, TokenRecords, TokenRun, TopLogprobs
     from runtime.remote.connect import add_connection, connect, connect_async
     from runtime.remote.saved import (
@@ -188,10 +194,16 @@ _NAMES = {
     "runtime.numerics.pooling": ("POOLINGS", "Pooling"),
     "runtime.numerics.stage_table": ("Stage", "StageTable"),
     "runtime.options.aliases": ("OPTION_NAMES",),
-    "runtime.options.generation": ("AnswerEnds", "GenerationOptions", "ResolvedOptions", "resolve_options"),
+    "runtime.options.generation": (
+        "AnswerEnds",
+        "GenerationOptions",
+        "ResolvedOptions",
+        "SAMPLER_STAGES",
+        "SamplingOptions",
+        "resolve_options",
+    ),
     "runtime.options.load": ("LoadOptions",),
     "runtime.options.priority": ("Priority",),
-    "runtime.options.sampling": ("SAMPLER_STAGES", "SamplingOptions"),
     "runtime.records": ("Completion", "Finish", "Origin", "Scores", "TokenRecord", "TokenRecords", "TokenRun", "TopLogprobs"),
     "runtime.remote.connect": ("add_connection", "connect", "connect_async"),
     "runtime.remote.saved": (

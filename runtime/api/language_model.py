@@ -48,11 +48,11 @@ from runtime.options.generation import (
     GenerationOptions,
     Layer,
     ResolvedOptions,
+    SamplingOptions,
     given,
     resolve_options,
 )
 from runtime.options.priority import Priority
-from runtime.options.sampling import SamplingOptions
 from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport

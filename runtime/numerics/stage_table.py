@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequestError
-from runtime.options.sampling import STAGE_NAMES
+from runtime.options.generation import STAGE_NAMES
 
 HEAD = 64  # so many of the likeliest of the last order are always there, if it has them
 _AXES = {  # by column: its dtype, its axes after the first (s stages, o score rows, k tokens, b bytes), what fills it

@@ -12,9 +12,8 @@ from typing import Any, Final
 from runtime.errors import InvalidRequestError, OptionError
 from runtime.grammar.source import Grammar
 from runtime.options.checking import as_tuple, check_value, flag, nearest, plain_number, shown
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import PARAMETERS, GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
-from runtime.options.sampling import PARAMETERS, SamplingOptions
 from runtime.speculation.options import SpeculativeOptions
 
 _SPELLINGS = {

@@ -27,9 +27,8 @@ from runtime.errors import (
 )
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.numerics.pooling import Pooling
-from runtime.options.generation import GenerationOptions, resolve_options
+from runtime.options.generation import DEFAULTS, GenerationOptions, SamplingOptions, resolve_options
 from runtime.options.priority import Priority
-from runtime.options.sampling import DEFAULTS, SamplingOptions
 from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES

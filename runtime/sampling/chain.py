@@ -16,7 +16,7 @@ from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import COLDEST
 from runtime.numerics.select import Place
 from runtime.numerics.sorted_row import SortedRow
-from runtime.options.sampling import DEFAULTS, STAGES, Breaker, SamplingOptions
+from runtime.options.generation import DEFAULTS, STAGES, Breaker, SamplingOptions
 from runtime.records import Float32, Int32
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool, View

@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import Stage
-from runtime.options.sampling import SAMPLER_STAGES, SamplingOptions
+from runtime.options.generation import SAMPLER_STAGES, SamplingOptions
 from runtime.records import Float32, Int32, TokenRecord
 from runtime.sampling.chain import Bool, Traced, make_sampler, uniform
 from runtime.sampling.heads import Heads

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from runtime.numerics.sorted_row import SortedRow
 from runtime.numerics.stage_table import HEAD, StageTable
-from runtime.options.sampling import NUMBERS
+from runtime.options.generation import NUMBERS
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
 from runtime.sampling.pool import View

@@ -82,7 +82,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """A stage of the sampler; `runtime.options.sampling` lists them.
+    """A stage of the sampler; `runtime.options.generation` lists them.
 
     Attributes:
         name: In `SamplingOptions.order`, `Stage.name` and messages.

@@ -18,9 +18,8 @@ from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
 from runtime.numerics.scoring import top_k
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.priority import Priority
-from runtime.options.sampling import SamplingOptions
 from runtime.records import Int32, Scores, TokenRun, TopLogprobs
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution

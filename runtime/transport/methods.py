@@ -20,9 +20,8 @@ from runtime.beams import BeamOptions, Hypothesis
 from runtime.grammar.source import GrammarKind
 from runtime.info import BlocksSaved, PrefixMatch
 from runtime.numerics.pooling import Pooling
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import DEFAULTS, GenerationOptions
 from runtime.options.priority import Priority
-from runtime.options.sampling import DEFAULTS
 from runtime.records import TopLogprobs
 from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, unpack_run
 from runtime.transport.messages import MessageError, encode

@@ -18,8 +18,7 @@ import pytest
 from runtime.beams import BeamOptions
 from runtime.blocks.options import BlockOptions
 from runtime.errors import NonFiniteLogitsError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests import fakes
 from tests.fakes import engine_of

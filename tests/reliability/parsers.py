@@ -398,8 +398,7 @@ def frame_samples(_: Path) -> list[bytes]:
     """The bytes that cross the pipe in both directions."""
     import msgspec
 
-    from runtime.options.generation import GenerationOptions
-    from runtime.options.sampling import SamplingOptions
+    from runtime.options.generation import GenerationOptions, SamplingOptions
     from runtime.transport.arrays import pack_array
     from runtime.transport.frames import encode_group
     from runtime.transport.messages import Call, Cancel, Chunk, End, Load, Part, Result, encode

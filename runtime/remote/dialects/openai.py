@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
-from runtime.options.sampling import DEFAULTS
+from runtime.options.generation import DEFAULTS
 from runtime.remote.dialect import (
     FULL,
     Abilities,

@@ -1,1 +1,1 @@
-"""One file for each stage of the sampler; `runtime.options.sampling` lists them."""
+"""One file for each stage of the sampler; `runtime.options.generation` lists them."""

@@ -13,8 +13,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.adapters.stacks import Tags, salted
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import INVOCATION, Peft, save_adapter

@@ -12,8 +12,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import TOLERANCE, fake_model, settled, some_ids

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime import LanguageModel
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import Turnstile, some_ids
 from tests.runtime.adapters.conftest import both_backends
 from tests.runtime.adapters.makers import Peft

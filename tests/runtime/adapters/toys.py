@@ -10,8 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from runtime import LanguageModel
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests.fakes import TOLERANCE, local, until
 

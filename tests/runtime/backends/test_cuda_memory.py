@@ -18,8 +18,7 @@ import torch
 
 from runtime import LanguageModel, load
 from runtime.errors import MemoryBudgetError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import engine_of
 from tests.runtime.backends.reference import expected, random_ids

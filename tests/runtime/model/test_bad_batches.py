@@ -18,8 +18,7 @@ from runtime.errors import (
     NonFiniteLogitsError,
     RuntimeFault,
 )
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.runtime.model.trouble import CASES, Case, NativePanic, audit, troubled
 
 CONTEXT = 400  # tokens

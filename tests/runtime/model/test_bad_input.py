@@ -18,8 +18,7 @@ from runtime.errors import (
     ModelMissingError,
     UnknownBackendError,
 )
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
 from tests.tiny_models import tiny_path
 

@@ -13,8 +13,7 @@ from runtime import load
 from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.decode.rows import Drawn
 from runtime.scheduler.decode.stream import Stream
 from tests.runtime.model.trouble import NativePanic

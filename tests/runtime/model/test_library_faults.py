@@ -16,8 +16,7 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import engine_of, reference
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import NativePanic, audit

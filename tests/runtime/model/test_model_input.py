@@ -12,8 +12,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.errors import NonFiniteLogitsError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import engine_of, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import poison

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from runtime import LanguageModel, load
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import settled
 from tests.runtime.backends.reference import TOLERANCE, expected, in_turn, random_ids

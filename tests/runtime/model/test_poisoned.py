@@ -14,8 +14,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 from tests.fakes import engine_of

@@ -13,8 +13,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.errors import InvalidRequestError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

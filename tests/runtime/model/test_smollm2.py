@@ -11,8 +11,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.loading.model_folder import ModelFolder
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from runtime.shelf.source import resolve
 from tests.runtime.backends.reference import log_softmax

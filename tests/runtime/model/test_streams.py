@@ -13,8 +13,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.backends.hf.weights import has_float16
 from runtime.info import ModelInfo
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from runtime.sampling.chain import uniform
 from tests.fakes import engine_of

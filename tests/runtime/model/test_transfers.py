@@ -13,8 +13,7 @@ import torch
 
 from runtime import LanguageModel, load
 from runtime.backends.mlx import backend as mlx
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import some_ids
 from tests.tiny_models import tiny_path

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from runtime.numerics.scoring import MOST_ENTRIES, log_softmax, scratch
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.sampling.chain import make_sampler
 
 

@@ -10,7 +10,7 @@ import pytest
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import log_softmax
 from runtime.numerics.sorted_row import SortedRow
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.sampling.chain import Sampler
 
 VOCAB = 20_000

@@ -15,9 +15,8 @@ from runtime import BeamOptions, LanguageModel
 from runtime.errors import InvalidRequestError
 from runtime.options.aliases import _PLACES, OPTION_NAMES, elsewhere
 from runtime.options.checking import nearest
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
-from runtime.options.sampling import SamplingOptions
 
 
 @pytest.mark.parametrize(

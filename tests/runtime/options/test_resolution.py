@@ -10,8 +10,7 @@ import pytest
 from runtime.engine.own_options import OwnOptions
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.grammar.source import Grammar
-from runtime.options.generation import AnswerEnds, GenerationOptions, resolve_options
-from runtime.options.sampling import DEFAULTS, ORDER, SamplingOptions
+from runtime.options.generation import DEFAULTS, ORDER, AnswerEnds, GenerationOptions, SamplingOptions, resolve_options
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from typing import Any
 from runtime.aio import LoopThread
 from runtime.api.language_model import LanguageModel
 from runtime.backends.byte_text import CHATML, byte_tokenizer
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 
 Raw = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -22,7 +22,7 @@ from runtime import (
     UnsupportedFeatureError,
     connect,
 )
-from runtime.options.sampling import DEFAULTS
+from runtime.options.generation import DEFAULTS
 from tests.runtime.remote.servers import Server, event, serving, start_events
 from tests.runtime.remote.test_dialects import KINDS
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.errors import GrammarError, InvalidRequestError
 from runtime.numerics.ranking import SHALLOW, Ranked
 from runtime.numerics.scoring import log_softmax
-from runtime.options.sampling import ORDER, SamplingOptions
+from runtime.options.generation import ORDER, SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, uniform
 from runtime.sampling.report import report

@@ -11,7 +11,7 @@ import pytest
 from runtime.numerics.ranking import SHALLOW
 from runtime.numerics.scoring import log_softmax
 from runtime.options.checking import LARGEST
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, fresh_seed, uniform
 

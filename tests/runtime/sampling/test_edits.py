@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from runtime.numerics.scoring import log_softmax
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
 from runtime.sampling.history import History

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.numerics.ranking import SHALLOW, Look
-from runtime.options.sampling import ORDER, SamplingOptions
+from runtime.options.generation import ORDER, SamplingOptions
 from runtime.sampling.chain import LONGEST_HEAD, Sampler
 
 LATE_HEAT = tuple(sorted(ORDER, key=lambda name: name == "temperature"))

@@ -13,8 +13,7 @@ import pytest
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import COLDEST, heated_masses, log_softmax
 from runtime.numerics.sorted_row import SortedRow
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.pool import Pool, View

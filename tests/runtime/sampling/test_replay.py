@@ -13,8 +13,7 @@ from runtime import LanguageModel, replay_draw
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
 from runtime.numerics.stage_table import StageTable
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Origin, TokenRecord, TokenRun
 from runtime.sampling.chain import make_sampler
 from runtime.sampling.report import report

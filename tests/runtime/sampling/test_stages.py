@@ -9,7 +9,7 @@ import pytest
 
 from runtime import SAMPLER_STAGES, SamplingOptions, make_sampler
 from runtime.numerics.scoring import log_softmax
-from runtime.options.sampling import PARAMETERS, STAGE_NAMES, STAGES
+from runtime.options.generation import PARAMETERS, STAGE_NAMES, STAGES
 
 
 def test_every_parameter_is_an_option_and_the_other_way_round() -> None:

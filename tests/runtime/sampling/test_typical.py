@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.numerics.scoring import log_softmax
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import Sampler
 

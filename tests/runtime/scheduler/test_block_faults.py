@@ -17,8 +17,7 @@ from runtime.backends.fake import FakeBackend
 from runtime.blocks.options import BlockOptions
 from runtime.errors import MemoryBudgetError, SessionClosedError
 from runtime.info import BlocksSaved
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks
 from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from runtime.backends.fake import Behaviour
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
 
 GREEDY = GenerationOptions(max_tokens=30, sampling=SamplingOptions(temperature=0.0), ignore_eos=True)

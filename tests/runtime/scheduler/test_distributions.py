@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.numerics.ranking import Ranked
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import SamplingOptions
 from runtime.records import Float32
 from runtime.sampling.chain import make_sampler
 from runtime.scheduler.prefill.distributions import normalise

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
 

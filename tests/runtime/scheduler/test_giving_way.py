@@ -13,8 +13,7 @@ import pytest
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids, wait_for_jobs
 

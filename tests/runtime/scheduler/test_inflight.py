@@ -15,9 +15,8 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import NonFiniteLogitsError
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
-from runtime.options.sampling import SamplingOptions
 from runtime.records import TokenRun
 from runtime.scheduler.kv.workspace import PartialForward, SlotRun, Workspace, begin
 from runtime.trie import Node

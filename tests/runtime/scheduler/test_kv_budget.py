@@ -11,8 +11,7 @@ import pytest
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV

@@ -15,8 +15,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, prepare
 from tests.fakes import engine_of, query_job, reference, settled

@@ -11,9 +11,8 @@ import pytest
 
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
-from runtime.options.generation import GenerationOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.priority import Priority
-from runtime.options.sampling import SamplingOptions
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
 
 

@@ -10,8 +10,7 @@ import pytest
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.decode.stream import Stream
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.kv_budget import KvBudget

@@ -16,8 +16,7 @@ from runtime import LanguageModel, load
 from runtime.adapters.stacks import Routing
 from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.session.session import SessionConfig
 from tests.block_stores import MemoryBlocks

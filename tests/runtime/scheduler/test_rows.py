@@ -11,8 +11,7 @@ import pytest
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.numerics import ranking
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import engine_of, settled
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path

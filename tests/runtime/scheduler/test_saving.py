@@ -16,8 +16,7 @@ from runtime.backends.fake import Behaviour
 from runtime.blocks.options import BlockOptions
 from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.blocks import saving
 from tests.block_stores import MemoryBlocks, memory_options
 from tests.fakes import assert_right, engine_of, fake_model, local, some_ids, until

@@ -10,8 +10,7 @@ import pytest
 
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Origin, TokenRecord
 from tests.fakes import KINDS, TOLERANCE, fake_model, reference, settled, some_ids
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.numerics.scoring import empty_scores
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRun
 from runtime.scheduler.decode.stops import StopFinder
 from runtime.scheduler.decode.stream import Stream, Vocabulary

@@ -12,8 +12,7 @@ import pytest
 
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import assert_right, fake_model, reference, some_ids
 from tests.runtime.model.trouble import audit
 

@@ -12,8 +12,7 @@ from runtime import LanguageModel
 from runtime.backends.fake import CONTEXT, Behaviour
 from runtime.errors import ContextOverflowError
 from runtime.numerics.scoring import empty_scores
-from runtime.options.generation import GenerationOptions
-from runtime.options.sampling import SamplingOptions
+from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
 from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
