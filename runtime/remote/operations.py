@@ -38,8 +38,8 @@ from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
 from runtime.sampling.report import SHOWN
-from runtime.scheduler.decode.stream import Stream as Answer
-from runtime.scheduler.decode.stream import Vocabulary
+from runtime.scheduler.decode.rows import Stream as Answer
+from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from runtime.transport.waiting import Stream
 

@@ -22,7 +22,7 @@ from runtime.options.priority import Priority
 from runtime.scheduler.beam.beams import Beams
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
-from runtime.scheduler.decode.stream import Vocabulary
+from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
 from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache

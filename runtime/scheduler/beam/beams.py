@@ -20,8 +20,7 @@ from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch, Link
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
 from runtime.scheduler.decode.resume import bring_back
-from runtime.scheduler.decode.rows import PATIENCE_SECONDS
-from runtime.scheduler.decode.stream import DEFAULT_MAX_TOKENS, Vocabulary
+from runtime.scheduler.decode.rows import DEFAULT_MAX_TOKENS, PATIENCE_SECONDS, Vocabulary
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
 from runtime.scheduler.kv.cache import Cache

@@ -19,8 +19,17 @@ from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.resume import activate, bring_back
-from runtime.scheduler.decode.rows import DecodeBatch, Drawn, Guesses, Row, draw_along, draw_late, temperatures
-from runtime.scheduler.decode.stream import Stream, Vocabulary
+from runtime.scheduler.decode.rows import (
+    DecodeBatch,
+    Drawn,
+    Guesses,
+    Row,
+    Stream,
+    Vocabulary,
+    draw_along,
+    draw_late,
+    temperatures,
+)
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache

@@ -14,8 +14,7 @@ from runtime.backends.fake import Behaviour
 from runtime.beams import BeamOptions
 from runtime.errors import RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from runtime.scheduler.decode.rows import Drawn
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.rows import Drawn, Stream
 from tests.runtime.model.trouble import NativePanic
 
 PATIENCE_SECONDS = 20

@@ -88,7 +88,7 @@ def test_texts_of_many_callers_share_a_slice(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_between_two_tokens_of_a_chat_comes_one_slice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a chat that streams, when many texts and one of 6,000 tokens are embedded
-    monkeypatch.setattr("runtime.scheduler.decode.stream.PACE_SECONDS", 0.0)  # every token is told in its step
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
     log: list[Any] = []
     behaviour = Behaviour(before_forward=lambda tokens: log.append(len(tokens)), recurrent=kind == "recurrent")
     with fake_model(behaviour, prefill_chunk_tokens=128) as model:

@@ -85,7 +85,7 @@ def test_a_place_on_what_came_to_nothing_is_none() -> None:
 
 
 def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.scheduler.decode.stream.PACE_SECONDS", 0.0)  # every token is told in its step
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
     # given streams in packs of their own, and memory for little more than them
     prompts = [some_ids(seed, 20 + seed) for seed in range(3)]
     n = 40
@@ -144,7 +144,7 @@ def test_others_that_are_placed_at_every_token_neither_lose_nor_double_nor_delay
 def test_what_was_begun_for_nobody_and_is_no_number_does_not_stay(
     backend: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.scheduler.decode.stream.PACE_SECONDS", 0.0)  # every token is told in its step
+    monkeypatch.setattr("runtime.scheduler.decode.rows.PACE_SECONDS", 0.0)  # every token is told in its step
     # given an answer that is to say a token whose keys are NaN, and is dropped as it has drawn it
     source: Any = (
         tiny_path(name)

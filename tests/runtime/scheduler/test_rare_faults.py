@@ -11,7 +11,7 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.rows import Stream
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.kv_budget import KvBudget
 from tests.fakes import KINDS, assert_right, engine_of, fake_model, reference, settled, some_ids

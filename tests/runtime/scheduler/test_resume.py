@@ -13,8 +13,7 @@ from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.options.generation import GenerationOptions
 from runtime.scheduler.decode.resume import bring_back
-from runtime.scheduler.decode.rows import Row
-from runtime.scheduler.decode.stream import Stream
+from runtime.scheduler.decode.rows import Row, Stream
 from runtime.scheduler.jobs import GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
 from tests.fakes import assert_right, engine_of, fake_model, reference, settled, some_ids

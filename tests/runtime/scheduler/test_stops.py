@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRun
+from runtime.scheduler.decode.rows import Stream, Vocabulary
 from runtime.scheduler.decode.stops import StopFinder
-from runtime.scheduler.decode.stream import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from tests.fakes import fake_model, reference
 

@@ -14,7 +14,7 @@ from runtime.errors import ContextOverflowError
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRecord, TokenRun
-from runtime.scheduler.decode.stream import Stream, Vocabulary
+from runtime.scheduler.decode.rows import Stream, Vocabulary
 from runtime.scheduler.jobs import GenerateJob
 from tests.fakes import KINDS, fake_model, reference, some_ids
 
