@@ -92,32 +92,28 @@ class Operations:
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
-    async def logprobs(
-        self,
-        batch: Sequence[Int32],
-        adapters: Adapters,
-        priority: Priority,
-        cache_salt: str,
-        top: int | None = None,
-        chosen: Sequence[int] = (),
-    ) -> Any:  # as `top` says
-        """What may follow each path: ``(n, vocab) float32``; with `top` as of `top_logprobs`."""
-        call = Call[Any](self.turns.inbox(), self._engine.nudge)
-        rows, urgency, jobs = Rows(call, len(batch), top, chosen), Priority(priority), []
-        plain = adapters is None and not cache_salt
-        routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
-        for i, ids in enumerate(batch):
-            namespace, before = routing.plain or routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, urgency, before=before, waiters=[(rows, i)]))
-        self.turns.submit(*jobs)
+    async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
+        """``(n, vocab)``."""
+        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
+        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch)))
         return await call.answer()
 
     async def top_logprobs(
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
         """The `n` likeliest tokens after each path, and the chosen ones."""
-        found: list[TopLogprobs] = await self.logprobs(batch, adapters, priority, cache_salt, n, chosen)
-        return found
+        call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
+        self._query(batch, adapters, priority, cache_salt, Rows(call, len(batch), n, chosen))
+        return await call.answer()
+
+    def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
+        """Asks for the distributions after the paths, one for each row."""
+        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
+        routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
+        for i, ids in enumerate(batch):
+            namespace, before = routing.plain or routing.route(ids)
+            jobs.append(QueryJob(ids, namespace, urgency, before=before, waiters=[(rows, i)]))
+        self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:
         """``(vocab,)``, by the library's own forward."""

@@ -133,7 +133,13 @@ class Prompts:
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        group = list(filter(self._stands, group))
+        standing = []
+        for prefill in group:
+            if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._stands(prefill):
+                continue
+            prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
+            standing.append(prefill)
+        group = standing
         if not group:
             return 0
         batch = Batch(self._most_rows)
@@ -225,7 +231,6 @@ class Prompts:
         except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
             self.end(prefill, typed(error))
             return False
-        prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
         return True
 
     def _settle_chunk(self, prefill: Prefill, complete: list[tuple[Job, Prefill, Distribution]]) -> None:
