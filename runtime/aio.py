@@ -1,13 +1,32 @@
-"""An event loop on a thread of its own."""
+"""Event loops and threads: a loop on a thread of its own, and where answers arrive, at a coroutine or at a thread that blocks.
+
+Members of a model are written once, as coroutines. `blocking` makes the twin that blocks: it runs the coroutine in a mode in
+which the waits below block the thread instead of suspending, so that it ends in one go, without an event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
+import inspect
+import os
+import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence, Set
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from runtime.errors import ForkedError
+from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import check_callback
+from runtime.records import TokenRun
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -71,3 +90,345 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     finally:
         thread.stop()  # which cancels it, where it has not ended
         thread.join()
+
+
+class _Mode(threading.local):
+    """Each thread's own."""
+
+    blocking = False  # whether it runs a blocking twin
+
+
+_mode = _Mode()
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that waits by the functions of this module alone; a running loop of this thread is held up."""
+    before, _mode.blocking = _mode.blocking, True
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    finally:
+        _mode.blocking = before
+    coroutine.close()
+    raise RuntimeError("a coroutine that was to block awaited something of an event loop")
+
+
+def blocking(member: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The blocking twin of a coroutine function."""
+
+    def twin(*arguments: P.args, **named: P.kwargs) -> T:
+        return run_blocking(member(*arguments, **named))
+
+    return twin_of(member, twin)
+
+
+def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Generator[T, None, None]]:
+    """The blocking twin of an async generator function."""
+
+    def twin(*arguments: P.args, **named: P.kwargs) -> Generator[T, None, None]:
+        source = member(*arguments, **named)
+        try:
+            while True:
+                try:
+                    item = run_blocking(source.asend(None))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            run_blocking(source.aclose())
+
+    return twin_of(member, twin)
+
+
+def twin_of(member: Callable[..., Any], twin: Callable[P, T]) -> Callable[P, T]:
+    """Gives a blocking twin its name (``x_async`` blocks as ``x``, ``x`` as ``x_sync``), parameters and documentation."""
+    functools.update_wrapper(twin, member)
+    for attribute in ("__name__", "__qualname__"):
+        name: str = getattr(member, attribute)
+        setattr(twin, attribute, name.removesuffix("_async") if name.endswith("_async") else f"{name}_sync")
+    twin.__doc__ = f"Blocking twin of `{member.__name__}`. {member.__doc__}"
+    if inspect.isasyncgenfunction(member):  # what it returns is another type
+        signature = inspect.signature(member)
+        answer = signature.return_annotation.removeprefix("Async")
+        twin.__signature__ = signature.replace(return_annotation=answer)  # type: ignore[attr-defined]  # `inspect` reads it
+    return twin
+
+
+async def settled(future: Future[T], *, shielded: bool = False) -> T:
+    """The result of a future of another thread; a cancelled wait cancels it, unless it is shielded."""
+    if _mode.blocking:
+        return future.result()
+    wrapped = asyncio.wrap_future(future)
+    return await (asyncio.shield(wrapped) if shielded else wrapped)
+
+
+async def off_loop(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Runs what takes a while: on a worker thread, or here where this thread blocks anyway."""
+    return function(*arguments, **named) if _mode.blocking else await asyncio.to_thread(function, *arguments, **named)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The running event loop of this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What this thread posts inside leaves at the end, with one wake-up for each loop.
+
+    A wake-up in the middle lets another thread compete for the interpreter with the caller, which has more to post. Inside
+    another `together` it is a part of that one.
+    """
+    if getattr(_posting, "held", None) is not None:
+        yield
+        return
+    held: dict[Mailbox, None] = {}
+    _posting.held = held
+    try:
+        yield
+    finally:
+        _posting.held = None
+        for mailbox in held:
+            mailbox.wake()
+
+
+class Mailbox:
+    """Callbacks for a loop, put in by any thread; all that wait run in one wake-up, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    def put(self, callback: Callable[[], object]) -> None:
+        """Runs `callback` on the loop soon; not if the loop is closed."""
+        self._waiting.append(callback)
+        held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
+        if held is None:
+            self.wake()
+        else:
+            held[self] = None
+
+    def wake(self) -> None:
+        """Lets the loop look, if anything waits that it was not woken for."""
+        if self._woken:
+            return  # the reader lowers the flag before it empties the queue: it will see this one
+        self._woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # closed
+            self._waiting.clear()
+            self._woken = False
+
+    def _run(self) -> None:
+        self._woken = False
+        while self._waiting:
+            self._waiting.popleft()()
+
+
+Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a thread that blocks
+
+
+@dataclass(eq=False)
+class Reader(Generic[T]):
+    """What waits for other threads' callbacks; they run on its loop, or in its blocked thread while it waits.
+
+    Args:
+        inbox: Where any thread puts callbacks, which run in order.
+        given_up: Called where the wait ends without what was waited for.
+        left: It reads no more.
+    """
+
+    inbox: Inbox
+    given_up: Callable[[], object] | None = None
+    left: bool = False
+    _arrived: deque[T] = field(default_factory=deque, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    _process: int = field(default_factory=os.getpid, init=False)
+
+    def cancelled(self) -> bool:
+        """Whether nothing is read any more: the reader has left, its loop was closed, or its wait cancelled."""
+        if self.left or not isinstance(self.inbox, Mailbox):
+            return self.left
+        return self.inbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
+
+    def _receive(self, item: T) -> None:
+        """The callback that brings something."""
+        self._arrived.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        """Returns after a callback, which may have brought what was waited for.
+
+        Raises:
+            ForkedError: This thread blocks in a process that was forked meanwhile, where nothing arrives.
+        """
+        if isinstance(self.inbox, Mailbox):
+            self._waiter = self.inbox.loop.create_future()
+            await self._waiter
+        elif os.getpid() != self._process:
+            raise ForkedError.of(self._process)
+        else:
+            self.inbox.get()()
+
+
+class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
+    """One answer on its way, the first that arrives. Its producer sees what it needs of a `concurrent.futures.Future`."""
+
+    async def answer(self) -> T:
+        """Waits for it."""
+        try:
+            while not self._arrived:
+                await self._wait()
+        except BaseException:
+            self.left = True
+            if self.given_up is not None:
+                self.given_up()
+            raise
+        finally:
+            self.given_up = None  # it may refer to what holds this: a cycle would be freed late
+        self.left = True
+        value, error = self._arrived[0]
+        if error is not None:
+            raise _raisable(error)
+        answer: T = value
+        return answer
+
+    # ---- the producer ----------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether it was settled, or is not waited for."""
+        return bool(self._arrived) or self.cancelled()
+
+    def set_result(self, value: T) -> None:
+        """The answer."""
+        self.inbox.put(partial(self._receive, (value, None)))
+
+    def set_exception(self, error: BaseException) -> None:
+        """The failure."""
+        self.inbox.put(partial(self._receive, (None, error)))
+
+
+@dataclass(eq=False, kw_only=True)
+class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
+    """Runs of tokens on their way, by branch; a plain stream is branch 0 alone.
+
+    Args:
+        inbox: Of the reader.
+        on_progress: Hears how far the prompt is, at the reader.
+        dropped: Branches of which nothing is wanted; may grow.
+    """
+
+    on_progress: OnProgress | None
+    dropped: Set[int]
+
+    def __post_init__(self) -> None:
+        if self.on_progress is not None:
+            check_callback(self.on_progress)
+
+    async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
+        """What arrived since it was last asked, one run for each branch; an error follows all that came before it."""
+        over, error = False, None
+        try:
+            while not over:
+                while not self._arrived:
+                    await self._wait()
+                arrived: dict[int, list[TokenRun]] = {}  # by branch, in the order of first arrivals
+                while self._arrived:
+                    branch, item = self._arrived.popleft()
+                    if isinstance(item, TokenRun):
+                        arrived.setdefault(branch, []).append(item)
+                    else:
+                        over, error = True, item
+                for branch, runs in arrived.items():
+                    if branch not in self.dropped:
+                        yield branch, runs[0] if len(runs) == 1 else TokenRun.concat(runs)
+        finally:
+            self.left = True
+        if error is not None:
+            raise _raisable(error)
+
+    # ---- the producer ----------------------------------------------------------------------------------------
+
+    def chunk(self, run: TokenRun, branch: int = 0) -> None:
+        """Some more tokens."""
+        self.inbox.put(partial(self._receive, (branch, run)))
+
+    def progress(self, progress: PromptProgress) -> None:
+        """How far the prompt is."""
+        if self.on_progress is not None:
+            self.inbox.put(partial(self.on_progress, progress))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing follows."""
+        self.inbox.put(partial(self._receive, (0, error)))
+
+
+class Turns(Generic[T]):
+    """Gives `send` what one turn of an event loop asks for as one batch; what a blocked thread asks for at once.
+
+    Args:
+        send: Takes the batch, on the asking thread; it tells the waiters of what it cannot send.
+    """
+
+    def __init__(self, send: Callable[[Sequence[T]], None]) -> None:
+        self._send = send
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._pending: dict[asyncio.AbstractEventLoop, list[T]] = {}
+
+    def inbox(self) -> Inbox:
+        """Of whatever runs now; all of one loop share a wake-up."""
+        if _mode.blocking:
+            return queue.SimpleQueue()
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            for known in [known for known in list(self._mailboxes) if known.is_closed()]:
+                self._mailboxes.pop(known, None)
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
+        return mailbox
+
+    def submit(self, *items: T) -> None:
+        """Sends them with what else this turn asks for."""
+        if _mode.blocking:
+            if self._pending:
+                self.flush()
+            self._send(items)
+            return
+        loop = asyncio.get_running_loop()
+        pending = self._pending.setdefault(loop, [])
+        if not pending:
+            loop.call_soon(self._end_turn, loop)
+        pending.extend(items)
+
+    def flush(self) -> None:
+        """Sends now what the running loop's turn has asked for so far."""
+        loop = running_loop()
+        if loop is not None:
+            self._end_turn(loop)
+
+    def pending(self) -> list[T]:
+        """What was asked for and has not been sent; any thread."""
+        return [item for loop, items in list(self._pending.items()) if not loop.is_closed() for item in list(items)]
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        items = self._pending.get(loop)
+        if items:
+            self._send(items)  # sent before it is forgotten: at no moment is a request nowhere
+            self._pending.pop(loop, None)
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """A blocked thread is no task: what asyncio calls cancelled is an ordinary error there."""
+    if _mode.blocking and isinstance(error, asyncio.CancelledError):
+        return concurrent.futures.CancelledError(*error.args)
+    return error

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.adapters.uses import check_adapters, check_scale
+from runtime.aio import blocking
 from runtime.errors import AdapterError
 from runtime.options.checking import shown
 from runtime.transport.base import Transport
-from runtime.transport.waiting import blocking
 
 
 class AdapterStack:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runtime.adapters.uses import Adapters
-from runtime.aio import LoopThread
+from runtime.aio import LoopThread, twin_of
 from runtime.api.checks import RequestChecks, check_fits
 from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
@@ -34,7 +34,6 @@ from runtime.options.checking import check_callback, check_value, shown, whole
 from runtime.options.priority import Priority
 from runtime.records import TokenRun, TopLogprobs
 from runtime.text.utf8 import clean_text
-from runtime.transport.waiting import twin_of
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import cast
 
 from runtime.adapters.uses import Adapters
+from runtime.aio import blocking
 from runtime.api.checks import RequestChecks, adapter_pairs, block_names
 from runtime.errors import InvalidRequestError
 from runtime.info import BlocksSaved, OnProgress, Pinned, PrefixMatch
 from runtime.options.checking import check_path, check_value, is_whole, shown, whole
 from runtime.transport.base import Transport
-from runtime.transport.waiting import blocking
 
 
 class KvCache:

@@ -29,6 +29,7 @@ import numpy as np
 
 from runtime import html
 from runtime.adapters.uses import Adapters
+from runtime.aio import blocking, blocking_iterator
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
@@ -56,7 +57,6 @@ from runtime.options.priority import Priority
 from runtime.records import Completion, Finish, Float32, Int32, TokenRecord, TokenRecords, TokenRun, TopLogprobs
 from runtime.text.utf8 import clean_text
 from runtime.transport.base import Transport
-from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:  # a session talks to a model, which opens it
     from runtime.session.session import Session, SessionConfig

@@ -11,11 +11,11 @@ from pathlib import Path
 from runtime.adapters.folder import is_on_shelf, name_of, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry, Registry
+from runtime.aio import off_loop, settled
 from runtime.engine.operations import Operations
 from runtime.engine.owner import Engine
 from runtime.errors import AdapterError
 from runtime.loading.paths import is_model_id
-from runtime.transport.waiting import off_loop, settled
 
 
 class AdapterOperations:

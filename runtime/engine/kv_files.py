@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.adapters.uses import Adapters
+from runtime.aio import off_loop, settled
 from runtime.api.checks import RequestChecks
 from runtime.blocks.snapshot import SnapshotWriter, open_snapshot
 from runtime.engine.operations import Operations
@@ -20,7 +21,6 @@ from runtime.records import Int32
 from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.blocks.copying import Copying
 from runtime.scheduler.jobs import Job
-from runtime.transport.waiting import off_loop, settled
 
 COPIED_AT_ONCE: Final = 32  # blocks between two looks for a restore that waits
 

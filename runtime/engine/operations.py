@@ -21,6 +21,7 @@ import numpy.typing as npt
 from runtime.adapters.registry import Registry
 from runtime.adapters.stacks import Route, TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
+from runtime.aio import Call, Reader, Stream, Turns, off_loop, running_loop
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, joint_error, naming_prompt
 from runtime.engine.owner import Engine
@@ -62,7 +63,6 @@ from runtime.speculation.draft import check_speculative
 from runtime.text.chat import render_chat_ids, wants_bos
 from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
-from runtime.transport.waiting import Call, Reader, Stream, Turns, off_loop, running_loop
 
 T = TypeVar("T")
 Held = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # requests that begin when others of their batch have ended

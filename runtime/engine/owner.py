@@ -208,7 +208,7 @@ class Engine:
         follow each other.
         """
         reported = looked = 0.0  # monotonic seconds
-        busy, stale = True, False  # whether there may be more to do; whether the report's largest edges are old ones
+        busy = stale = False  # whether there is more to do; whether the report's largest edges are old ones
         while True:
             rested = False
             with self._wake:
@@ -217,9 +217,11 @@ class Engine:
                     rested = not self._wake.wait(REST_SECONDS if stale else None)
                 if self._closing:
                     return
+                if self._inbox or self._nudged:  # it may have come just as the rest was over
+                    rested = False
                 arrived, self._inbox, self._nudged = self._inbox, [], False
-            if arrived or not rested:
-                self._phase, rested = "step", False
+            if not rested:
+                self._phase = "step"
                 scheduler.submit(arrived)
                 del arrived  # they are the scheduler's: this loop may wait for long
                 busy = scheduler.step()

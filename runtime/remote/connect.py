@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime.aio import LoopThread
+from runtime.aio import LoopThread, blocking, settled
 from runtime.api.language_model import LanguageModel
 from runtime.backends.facts import digest
 from runtime.errors import InvalidRequestError, ModelMissingError, RemoteError, RuntimeFault, UnsupportedFeatureError
@@ -27,7 +27,6 @@ from runtime.remote.text import RemoteText, choose_text
 from runtime.remote.transport import RemoteTransport, end_soon
 from runtime.session.manifest import tokenizer_digest
 from runtime.transport.base import Transport
-from runtime.transport.waiting import blocking, settled
 
 _TEXT_OPTIONS: Final = ("chat_format", "chat_template", "chat_template_file", "add_bos", "context_length")
 _PROBE_SECONDS: Final = 10.0

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
+from runtime.aio import Stream
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
@@ -41,7 +42,6 @@ from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.rows import Stream as Answer
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
-from runtime.transport.waiting import Stream
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from runtime.aio import LoopThread
+from runtime.aio import LoopThread, Stream, Turns, settled
 from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError, UnsupportedFeatureError
@@ -18,7 +18,6 @@ from runtime.records import TokenRun
 from runtime.remote.http import HttpClient
 from runtime.remote.operations import RemoteOperations, Tasks
 from runtime.transport.base import TextFacts
-from runtime.transport.waiting import Stream, Turns, settled
 
 T = TypeVar("T")
 

@@ -100,7 +100,7 @@ class Job:
 
 
 class Waiter(Protocol):
-    """Where an answer goes: a `concurrent.futures.Future`, or a `runtime.transport.waiting.Call`."""
+    """Where an answer goes: a `concurrent.futures.Future`, or a `runtime.aio.Call`."""
 
     def cancelled(self) -> bool:
         """Whether no caller waits any more."""
@@ -178,7 +178,10 @@ class QueryJob(Job):
     def answer(self, last: Distribution) -> None:
         """Every waiter gets a row of its own."""
         for rows, i in self.waiters:
-            rows.put(i, last)
+            try:
+                rows.put(i, last)
+            except BaseException as error:  # noqa: BLE001  # the border: no memory for the array of this caller
+                rows.fail(error)
         self.waiters = []
 
     @property

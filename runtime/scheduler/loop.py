@@ -124,7 +124,7 @@ class Scheduler:
                 self._queries[job.key] = job
             else:
                 self._ledger.enter(job)
-                if isinstance(job, StayingJob) and job.constraint is not None:
+                if isinstance(job, StayingJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from runtime import html
 from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
+from runtime.aio import blocking, blocking_iterator
 from runtime.api.progress import ShowProgress, reporting_prompt
 from runtime.errors import ContextOverflowError, InvalidRequestError
 from runtime.info import Message, ModelInfo, OnProgress, PromptProgress
@@ -34,7 +35,6 @@ from runtime.session.status import (
 )
 from runtime.session.token_boundary import Conversation, TextOrIds, delta
 from runtime.text.utf8 import Utf8Stream
-from runtime.transport.waiting import blocking, blocking_iterator
 
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel

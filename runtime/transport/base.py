@@ -50,7 +50,7 @@ class Transport(Protocol):
     """Carries operations, which `runtime.transport.methods` lists, to the engine and their answers back.
 
     Arguments are checked before they come here: ids are int32 arrays, adapters (name, scale) pairs, options complete.
-    `call` and `stream` work on any loop, and in a blocked thread without one (see `runtime.transport.waiting`). What one turn
+    `call` and `stream` work on any loop, and in a blocked thread without one (see `runtime.aio`). What one turn
     of a loop asks for reaches the engine as one batch. A cancelled call, and a closed stream, ends the work between two steps.
     """
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from runtime.adapters.registry import Registry
+from runtime.aio import settled
 from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.engine.adapters import AdapterOperations
@@ -26,7 +27,6 @@ from runtime.records import TokenRun
 from runtime.shelf.model_lock import ModelLock
 from runtime.transport.base import TextFacts
 from runtime.transport.methods import CAPABILITIES, METHODS
-from runtime.transport.waiting import settled
 
 
 class LocalTransport:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.aio import Call, Mailbox, Stream, Turns
 from runtime.api.language_model import LanguageModel
 from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends.registry import available_backends, dotted_backends
@@ -31,7 +32,6 @@ from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
 from runtime.transport.messages import Call as CallMessage
 from runtime.transport.messages import Load, Loaded, encode
 from runtime.transport.methods import CAPABILITIES, METHODS
-from runtime.transport.waiting import Call, Mailbox, Stream, Turns
 
 
 @dataclass(slots=True, eq=False)

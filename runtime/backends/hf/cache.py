@@ -299,7 +299,8 @@ class TorchPack(WorkingPack):
             slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
             seen = to_device(bucket.seen, device) if shared is None else None
             blank = None if shared is None else to_index(shared.blank, device)
-            firsts = None if shared is None else {layer.window: bucket.first(layer.window) for layer in self.attention}
+            windows = {layer.window for layer in self.attention}
+            firsts = None if shared is None else {window: bucket.first(window) for window in windows}
             end, past = int(bucket.slots.max()) + 1, bucket.past
             place = Placement(end, past=past, masked=bucket.masked, slots=slots, seen=seen, blank=blank, firsts=firsts)
             for layer in self.attention:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -251,10 +251,11 @@ class MlxPack(WorkingPack):
         Those that share the buffers have nothing gathered (`seen`), but places to be filled with zeros (`blank`).
         """
         if self.attention:
-            shared, masks = bucket.shared, RowMasks(bucket) if bucket.masked else None
+            shared, masks = bucket.shared, RowMasks(replace(bucket, states=None)) if bucket.masked else None
             seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
             slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
-            firsts = None if shared is None else {cache.window: bucket.first(cache.window) for cache in self.attention}
+            windows = {cache.window for cache in self.attention}
+            firsts = None if shared is None else {window: bucket.first(window) for window in windows}
             end, past, positions = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
             place = Placement(end, past=past, slots=slots, masks=masks, seen=seen, blank=blank, firsts=firsts)
             offset = int(positions[0]) if masks is None else mx.array(positions.astype(np.int32))

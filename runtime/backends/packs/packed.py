@@ -287,8 +287,8 @@ class PackedBackend(ABC, Generic[P]):
         """One forward; see `runtime.backends.base.Backend.compute`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, chained = self._appended(parts, undos, read)
-            return (self._chains if chained else self.launch)(packs, steps, request)()
+            packs, steps, by_chains = self._appended(parts, undos, read)
+            return (self._chains if by_chains else self.launch)(packs, steps, request)()
         except BaseException:
             _undo(undos)
             raise
@@ -297,8 +297,8 @@ class PackedBackend(ABC, Generic[P]):
         """One forward, begun; see `runtime.backends.base.Backend.begin`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, chained = self._appended(parts, undos)
-            return partial(_awaited, (self._chains if chained else self.launch)(packs, steps, request), undos)
+            packs, steps, by_chains = self._appended(parts, undos)
+            return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
         except BaseException:
             _undo(undos)
             raise
@@ -317,8 +317,8 @@ class PackedBackend(ABC, Generic[P]):
         """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, chained = self._appended(parts, undos)
-            launch = None if chained else self.ready(packs, steps, request)
+            packs, steps, by_chains = self._appended(parts, undos)
+            launch = None if by_chains else self.ready(packs, steps, request)
         finally:
             _undo(undos)
         if launch is None:

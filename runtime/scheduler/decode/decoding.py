@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from runtime.aio import together
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.numerics.scoring import empty_scores
@@ -48,7 +49,6 @@ from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.speculation.draft import Drafter
 from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
-from runtime.transport.waiting import together
 
 log = logging.getLogger(__name__)
 HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them

@@ -515,7 +515,7 @@ class Workspace:
         self.paths = SlotPaths()
         self.computed, self.held, self.where = 0, 0, None
         self.memory.weighed(-self.nbytes)
-        self.nbytes = 0
+        self.nbytes = self.capacity = 0
 
     def filled(self, count: int) -> None:
         """The next `count` slots stand in the pack."""

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from runtime.aio import together
 from runtime.info import PromptProgress
 from runtime.numerics.scoring import summarise
 from runtime.options.load import LoadOptions
@@ -20,7 +21,6 @@ from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, non_finite
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
-from runtime.transport.waiting import together
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # and when none does

@@ -11,8 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from runtime import run_sync
-from runtime.aio import LoopThread
-from runtime.transport.waiting import Mailbox
+from runtime.aio import LoopThread, Mailbox
 
 
 def test_a_loop_thread_runs_what_is_posted_in_order_until_stopped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from runtime.beams import BeamOptions
 from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.decode.rows import Stream
+from runtime.scheduler.jobs import Rows
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.kv_budget import KvBudget
-from tests.fakes import KINDS, assert_right, engine_of, fake_model, reference, settled, some_ids
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, reference, settled, some_ids
 from tests.runtime.model.trouble import NativePanic, audit
 
 GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, top_k=0)
@@ -120,3 +122,17 @@ def test_what_fails_on_the_way_to_a_place_leaves_nothing_there(error: BaseExcept
         assert all(workspace.users == 0 for workspace in engine_of(model).scheduler.cache.workspaces.open)
         assert asyncio.run(said(model, path))[0] == int(reference(path).argmax())
         audit(model)
+
+
+def test_a_caller_for_whose_rows_there_is_no_memory_fails_alone() -> None:
+    # given two callers that ask the same, the first of them as a row of an array that no machine has memory for
+    ids, large, small = some_ids(1, 20), Future[Any](), Future[Any]()
+    with fake_model() as model:
+        job = query_job(model, ids, small)
+        job.waiters.insert(0, (Rows(large, 1 << 46), 0))
+        # when the row is known
+        engine_of(model).submit([job])
+        # then the other one has it
+        assert_right(small.result(20)[0], ids)
+        with pytest.raises(MemoryError):
+            large.result(20)

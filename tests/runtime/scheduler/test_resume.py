@@ -34,21 +34,23 @@ def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: p
     # given streams whose prompts begin one another along one path, so that each stands where another passes
     path = greedy(some_ids(1, 10), 60)
     brought_back: list[int] = []
+    looked: list[int] = []
     refused: list[int] = []
-    regain, begin = Cache.regain, FakeBackend.begin
+    regain, compute = Cache.regain, FakeBackend.compute
 
     def counted(self: Cache, prefill: Any, ids: Any) -> tuple[int, int]:
         brought_back.append(len(ids))
         return regain(self, prefill, ids)
 
-    def watched(self: FakeBackend, parts: Any) -> Any:
+    def watched(self: FakeBackend, parts: Any, request: Any = None, **named: Any) -> Any:
         for part in parts:
             above = [int(p) for p in part.parents if p < self.size(part.pack)]
+            looked.extend(above)
             refused.extend(p for p in above if not self.resumable(part.pack, p))
-        return begin(self, parts)
+        return compute(self, parts, request, **named)
 
     monkeypatch.setattr(Cache, "regain", counted)
-    monkeypatch.setattr(FakeBackend, "begin", watched)
+    monkeypatch.setattr(FakeBackend, "compute", watched)
     with fake_model(Behaviour(recurrent=True), max_batch_rows=rows) as model:
 
         async def main() -> None:
@@ -64,6 +66,7 @@ def test_no_generation_goes_on_where_the_state_is_gone(rows: int, monkeypatch: p
 
         asyncio.run(main())
     assert brought_back or rows == 1  # it came to that; one prompt at a time hardly passes another
+    assert looked
     assert refused == []
 
 
