@@ -204,9 +204,11 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
     """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part: no more than one layer's is there twice."""
+    if isinstance(index, slice) and isinstance(codec, Plain) and codec.dtype == buffers[0].dtype:
+        return [torch.stack([buffer[0, :, index] for buffer in buffers])]  # of views
     stacked: list[torch.Tensor] = []
     for i, buffer in enumerate(buffers):
-        parts = codec.encode(_rows(buffer, index))
+        parts = codec.encode(buffer[0, :, index])  # of (kv_heads, n, head_dim)
         if not i:
             stacked = [part.new_empty((len(buffers), *part.shape)) for part in parts]
         for whole, part in zip(stacked, parts, strict=True):
@@ -214,13 +216,9 @@ def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Co
     return stacked
 
 
-def _rows(buffer: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
-    return buffer[0, :, index]  # (kv_heads, n, head_dim)
-
-
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A copy, one step from the device."""
-    tensor = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    """The same numbers, side by side; payloads never change, so a whole one of the processor's is not copied."""
+    tensor = tensor.detach().to("cpu").contiguous()
     array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
     return array
 

@@ -124,7 +124,7 @@ class Payloads:
         """Tokens `start` to `stop` as plain arrays; see `runtime.backends.base.Backend.export`."""
         if isinstance(payload, SlotRun):
             run = payload.workspace
-            return self._backend.export(run.take(run.chain(payload.last, payload.n)[start:stop]))
+            return self._backend.export(run.take(run.chain(run.paths.above(payload.last, payload.n - stop), stop - start)))
         return self._backend.export(payload, start, stop)
 
 

@@ -356,7 +356,8 @@ class Workspace:
             size = count * self.backend.slot_bytes
             if self.memory.lend(size) < size:
                 raise NoRoomError("the budget has no room for a copy of these keys")
-            yield other.take(other.chain(payload.last, payload.n)[start : start + count]), 0, count
+            end = other.paths.above(payload.last, payload.n - start - count)
+            yield other.take(other.chain(end, count)), 0, count
 
     def rollback(self, size: int) -> None:
         """Forgets the slots numbered `size` and above, on which no row stands: reserved ones, and those of a bad forward."""
@@ -394,11 +395,11 @@ class Workspace:
     def chain(self, slot: int, count: int) -> Slots:
         """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
         self.settle()
-        slots = np.empty(count, np.int64)
-        for at in range(count - 1, -1, -1):
-            slots[at] = self._own(slot)
+        slots = []
+        for _ in range(count):
+            slots.append(slot)
             slot = self.paths.parents[slot]
-        return slots
+        return self.own(reversed(slots))
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab)``.
@@ -565,7 +566,7 @@ class Workspace:
 
     def own(self, slots: Iterable[int]) -> Slots:
         """The pack's numbers of slots; of reserved ones those which they will have."""
-        return np.array([self._own(slot) for slot in slots], np.int64)
+        return np.fromiter(slots if self.where is None else map(self._own, slots), np.int64)
 
     def _own(self, slot: int) -> int:
         """The pack's number of a slot; of a reserved one that which it will have."""
