@@ -201,10 +201,11 @@ class RankRequest(NamedTuple):
     width: int  # how many of the likeliest; fewer come where the last ones are equals, whose order is not known
     # for each row the one at which draws will ask for the weight of all of it; 1 where they will not
     temperatures: tuple[float, ...]
+    whole: tuple[int, ...] = ()  # the rows of which every entry is wanted
 
 
 class RankedRows(NamedTuple):
-    """Rows that were ranked where they were computed; one crosses when more of it is asked for."""
+    """Rows that were ranked where they were computed; one that was not wanted whole crosses when more of it is asked for."""
 
     rows: list[Ranked]  # n of them
     shift: Row  # ``(n,)`` their normalisers

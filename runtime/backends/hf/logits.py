@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 
 from runtime.backends.hf.cache import to_device
@@ -44,15 +45,17 @@ class TorchLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed(torch.cat([_numbers(self._logits[places[b]].float(), own_ids[b], width) for b in blocks]))
 
-    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
+    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
+        n, vocab = self._logits.shape
         with self._computing():
             by = None if colder is None else to_device(colder, self._logits.device)
-            parts = [_heads(self._logits[b].float(), None if by is None else by[b], width) for b in self._blocks(len(self))]
-            heads = torch.cat(parts)
+            parts = [_heads(self._logits[b].float(), None if by is None else by[b], width).flatten() for b in self._blocks(n)]
+            both = torch.cat([*parts, self._chosen(whole).flatten()] if len(whole) else parts)
 
-        def wait() -> Float32:
+        def wait() -> tuple[Float32, Float32]:
             with self._computing():
-                return _crossed(heads)
+                heads, rows = np.split(_crossed(both), [n * (5 + 2 * width)])
+            return heads.reshape(n, -1), rows.reshape(-1, vocab)
 
         return wait
 

@@ -51,15 +51,16 @@ class MlxLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed([_numbers(self._chosen(chosen[b]), own_ids[b], width) for b in blocks])
 
-    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
+    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
         with self._computing():
             by = None if colder is None else mx.array(colder)
             parts = [_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))]
-            self.due += parts[:1]  # together they would need memory for all
+            rows = self._chosen(whole)
+            self.due += [*parts[:1], rows]  # all parts together would need memory for all
 
-        def wait() -> Float32:
+        def wait() -> tuple[Float32, Float32]:
             with self._computing():
-                return _crossed(parts)
+                return _crossed(parts), np.array(rows)
 
         return wait
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -49,12 +49,15 @@ class StayingLogits(ABC):
         """``(len(chosen), 3 + 2 * width)``: log-probability, entropy, rank of the targets; the likeliest and their ids."""
 
     @abstractmethod
-    def _begin_heads(self, colder: Float32 | None, width: int) -> Callable[[], Float32]:
-        """``(n, 5 + 2 * width)``, to be waited for: top, sum, its logarithm, entropy, heated mass; the likeliest, their ids.
+    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
+        """``(n, 5 + 2 * width)`` and ``(len(whole), vocab)``, to be waited for once.
+
+        Of each row top, sum, its logarithm, entropy, heated mass; the likeliest, their ids. And some rows as they are.
 
         Args:
             colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
             width: How many of the likeliest.
+            whole: The rows.
         """
 
     def _blocks(self, rows: int) -> list[slice]:
@@ -90,10 +93,18 @@ class StayingLogits(ABC):
         fetched = min(request.width + 1, self._vocab)  # one more: of equals at the border it is not known which come first
         temperatures = asked_temperatures(request.temperatures)
         colder = None if temperatures is None else (1.0 / temperatures).astype(np.float32)[:, None]
-        waiting = self._begin_heads(colder, fetched)
-        return lambda: self._ranked(waiting(), temperatures, whole=fetched == self._vocab)
+        waiting = self._begin_heads(colder, fetched, np.array(request.whole, np.int64))
 
-    def _ranked(self, crossed: Float32, temperatures: npt.NDArray[np.float64] | None, *, whole: bool) -> RankedRows:
+        def wait() -> RankedRows:
+            heads, raw = waiting()
+            rows = dict(zip(request.whole, raw, strict=True))
+            return self._ranked(heads, rows, temperatures, complete=fetched == self._vocab)
+
+        return wait
+
+    def _ranked(
+        self, crossed: Float32, rows: Mapping[int, Float32], temperatures: npt.NDArray[np.float64] | None, *, complete: bool
+    ) -> RankedRows:
         n = self._n
         top, total, log_total, entropy, heated = crossed[:, :5].T
         values, ids = np.split(crossed[:, 5:], 2, axis=1)
@@ -102,20 +113,19 @@ class StayingLogits(ABC):
         hot = [None] * n if temperatures is None else list(zip(temperatures.tolist(), heated.tolist(), strict=True))
         ranked = [
             Ranked(
-                partial(self._logprobs, i, top[i], log_total[i]),
+                partial(self._logprobs, i, rows.get(i), top[i], log_total[i]),
                 float(mass[i]),
                 float(entropy[i]) if finite[i] else None,
                 heated=hot[i],
-                head=_head(values[i], ids[i].view(np.int32), whole=whole),
+                head=_head(values[i], ids[i].view(np.int32), complete=complete),
             )
             for i in range(n)
         ]
         return RankedRows(ranked, top + log_total, finite)
 
-    def _logprobs(self, i: int, top: np.float32, log_total: np.float32) -> Float32:
-        """One row, to the bit as it was ranked."""
-        row: Float32 = self.rows(np.array([i]))[0]
-        row -= top
+    def _logprobs(self, i: int, raw: Float32 | None, top: np.float32, log_total: np.float32) -> Float32:
+        """One row, which crosses now if it did not with the others; to the bit as it was ranked."""
+        row: Float32 = (self.rows(np.array([i]))[0] if raw is None else raw) - top
         row -= log_total
         return row
 
@@ -139,8 +149,8 @@ def _mass(total: Float32, log_total: Float32) -> npt.NDArray[np.float64]:
         return np.multiply(total, np.exp(-log_total, dtype=np.float64), dtype=np.float64)
 
 
-def _head(values: Float32, ids: Int32, *, whole: bool) -> tuple[npt.NDArray[np.int64], Float32]:
+def _head(values: Float32, ids: Int32, *, complete: bool) -> tuple[npt.NDArray[np.int64], Float32]:
     """What is known of a row's order by its largest entries, ties by id; nothing of those that equal the last of them."""
-    held = len(values) if whole else int(np.count_nonzero(values > values[-1]))
+    held = len(values) if complete else int(np.count_nonzero(values > values[-1]))
     order = np.lexsort((ids[:held], -values[:held]))
     return ids[order].astype(np.int64), values[order]

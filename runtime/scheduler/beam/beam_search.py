@@ -9,7 +9,7 @@ on, and only allowed ones. Sums are float64; among equals the better beam and th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from runtime.beams import BeamOptions, BeamStep
 from runtime.errors import GrammarError
-from runtime.numerics.ranking import likeliest
-from runtime.numerics.scoring import summarise
+from runtime.grammar.constraint import Mask
+from runtime.numerics.ranking import Ranked, likeliest
+from runtime.numerics.scoring import summarise_ranked
 from runtime.records import Finish, Float32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules, Standing
 
@@ -71,6 +72,7 @@ class BeamSearch:
         rules: Its grammar and stop strings; None where it has none.
 
     Attributes:
+        known: How many of each row's likeliest tokens a step looks at; under rules there may be more.
         running: The beams' last tokens, best first; they are to be pushed next.
         complete: The best hypotheses, at most `width`, best first.
         fresh: Those of them that the last step brought.
@@ -83,6 +85,7 @@ class BeamSearch:
         self._options = options
         self._eos = frozenset() if options.ignore_eos else eos
         self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: enough to run on, whichever end
+        self.known = max(self._keep, options.top_k)
         self._early = True if options.width == 1 else options.early_stopping  # one beam is greedy: its first end is the end
         self._limit = limit
         self._at_limit = at_limit
@@ -103,11 +106,11 @@ class BeamSearch:
             self.rules.ready(None if link is None else link.at, max(deadline - time.monotonic(), 0.0)) for link in before
         )
 
-    def advance(self, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> BeamStep:
+    def advance(self, rows: Sequence[Ranked], entropy: Float64 | None) -> BeamStep:
         """Chooses the next tokens.
 
         Args:
-            logprobs: ``(beams, vocab)`` after the last tokens of the running beams; one row for the first step.
+            rows: Log-probabilities after the last tokens of the running beams; one row for the first step.
             entropy: ``(beams,)`` nats, where it is known.
 
         Raises:
@@ -115,17 +118,19 @@ class BeamSearch:
         """
         self.steps += 1
         width = self._options.width
-        after = summarise(logprobs, None, min(max(self._keep, self._options.top_k), logprobs.shape[1]), entropy)
+        for row in rows:
+            row.reach(self.known)
+        after = summarise_ranked(rows, None, min(self.known, len(rows[0].ids)), entropy)  # fewer: a row has no more
         running: list[Link] = []
         ended: list[Complete] = []
-        candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, logprobs)
+        candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, rows)
         for place, link in enumerate(candidates):
             if link.finish is Finish.NONE:
                 running.append(link)
             elif place < width:
                 ended.append(Complete(link, self._score(link.total, link.length)))
-            if len(running) == width:  # one that ends further back is no hypothesis
-                break
+            if len(running) == width or (place + 1 == width and self.steps >= self._limit):
+                break  # what ends further back is no hypothesis, and at the limit all end
         self.running = running
         if self.rules is not None:
             self.rules.begin(link.at for link in running)
@@ -161,28 +166,23 @@ class BeamSearch:
             logprob = float(values[beam, column])
             yield Link(before[beam], self.steps, float(totals[at]), beam, token, logprob, rank, after, finish)
 
-    def _allowed(self, rules: BeamRules, after: Scores, logprobs: Float32) -> Iterator[Link]:
+    def _allowed(self, rules: BeamRules, after: Scores, rows: Sequence[Ranked]) -> Iterator[Link]:
         """The best continuations that the rules allow, best first, to the last there is."""
         before: list[Link | None] = list(self.running) or [None]
         masks = [rules.allowed(None if link is None else link.at) for link in before]
-        counts = [logprobs.shape[1] if mask is None else int(np.count_nonzero(mask)) for mask in masks]
-        rows = [row if mask is None else np.where(mask, row, -np.inf) for row, mask in zip(logprobs, masks, strict=True)]
-        given, keep = 0, self._keep
-        while given < sum(counts):
-            ids = [likeliest(row, min(keep, n)) if n else _NONE for row, n in zip(rows, counts, strict=True)]
-            beams = np.repeat(np.arange(len(ids)), [len(each) for each in ids])
-            tokens = np.concatenate(ids)
-            sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
-            totals = logprobs[beams, tokens] + sums[beams]
+        counts = [None if mask is None else int(np.count_nonzero(mask)) for mask in masks]
+        sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
+        at_limit = self._at_limit if self.steps >= self._limit else Finish.NONE
+        given, keep, there = 0, self._keep, 1
+        while given < there:
+            best = [_likeliest_allowed(*each, keep) for each in zip(rows, masks, counts, strict=True)]
+            beams = np.repeat(np.arange(len(best)), [len(ids) for ids, _ in best])
+            tokens, values = (np.concatenate(parts) for parts in zip(*best, strict=True))
+            totals, there = values + sums[beams], len(tokens)
             for at in np.lexsort((tokens, beams, -totals))[given:keep].tolist():
                 beam, token = int(beams[at]), int(tokens[at])
-                own = logprobs[beam, token]
-                rank = 1 + int(np.count_nonzero(logprobs[beam] > own))
-                parent = before[beam]
-                standing = rules.after(
-                    None if parent is None else parent.at, token, self._at_limit if self.steps >= self._limit else Finish.NONE
-                )
-                forced = masks[beam] is not None and counts[beam] == 1
+                parent, (own, above) = before[beam], rows[beam].place_of(token)
+                standing = rules.after(None if parent is None else parent.at, token, at_limit)
                 yield Link(
                     parent,
                     self.steps,
@@ -190,13 +190,13 @@ class BeamSearch:
                     beam,
                     token,
                     float(own),
-                    rank,
+                    1 + above,
                     after,
                     standing.finish,
                     standing,
-                    forced,
+                    counts[beam] == 1,
                 )
-            given, keep = min(keep, len(tokens)), 4 * keep
+            given, keep = keep, 4 * keep
 
     def _score(self, total: float, length: int) -> float:
         return float(total / length**self._options.length_penalty)
@@ -212,3 +212,12 @@ class BeamSearch:
         longest = self._early == "never" and self._options.length_penalty > 0.0
         reachable = self._score(self.running[0].total, self._limit if longest else self.steps)
         return reachable <= self.complete[-1].score
+
+
+def _likeliest_allowed(row: Ranked, mask: Mask | None, count: int | None, keep: int) -> tuple[npt.NDArray[np.int64], Float32]:
+    """Up to `keep` ids of a row, falling, ties by id, and their values; of the `count` that its mask allows, if it has one."""
+    if mask is None or count is None:
+        row.reach(keep)
+        return row.ids[:keep], row.values[:keep]
+    ids = likeliest(np.where(mask, row.row, -np.inf), min(keep, count)) if count else _NONE
+    return ids, row.row[ids]

@@ -10,12 +10,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
-from runtime.records import Finish, Float32, Int32, Scores
+from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch, Link
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
@@ -24,13 +25,12 @@ from runtime.scheduler.decode.rows import DEFAULT_MAX_TOKENS, PATIENCE_SECONDS, 
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import BeamJob, settle
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.workspace import NoRoomError
+from runtime.scheduler.kv.workspace import NoRoomError, PartialForward, forward
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.distributions import Distribution, non_finite, normalise
+from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
-Outlook = tuple[Float32, npt.NDArray[np.float64] | None]  # log-probabilities (beams, vocab) and entropies (beams,)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Running:
     reused: int
     computed: int  # prompt tokens
     started: float  # monotonic seconds
-    undecided: Outlook | None = None  # what follows the places, which hold their beams' last tokens, until the masks are there
+    undecided: Distributions | None = None  # what follows the places, which hold the last tokens, until the masks are there
 
     def path(self, link: Link | None) -> Int32:
         """The tokens up to a link's, prompt included."""
@@ -98,7 +98,7 @@ class Beams:
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
         self._counters.publish(self._cache)  # before the first step: with it the caller sees what the prompt cost
-        self._guard(one, lambda: self._choose(one, last.logprobs()[None], None))
+        self._guard(one, lambda: self._choose(one, Distributions.known(last)))
 
     def step(self) -> None:
         """One more token for the beams of every search."""
@@ -162,8 +162,8 @@ class Beams:
         """Pushes the beams' last tokens and chooses the next; or only the one, or the other, where masks come late."""
         if one.undecided is not None:
             if one.search.ready(0.0):
-                outlook, one.undecided = one.undecided, None
-                self._choose(one, *outlook)
+                after, one.undecided = one.undecided, None
+                self._choose(one, after)
             return
         self._stand(one)
         links, workspace = one.search.running, one.places[0].workspace
@@ -172,7 +172,8 @@ class Beams:
         try:
             for slot, token in zip(slots, tokens, strict=True):
                 workspace.paths.add(slot, token)
-            after = normalise(workspace.forward(tokens, slots, range(len(tokens))), entropy=True)
+            compute = partial(self._cache.backend.compute, request=self._request(one))
+            after = normalise(forward([PartialForward(workspace, tokens, slots, range(len(tokens)))], compute), entropy=True)
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(len(one.job.ids) + one.search.steps - 1)
         except BaseException:
@@ -182,7 +183,13 @@ class Beams:
             place.slot = base + i
         if not after.finite.all():
             raise non_finite(len(one.job.ids) + one.search.steps - 1)
-        self._choose(one, after.logprobs, after.entropy)
+        self._choose(one, after)
+
+    def _request(self, one: Running) -> RankRequest | None:
+        """What crosses of rows that stay on the device; None: they do not, or a grammar's masks are laid over whole rows."""
+        if not self._cache.backend.on_device or one.job.constraint is not None:
+            return None
+        return RankRequest(one.search.known, ())
 
     def _stand(self, one: Running) -> None:
         """Recurrent state may have gone along with another job: beams are brought back to where they were."""
@@ -190,15 +197,15 @@ class Beams:
             if not place.workspace.resumable(place.slot):
                 place.slot = bring_back(self._cache, place, one.path(link.before))
 
-    def _choose(self, one: Running, logprobs: Float32, entropy: npt.NDArray[np.float64] | None) -> None:
-        """Forks and prunes; at the end, answers. `logprobs` ``(beams, vocab)`` belong to where the beams stand.
+    def _choose(self, one: Running, after: Distributions) -> None:
+        """Forks and prunes; at the end, answers. `after` holds a row for each place where a beam stands.
 
         Where a mask is not there, all that is left to a later step.
         """
         if not one.search.ready(PATIENCE_SECONDS):
-            one.undecided = logprobs.copy(), None if entropy is None else entropy.copy()
+            one.undecided = after.alone(range(len(after.ranked)))
             return
-        step = one.search.advance(logprobs, entropy)
+        step = one.search.advance(after.ranked, after.entropy)
         for complete in one.search.fresh:
             self._publish(one, one.places[complete.last.parent], complete.last.before)
         self._counters.tokens_generated += len(one.search.fresh) + (0 if one.search.done else len(one.search.running))

@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.aio import together
 from runtime.errors import MemoryBudgetError
-from runtime.numerics.ranking import RankedRows, RankRequest
+from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import empty_scores
 from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
@@ -44,7 +44,7 @@ from runtime.scheduler.kv.workspace import (
     prepare,
 )
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise, on_device
+from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 from runtime.speculation.draft import Drafter
 from runtime.speculation.lookup import PromptLookup
@@ -284,16 +284,16 @@ class Decoding:
     def _computed(self, parts: Sequence[PartialForward], rows: Sequence[Row], heats: Sequence[float]) -> Distributions:
         request = self._request(rows, heats)
         got: Answer = forward(parts, partial(self._cache.backend.compute, request=request))
-        return self._after(got, heats)
+        return normalise(got, entropy=True, temperatures=heats)
 
     def _request(self, rows: Sequence[Row], heats: Sequence[float]) -> RankRequest | None:
-        """What crosses of rows that stay on the device; None: they do not, or some draw or record reads the whole row."""
-        if not self._cache.backend.on_device or any(row.stream.reads_rows for row in rows):
+        """What crosses of rows that stay on the device; None: they do not, or each draw or record reads the whole row."""
+        if not self._cache.backend.on_device:
             return None
-        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(heats))
-
-    def _after(self, got: Answer, heats: Sequence[float]) -> Distributions:
-        return on_device(got) if isinstance(got, RankedRows) else normalise(got, entropy=True, temperatures=heats)
+        whole = tuple(i for i, row in enumerate(rows) if row.stream.reads_rows)
+        if len(whole) == len(rows):
+            return None
+        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
         """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""
@@ -392,7 +392,7 @@ class Decoding:
         lost = {part.workspace for part in batch.parts if part.workspace.collect() is None}
         if fetch.logits is None:
             return []
-        after = self._after(fetch.logits, batch.temperatures)
+        after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
                 newest = part.workspace.size == base + len(part.tokens)  # else it was looked at before others' were pushed

@@ -341,7 +341,7 @@ class Drawn:
             self.failures[id(row)] = non_finite(row.stream.position)
             return False
         if row.job.constraint is not None and not row.stream.ready(max(self.begun + PATIENCE_SECONDS - time.monotonic(), 0.0)):
-            row.undrawn = self.after.alone(i)
+            row.undrawn = self.after.alone([i])
             return False
         try:
             token, u = row.stream.draw(self.after.ranked[i], float(self.after.shift[i]))

@@ -29,16 +29,11 @@ from runtime.records import Float32, Int32, Scores
 class Distributions:
     """What a forward says of the next tokens."""
 
-    rows: Float32 | None  # (n, vocab) log-probabilities; uniform where the logits are no numbers; None: on the device
     finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
     entropy: npt.NDArray[np.float64] | None  # (n,) nats, where it was asked for
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
-    ranked: list[Ranked]  # n: the same rows, with what the draws learn of their order, for the records
-
-    @property
-    def logprobs(self) -> Float32:
-        """The log-probabilities ``(n, vocab)``, wherever they are."""
-        return np.stack([ranked.row for ranked in self.ranked]) if self.rows is None else self.rows
+    # n: log-probabilities, uniform where the logits are no numbers, with what draws learn of their order, for the records
+    ranked: list[Ranked]
 
     @classmethod
     def known(cls, last: Distribution, temperature: float = 1.0) -> Distributions:
@@ -53,15 +48,14 @@ class Distributions:
         if temperature != 1.0:
             mass = heated_masses(logprobs[None], np.array([-last.log_total]), np.array([temperature]))
             ranked.heated = temperature, float(mass[0])
-        return cls(logprobs[None], np.ones(1, np.bool_), None, np.array([last.top + last.log_total], np.float32), [ranked])
+        return cls(np.ones(1, np.bool_), None, np.array([last.top + last.log_total], np.float32), [ranked])
 
-    def alone(self, i: int) -> Distributions:
-        """One row in memory of its own."""
-        part, known = slice(i, i + 1), self.ranked[i]
-        row = known.row.copy()
-        entropy = None if self.entropy is None else self.entropy[part].copy()
-        ranked = Ranked(row, known.mass, known.entropy, known.peaks.copy(), known.heated)
-        return Distributions(row[None], self.finite[part].copy(), entropy, self.shift[part].copy(), [ranked])
+    def alone(self, chosen: Sequence[int]) -> Distributions:
+        """Some rows in memory of their own."""
+        places, known = np.array(chosen), [self.ranked[i] for i in chosen]
+        ranked = [Ranked(row.row.copy(), row.mass, row.entropy, row.peaks.copy(), row.heated) for row in known]
+        entropy = None if self.entropy is None else self.entropy[places]
+        return Distributions(self.finite[places], entropy, self.shift[places], ranked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,16 +250,19 @@ class LogitsCache:
                 self.drop(key)
 
 
-def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:
+def normalise(logits: Float32 | RankedRows, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:
     """Log-probabilities of raw logits ``(n, vocab)``, in their place where they may be written to.
 
     A pass over memory that the forward has just written costs half of one over other memory.
 
     Args:
-        logits: Of a forward.
+        logits: Of a forward; rows that stayed on the device are normalised already.
         entropy: Whether the rows' entropies are wanted.
         temperatures: For each row the one at which draws will ask for the weight of all of it; 1 where they will not.
     """
+    if isinstance(logits, RankedRows):
+        entropies = np.array([math.nan if row.entropy is None else row.entropy for row in logits.rows])
+        return Distributions(logits.finite, entropies, logits.shift, logits.rows)
     n, vocab = logits.shape
     finite = np.empty(n, np.bool_)
     spread = np.empty(n) if entropy else None
@@ -295,13 +292,7 @@ def normalise(logits: Float32, *, entropy: bool, temperatures: Sequence[float] =
         if heated is not None:
             heated[~finite] = vocab
     ranked = ranked_rows(logprobs, mass, spread, peaks, asked, heated)
-    return Distributions(logprobs, finite, spread, shift, ranked)
-
-
-def on_device(ranked: RankedRows) -> Distributions:
-    """`normalise` of rows that stay where they were computed."""
-    entropy = np.array([math.nan if row.entropy is None else row.entropy for row in ranked.rows])
-    return Distributions(None, ranked.finite, entropy, ranked.shift, ranked.rows)
+    return Distributions(finite, spread, shift, ranked)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

@@ -20,7 +20,16 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from runtime import GenerationOptions, Grammar, LanguageModel, SamplingOptions, SpeculativeOptions, TokenRecord, load
+from runtime import (
+    BeamOptions,
+    GenerationOptions,
+    Grammar,
+    LanguageModel,
+    SamplingOptions,
+    SpeculativeOptions,
+    TokenRecord,
+    load,
+)
 from runtime.backends.base import ROOT, DeviceLogits, Part
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
@@ -252,6 +261,26 @@ def test_streams_of_which_some_read_whole_rows_answer_alike(pair: tuple[Language
         np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        BeamOptions(width=3, max_tokens=8, ignore_eos=True),
+        BeamOptions(width=80, max_tokens=3, top_k=0, ignore_eos=True),
+        BeamOptions(width=3, max_tokens=8, stop=("e", "a")),
+        BeamOptions(width=3, max_tokens=8, grammar=Grammar.regex("[ab]{9}")),
+    ],
+    ids=["plain", "many", "stops", "grammar"],
+)
+def test_beams_are_the_same(pair: tuple[LanguageModel, LanguageModel], options: BeamOptions) -> None:
+    text = random_ids(9, 20, 1000).tolist()
+    here, there = (asyncio.run(model.beam_generate(text, options)) for model in pair)
+    for one, other in zip(here, there, strict=True):
+        assert (list(one.ids), one.finish_reason) == (list(other.ids), other.finish_reason)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+        assert [r.top_ids for r in one.run] == [r.top_ids for r in other.run]
+        np.testing.assert_allclose(numbers_of(list(one.run)), numbers_of(list(other.run)), atol=1e-5, rtol=0)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny llama with a vocabulary of 128,256, of which its tokenizer knows 1,000."""
@@ -339,3 +368,39 @@ def test_of_a_token_a_few_numbers_cross_where_no_draw_reads_the_row(
         assert sum(crossed) == 11 * WIDE * 4
     else:
         assert 0 < sum(crossed) <= 11 * streams * 2048
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_a_row_that_is_read_whole_crosses_with_the_numbers_of_those_beside_it(
+    library: str, wide: Path, crossed: list[int]
+) -> None:
+    # given a stream whose penalties read whole rows, and two whose draws do not, in one batch
+    texts = [random_ids(seed, 20, 1000).tolist() for seed in range(3)]
+    samplings = [SAMPLERS[name] for name in ("cut", "penalties", "greedy")]
+    each = [GenerationOptions(max_tokens=12, sampling=one, ignore_eos=True, seed=3) for one in samplings]
+
+    async def together(model: LanguageModel) -> list[list[list[TokenRecord]]]:
+        return list(await asyncio.gather(*(answers(model, [text], options) for text, options in zip(texts, each, strict=True))))
+
+    with staying(library, wide) as model:
+        model.batch_next_token_logprobs_sync(texts)
+        crossed.clear()
+        runs = asyncio.run(together(model))
+    # then of a step one row crosses, at once with the numbers of the others
+    assert [len(run) for one in runs for run in one] == [12] * 3
+    assert 11 * WIDE * 4 < sum(crossed) <= 11 * (WIDE * 4 + 3 * 2048)
+    assert len([size for size in crossed if size >= WIDE * 4]) == 11
+    assert len(crossed) <= {"hf": 12, "mlx": 24}[library]
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+@pytest.mark.parametrize("stop", [(), ("nowhere",)])
+def test_of_a_beam_a_few_numbers_cross(library: str, stop: tuple[str, ...], wide: Path, crossed: list[int]) -> None:
+    text = random_ids(1, 20, 1000).tolist()
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync(text)
+        crossed.clear()
+        # when five beams go on for eight tokens
+        found = asyncio.run(model.beam_generate(text, BeamOptions(width=5, max_tokens=8, ignore_eos=True, stop=stop)))
+    assert len(found[0].ids) == 8
+    assert 0 < sum(crossed) <= 7 * 5 * 2048

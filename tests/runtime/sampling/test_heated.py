@@ -139,7 +139,7 @@ def test_finite_logits_far_below_are_nothing_to_warn_of() -> None:
     raw[:, 5:20] = np.finfo(np.float32).min
     after = normalise(raw, entropy=True, temperatures=[0.5, COLDEST])
     assert all(row.heated is not None and np.isfinite(row.heated[1]) for row in after.ranked)
-    assert np.isfinite(SortedRow(Ranked(after.logprobs[0]), 0.5).total())
+    assert np.isfinite(SortedRow(Ranked(after.ranked[0].row), 0.5).total())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from runtime import BeamOptions, GrammarError
 from runtime.grammar.grammars import Grammars, Vocabulary
 from runtime.grammar.source import Grammar
+from runtime.numerics.ranking import Ranked
 from runtime.records import Finish, Float32
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch
@@ -57,7 +58,7 @@ def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[
     ours = BeamSearch(options, world.eos, world.limit, Finish.LENGTH, rules)
     paths: list[Path] = [()]
     while not ours.done:
-        step = ours.advance(np.stack([world.logprobs(path) for path in paths]), None)
+        step = ours.advance([Ranked(world.logprobs(path)) for path in paths], None)
         paths = [(*paths[parent], token) for parent, token in zip(step.parents, step.tokens, strict=True)]
     told = [hypothesis(one, 2, world.pieces) for one in ours.complete]
     return [(tuple(one.ids), one.score, one.finish_reason, one.text) for one in told]

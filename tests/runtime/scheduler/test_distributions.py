@@ -26,10 +26,10 @@ def test_log_probabilities_stand_where_the_logits_stood(rows: int) -> None:
     # when both are normalised
     here, there = normalise(own, entropy=True), normalise(theirs, entropy=True)
     # then only the first are gone, for the same numbers
-    assert np.shares_memory(here.logprobs, own)
-    assert not np.shares_memory(there.logprobs, theirs)
+    assert all(np.shares_memory(row.row, own) for row in here.ranked)
+    assert not any(np.shares_memory(row.row, theirs) for row in there.ranked)
     assert np.array_equal(theirs, some_logits(rows))
-    assert np.array_equal(here.logprobs, there.logprobs)
+    assert all(np.array_equal(one.row, other.row) for one, other in zip(here.ranked, there.ranked, strict=True))
     assert np.array_equal(here.shift, there.shift)
     assert here.entropy is not None
     assert there.entropy is not None
@@ -45,11 +45,11 @@ def test_rows_beside_one_without_numbers_are_what_they_are_alone(bad: float, ent
     after = normalise(logits, entropy=entropy)
     assert after.finite.tolist() == [True, False, True]
     for i, one in zip((0, 2), alone, strict=True):
-        assert np.array_equal(after.logprobs[i], one.logprobs[0])
+        assert np.array_equal(after.ranked[i].row, one.ranked[0].row)
         assert after.shift[i] == one.shift[0]
         assert after.ranked[i].mass == one.ranked[0].mass
         assert after.ranked[i].entropy == one.ranked[0].entropy
-    np.testing.assert_allclose(np.exp(after.logprobs[1]), 1 / 5000, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(after.ranked[1].row), 1 / 5000, rtol=1e-5)
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 63, 64, 100, 1000, 5001])
