@@ -37,7 +37,7 @@ class Forwards:
 
         backend.compute = self._timed(backend.compute)
         backend.begin = self._timed(at_once)
-        backend.prepare = lambda _: None  # nothing of a forward is done elsewhere
+        backend.prepare = lambda *_: None  # nothing of a forward is done elsewhere
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

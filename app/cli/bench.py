@@ -30,7 +30,7 @@ Parts:
 
 
 @click.command(epilog=PARTS_TOLD)
-@click.option("--quick", is_flag=True, help="Smaller sizes, some parts on one backend; two minutes.")
+@click.option("--quick", is_flag=True, help="Smaller sizes, some parts on one backend; about five minutes.")
 @click.option("--only", multiple=True, type=click.Choice(PARTS, case_sensitive=False), help="These parts; default: all.")
 @click.option(
     "--model",

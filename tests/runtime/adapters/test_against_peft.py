@@ -78,13 +78,18 @@ def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
     model.next_token_logprobs_sync(prefix, adapters=chosen)
     backend: Any = engine_of(model).backend
     copied: list[int] = []
-    push = backend.push
+    push, launch = backend.push, backend.launch
 
     def pushed(pack: Any, step: Any) -> Any:
         copied.append(0 if step.path is None else step.path.size)
         return push(pack, step)
 
-    monkeypatch.setattr(backend, "push", pushed)
+    def launched(packs: Any, steps: Any, request: Any = None) -> Any:
+        copied.extend(0 if step.path is None else step.path.size for step in steps)
+        return launch(packs, steps, request)
+
+    monkeypatch.setattr(backend, "push", pushed)  # of recurrent models
+    monkeypatch.setattr(backend, "launch", launched)  # of the others
     rows = [[*prefix, token] for token in range(3)]
 
     async def ask() -> list[Any]:
@@ -96,6 +101,7 @@ def test_rows_under_an_adapter_copy_nothing_of_their_prefix(
             np.testing.assert_allclose(got, peft.logprobs(row, *chosen)[-1], atol=TOLERANCE, rtol=0)
             row.append(int(got.argmax()))
     # then each is right
+    assert copied
     assert sum(copied) == 0
 
 
