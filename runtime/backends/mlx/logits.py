@@ -55,12 +55,12 @@ class MlxLogits(StayingLogits):
         with self._computing():
             by = None if colder is None else mx.array(colder)
             parts = [_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))]
-            rows = self._chosen(whole)
-            self.due += [*parts[:1], rows]  # all parts together would need memory for all
+            rows = [self._chosen(whole)] if len(whole) else []
+            self.due += [*parts[:1], *rows]  # all parts together would need memory for all
 
         def wait() -> tuple[Float32, Float32]:
             with self._computing():
-                return _crossed(parts), np.array(rows)
+                return _crossed(parts), np.array(rows[0]) if rows else np.empty((0, self._vocab), np.float32)
 
         return wait
 
