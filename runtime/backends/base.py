@@ -287,7 +287,9 @@ class Backend(Protocol):
         """Frees the pack."""
 
     def export(self, payload: Payload, start: int = 0, stop: int | None = None) -> Stored:
-        """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), copied, for disk.
+        """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), for disk.
+
+        They may share the payload's memory, and are not written to.
 
         The recurrent state comes along where the last token does. See `runtime.backends.stored` for what is what.
         """

@@ -95,7 +95,7 @@ def exported(
     n: int,
     plain: Callable[[Array], npt.NDArray[np.generic]],
 ) -> Stored:
-    """Some tokens' KV by name, and where it is given the state after them; `plain` copies a library's array."""
+    """Some tokens' KV by name, and where it is given the state after them; `plain` makes numpy's of a library's array."""
     arrays: Stored = {"n": np.array(n)}
     for i, (key, value) in enumerate(zip(keys, values, strict=True)):
         arrays[f"keys.{i}"], arrays[f"values.{i}"] = plain(key), plain(value)

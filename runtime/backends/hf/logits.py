@@ -50,7 +50,7 @@ class TorchLogits(StayingLogits):
         with self._computing():
             by = None if colder is None else to_device(colder, self._logits.device)
             parts = [_heads(self._logits[b].float(), None if by is None else by[b], width).flatten() for b in self._blocks(n)]
-            both = torch.cat([*parts, self._chosen(whole).flatten()] if len(whole) else parts)
+            both = torch.cat(parts + [self._chosen(whole[b]).flatten() for b in self._blocks(len(whole))])
 
         def wait() -> tuple[Float32, Float32]:
             with self._computing():

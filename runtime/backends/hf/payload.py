@@ -218,7 +218,8 @@ def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Co
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     """The same numbers, side by side; payloads never change, so a whole one of the processor's is not copied."""
-    tensor = tensor.detach().to("cpu").contiguous()
+    whole = tensor.nbytes == tensor.untyped_storage().nbytes()  # else a part would keep all of it
+    tensor = tensor.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
     array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
     return array
 

@@ -90,6 +90,8 @@ class StayingLogits(ABC):
 
     def begin_ranked(self, request: RankRequest) -> Callable[[], RankedRows]:
         """`ranked`, to be waited for."""
+        if request.whole and not 0 <= min(request.whole) <= max(request.whole) < self._n:  # on a GPU it would be found later
+            raise ValueError(f"rows {request.whole} of {self._n}")
         fetched = min(request.width + 1, self._vocab)  # one more: of equals at the border it is not known which come first
         temperatures = asked_temperatures(request.temperatures)
         colder = None if temperatures is None else (1.0 / temperatures).astype(np.float32)[:, None]
@@ -125,7 +127,8 @@ class StayingLogits(ABC):
 
     def _logprobs(self, i: int, raw: Float32 | None, top: np.float32, log_total: np.float32) -> Float32:
         """One row, which crosses now if it did not with the others; to the bit as it was ranked."""
-        row: Float32 = (self.rows(np.array([i]))[0] if raw is None else raw) - top
+        row: Float32 = self.rows(np.array([i]))[0] if raw is None else raw
+        row -= top
         row -= log_total
         return row
 

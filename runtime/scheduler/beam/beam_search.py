@@ -120,7 +120,8 @@ class BeamSearch:
         width = self._options.width
         for row in rows:
             row.reach(self.known)
-        after = summarise_ranked(rows, None, min(self.known, len(rows[0].ids)), entropy)  # fewer: a row has no more
+        there = max(len(row.ids) for row in rows)  # fewer, where that is all there is
+        after = summarise_ranked(rows, None, min(self.known, there), entropy)
         running: list[Link] = []
         ended: list[Complete] = []
         candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, rows)
@@ -173,12 +174,14 @@ class BeamSearch:
         counts = [None if mask is None else int(np.count_nonzero(mask)) for mask in masks]
         sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
         at_limit = self._at_limit if self.steps >= self._limit else Finish.NONE
-        given, keep, there = 0, self._keep, 1
-        while given < there:
+        given, keep = 0, self._keep
+        while True:
             best = [_likeliest_allowed(*each, keep) for each in zip(rows, masks, counts, strict=True)]
             beams = np.repeat(np.arange(len(best)), [len(ids) for ids, _ in best])
             tokens, values = (np.concatenate(parts) for parts in zip(*best, strict=True))
-            totals, there = values + sums[beams], len(tokens)
+            if len(tokens) <= given:
+                return
+            totals = values + sums[beams]
             for at in np.lexsort((tokens, beams, -totals))[given:keep].tolist():
                 beam, token = int(beams[at]), int(tokens[at])
                 parent, (own, above) = before[beam], rows[beam].place_of(token)

@@ -263,7 +263,7 @@ class Decoding:
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(rows)
-            after = self._computed(batch.parts, batch.rows, batch.temperatures)
+            after = self._computed(batch.parts, batch.rows, batch.at, batch.temperatures)
             if not after.finite.all() and batch.broken():
                 raise non_finite(rows[0].stream.position)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
@@ -281,17 +281,19 @@ class Decoding:
             return
         drawn.append(batch.draw(after, self.rows))
 
-    def _computed(self, parts: Sequence[PartialForward], rows: Sequence[Row], heats: Sequence[float]) -> Distributions:
-        request = self._request(rows, heats)
+    def _computed(
+        self, parts: Sequence[PartialForward], rows: Sequence[Row], at: Sequence[int], heats: Sequence[float]
+    ) -> Distributions:
+        request = self._request(rows, at, heats)
         got: Answer = forward(parts, partial(self._cache.backend.compute, request=request))
         return normalise(got, entropy=True, temperatures=heats)
 
-    def _request(self, rows: Sequence[Row], heats: Sequence[float]) -> RankRequest | None:
+    def _request(self, rows: Sequence[Row], at: Sequence[int], heats: Sequence[float]) -> RankRequest | None:
         """What crosses of rows that stay on the device; None: they do not, or each draw or record reads the whole row."""
         if not self._cache.backend.on_device:
             return None
-        whole = tuple(i for i, row in enumerate(rows) if row.stream.reads_rows)
-        if len(whole) == len(rows):
+        whole = tuple(sorted({i for row, i in zip(rows, at, strict=True) if row.stream.reads_rows}))
+        if len(whole) == len(heats):
             return None
         return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
 
@@ -320,7 +322,7 @@ class Decoding:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.paths.add(slot, token)
             part = PartialForward(workspace, tokens, parents, range(len(tokens)))
-            after = self._computed([part], [row], [row.stream.heats] * len(tokens))
+            after = self._computed([part], [row] * len(tokens), range(len(tokens)), [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for the guilty row
@@ -352,7 +354,7 @@ class Decoding:
         batch: DecodeBatch | None = None
         try:
             batch = DecodeBatch(chosen)
-            fetch = begin(batch.parts, self._request(batch.rows, batch.temperatures))
+            fetch = begin(batch.parts, self._request(batch.rows, batch.at, batch.temperatures))
         except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
             for row in chosen:
                 row.workspace.unprepare()
@@ -378,7 +380,8 @@ class Decoding:
                 parts.append(PartialForward(part.workspace, tags, parents, range(len(tags))))
         if parts:
             try:
-                prepare(parts, self._request(going, temperatures(going, range(len(going)), len(going))))
+                places = range(len(going))
+                prepare(parts, self._request(going, places, temperatures(going, places, len(going))))
             except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
                 return
 

@@ -261,6 +261,28 @@ def test_streams_of_which_some_read_whole_rows_answer_alike(pair: tuple[Language
         np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_rows_that_share_a_token_are_one_row_of_what_crosses(library: str, wide: Path, crossed: list[int]) -> None:
+    # given streams of one text and one seed, of which the last one's penalties read whole rows
+    text = random_ids(8, 20, 1000).tolist()
+    samplings = [SAMPLERS["greedy"], SAMPLERS["greedy"], SAMPLERS["penalties"]]
+
+    async def together(model: LanguageModel) -> list[list[TokenRecord]]:
+        each = [GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, seed=3) for sampling in samplings]
+        return [run for one in await asyncio.gather(*(answers(model, [text], options) for options in each)) for run in one]
+
+    with load(wide, library, device="cpu") as plain:
+        expected, computed = asyncio.run(together(plain)), plain.metrics().tokens_computed
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync(text)
+        crossed.clear()
+        runs = asyncio.run(together(model))
+        # then nothing is computed twice, and no row crosses by itself
+        assert model.metrics().tokens_computed == computed
+    assert [[r.token_id for r in run] for run in runs] == [[r.token_id for r in run] for run in expected]
+    assert len(crossed) <= {"hf": 12, "mlx": 24}[library]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -395,7 +417,12 @@ def test_a_row_that_is_read_whole_crosses_with_the_numbers_of_those_beside_it(
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
 @pytest.mark.parametrize("stop", [(), ("nowhere",)])
-def test_of_a_beam_a_few_numbers_cross(library: str, stop: tuple[str, ...], wide: Path, crossed: list[int]) -> None:
+def test_of_a_beam_a_few_numbers_cross(
+    library: str, stop: tuple[str, ...], wide: Path, crossed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given logits among which there are equals, as 16 bits make them
+    for kind in (TorchLogits, MlxLogits):
+        monkeypatch.setattr(kind, "__init__", rounded(kind.__init__))
     text = random_ids(1, 20, 1000).tolist()
     with staying(library, wide) as model:
         model.next_token_logprobs_sync(text)
@@ -404,3 +431,12 @@ def test_of_a_beam_a_few_numbers_cross(library: str, stop: tuple[str, ...], wide
         found = asyncio.run(model.beam_generate(text, BeamOptions(width=5, max_tokens=8, ignore_eos=True, stop=stop)))
     assert len(found[0].ids) == 8
     assert 0 < sum(crossed) <= 7 * 5 * 2048
+
+
+def rounded(plain: Any) -> Any:
+    """The constructor of logits, which keeps three bits behind the point."""
+
+    def construct(self: Any, logits: Any, computing: Any) -> None:
+        plain(self, (logits * 8).round() / 8, computing)
+
+    return construct

@@ -124,3 +124,13 @@ def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) ->
         assert rules is not None
         after = rules.after(rules.after(None, 0, Finish.NONE), 1, Finish.NONE)
         assert (after.finish, after.cut) == (finish, 1)
+
+
+def test_beams_run_on_behind_many_that_a_stop_ends() -> None:
+    # given one beam whose 20 likeliest tokens end it
+    pieces = [b"."] * 20 + [b"a"] * 20
+    rules = BeamRules.of((".",), None, eos=frozenset(), token_bytes=pieces)
+    ours = BeamSearch(BeamOptions(width=2, ignore_eos=True), frozenset(), 5, Finish.LENGTH, rules)
+    row = np.log(np.arange(40, 0, -1, dtype=np.float32) / 820)
+    # then the next two run on
+    assert ours.advance([Ranked(row)], None).tokens == (20, 21)
