@@ -15,6 +15,7 @@ from benchmarks.parts.gpu import gpu
 from benchmarks.parts.grammar import grammar
 from benchmarks.parts.kv_store import store, swap, trie
 from benchmarks.parts.latency import latency
+from benchmarks.parts.pressure import pressure
 from benchmarks.parts.remote import remote
 from benchmarks.parts.reopen import reopen
 from benchmarks.parts.sampler import sampler
@@ -54,7 +55,7 @@ class Part:
 
 
 # quick ones are run on the first backend alone
-ONE_BACKEND = ("W4", "cpu", "rows", "kv", "many", "W8", "swap", "grammar", "speculative", "remote", "window")
+ONE_BACKEND = ("W4", "cpu", "rows", "kv", "pressure", "many", "W8", "swap", "grammar", "speculative", "remote", "window")
 PARTS = (
     Part("W1", "particles: counts and cpu", On.ALL, particles),
     Part("W2", "chat: counts", On.ALL, chat),
@@ -68,6 +69,7 @@ PARTS = (
     Part("bulk", "many texts: unrelated ones, a shared beginning", On.ALL, bulk),
     Part("W7", "chats under a byte budget", On.TINY, budget),
     Part("kv", "one store: bytes held, little memory, unrelated texts", On.TINY, store),
+    Part("pressure", "chats that do not fit, unrelated streams and texts, many edges", On.BACKENDS, pressure),
     Part("many", "branches of one prompt, beams", On.ALL, many),
     Part("W8", "event-loop latency", On.BACKENDS, latency),
     Part("swap", "adapters that take turns: counts", On.BACKENDS, swap),

@@ -23,7 +23,7 @@ def one_thread(backend: str) -> dict[str, Any]:
 
 def open_model(folder: Path, backend: str, *, kv_cache_bytes: int | None = None, **options: Any) -> LanguageModel:
     """A model in this process, as the benchmark loads it."""
-    return load(folder, backend, kv_cache_bytes=kv_cache_bytes, **one_thread(backend), **options)
+    return load(folder, backend, kv_cache_bytes=kv_cache_bytes, **{**one_thread(backend), **options})
 
 
 class _Opened:

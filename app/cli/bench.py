@@ -9,7 +9,7 @@ import click
 
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
-    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "many", "W8"),
+    *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "pressure", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "remote", "gpu", "trie", "shelf", "files", "quantised", "view", "window"),
     "start",
 )
@@ -22,7 +22,7 @@ Parts:
   W1 particles, W2 chat, W3 branches, W4 reopening (in another process),
   W5 decode, cpu (SmolLM2, weights in fewer bits), rows (recurrent models),
   overhead (per token), W6 score, bulk (many texts), W7 byte budget, kv (bytes held, little
-  memory), many (branches of one prompt, beams), W8 event-loop latency, swap
+  memory), pressure (what does not fit together, many edges), many (branches of one prompt, beams), W8 event-loop latency, swap
   (of adapters), sampler, grammar, speculative (decoding), remote (over HTTP), gpu (CUDA), trie, shelf (saved sessions,
   KV blocks), files (of models), quantised (a GGUF file, on hf), view (the window's
   text and list), window (the whole one), start (to it)

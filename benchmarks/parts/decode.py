@@ -128,12 +128,13 @@ def embedded_model(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """On the embedded model in a full run, on the case's in a quick one; one thread for all. hf alone."""
     if case.backend != "hf":
         return Findings()
-    case = _embedded(case) if sizes.reopen_embedded else replace(case, loaded=type(case.loaded)())
+    case = embedded(case) if sizes.reopen_embedded else replace(case, loaded=type(case.loaded)())
     with closing(case.loaded):
         return _measured(case, sizes, tell)
 
 
-def _embedded(case: Case) -> Case:
+def embedded(case: Case) -> Case:
+    """The case of the embedded model."""
     entry = next((entry for entry in list_models() if entry.name == EMBEDDED), None)
     folder = Path(EMBEDDED) if entry is None else entry.path  # loading says what is missing
     return replace(case, model=EMBEDDED, folder=folder, loaded=type(case.loaded)())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -231,6 +232,18 @@ class Stateless(TransformersModel):
         """One after the other."""
         return [self.greedy(prompt, n) for prompt in prompts]
 
+    def together(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+        """`answers` of prompts of one length, as one batch of `generate`, on as many threads as torch takes by itself."""
+        ids = self.tensor(list(prompts))
+        torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
+        try:
+            with torch.inference_mode():
+                out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n)
+        finally:
+            torch.set_num_threads(1)
+        answers: list[list[int]] = out[:, ids.shape[1] :].tolist()
+        return answers
+
     def forget(self) -> None:
         """There is nothing to forget."""
 
@@ -311,6 +324,16 @@ class TorchStreams(TransformersModel):
                 torch_records(logits, chosen[:, 0])
             return chosen
 
+    def batch(self, texts: Sequence[Ids], *, scores: bool) -> None:
+        """Of texts of one length what follows each, or the log-probability of each token and the ten largest."""
+        with torch.inference_mode():
+            tokens = self.tensor(list(texts))
+            if not scores:
+                self.logprobs_after(tokens)
+                return
+            for row, logits in zip(tokens, self.model(input_ids=tokens, use_cache=False).logits, strict=True):
+                _scored(logits[:-1], row[1:])
+
     def score(self, ids: Ids) -> Lap:
         """One forward over a text, and of each position the log-probability that followed and the ten largest."""
         watch = Stopwatch().start()
@@ -319,11 +342,16 @@ class TorchStreams(TransformersModel):
             logits = self.model(input_ids=tokens, use_cache=False).logits[0]
             for start in range(0, len(ids) - 1, ROWS):
                 following = tokens[0, start + 1 : start + 1 + ROWS]
-                logprobs = torch.log_softmax(logits[start : start + len(following)].float(), -1)
-                values, found = logprobs.topk(TOP)
-                for column in (logprobs.gather(1, following[:, None]), values, found):
-                    column.cpu().numpy()
+                _scored(logits[start : start + len(following)], following)
         return watch.lap(len(ids))
+
+
+def _scored(logits: Any, following: Any) -> None:
+    """The log-probability of what followed each row and the ten largest, on the host."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    values, found = logprobs.topk(TOP)
+    for column in (logprobs.gather(1, following[:, None]), values, found):
+        column.cpu().numpy()
 
 
 def torch_records(logits: Any, chosen: Any) -> list[tuple[Any, ...]]:

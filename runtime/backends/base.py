@@ -281,7 +281,7 @@ class Backend(Protocol):
         """Whether generation can go on after the payload's last token (False: recurrent state is missing there)."""
 
     def pack_bytes(self, pack: Pack) -> int:
-        """Bytes the pack's buffers hold."""
+        """Bytes that the pack holds: its buffers, and its objects where they count beside them."""
 
     def close(self, pack: Pack) -> None:
         """Frees the pack."""

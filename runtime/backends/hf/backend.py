@@ -31,7 +31,15 @@ from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
-from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
+from runtime.backends.packs.packed import (
+    LAYER_BYTES,
+    PACK_BYTES,
+    FirstForward,
+    PackedBackend,
+    as_ids,
+    chain_parents,
+    state_size,
+)
 from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
@@ -285,7 +293,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: TorchPack) -> int:
-        held = sum(layer.nbytes for layer in pack.attention)
+        held = PACK_BYTES + sum(LAYER_BYTES + layer.nbytes for layer in pack.attention)
         return held + state_size(pack.states.values()) if pack.states else held
 
     def finite_slots(self, pack: TorchPack) -> Bool:

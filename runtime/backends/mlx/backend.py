@@ -38,7 +38,15 @@ from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
-from runtime.backends.packs.packed import FirstForward, PackedBackend, as_ids, chain_parents, state_size
+from runtime.backends.packs.packed import (
+    LAYER_BYTES,
+    PACK_BYTES,
+    FirstForward,
+    PackedBackend,
+    as_ids,
+    chain_parents,
+    state_size,
+)
 from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step, merged
 from runtime.backends.selftest import (
     TOLERANCES,
@@ -405,7 +413,8 @@ class MlxBackend(PackedBackend[MlxPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: MlxPack) -> int:
-        return sum(cache.nbytes for cache in pack.attention) + state_size(pack.states.values())
+        held = PACK_BYTES + sum(LAYER_BYTES + cache.nbytes for cache in pack.attention)
+        return held + state_size(pack.states.values())
 
     def finite_slots(self, pack: MlxPack) -> Bool:
         with _memory():

@@ -67,6 +67,11 @@ class FirstForward(msgspec.Struct, frozen=True):
     state_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
+# What the objects of a pack, of its workspace and of each of its layers take beside the buffers, as CPython 3.11 was measured.
+# It is seen where many short texts have nothing in common.
+PACK_BYTES, LAYER_BYTES = 5_500, 1_500
+
+
 class WorkingPack:
     """The tree and the recurrent states of a pack; a library's pack adds its buffers."""
 
