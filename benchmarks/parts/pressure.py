@@ -184,7 +184,7 @@ def _texts(case: Case, text: Callable[..., list[int]], tell: Told) -> Findings:
 
         for what, own, scores in (("queries", query, False), ("scores", score, True)):
             contenders = {OURS: partial(_worked, model, own), name: partial(_worked, None, partial(theirs, scores=scores))}
-            laps = take_turns(contenders, 3, tell, row=f"{TEXTS_ROW}, {what}")
+            laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}", warm_up=False)
             verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", _share(laps, name, cpu), 1.0)
             found += Findings(timings=timings(f"{TEXTS_ROW}, {what}", case, laps), verdicts=(verdict,))
     return found
