@@ -17,7 +17,7 @@ from tests.benchmarks.small import SMALL
 
 pytestmark = pytest.mark.slow
 # with processes, models or tests of their own
-OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "quantised", "speculative", "remote")
+OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "quantised", "speculative", "remote", "pressure")
 COUNTED = ("W1", "W2", "W3", "W7")
 DRAWN = ("sampler", "grammar")
 TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN))

@@ -104,13 +104,14 @@ def test_quick_runs_take_one_model_of_each_backend_or_one_in_all(cases: list[Cas
         return {part.name: sum(part.meant_for(case, cases, quick=quick) for case in cases) for part in PARTS}
 
     nowhere = dict.fromkeys(("sampler", "gpu", "trie", "shelf", "files", "quantised", "view", "start"), 0)
-    once = dict.fromkeys(("W4", "cpu", "rows", "kv", "many", "W8", "swap", "grammar", "speculative", "remote", "window"), 1)
+    usual = ("W4", "cpu", "rows", "pressure", "W8", "swap", "grammar", "speculative", "remote", "window")
+    once = dict.fromkeys((*usual, "kv", "many"), 1)
     assert meant(quick=True) == {
         **nowhere,
         **once,
         **dict.fromkeys(("W1", "W2", "W3", "W5", "overhead", "W6", "bulk", "W7"), 2),
     }
-    both = dict.fromkeys(("W4", "cpu", "rows", "W8", "swap", "grammar", "speculative", "remote", "window"), 2)
+    both = dict.fromkeys(usual, 2)
     assert meant(quick=False) == {
         **nowhere,
         **both,
