@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -155,12 +155,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
                 buffer[0, :, place.slots] = _side_by_side(new)
             first = place.firsts[self.window]
             return self.keys[:, :, first:end], self.values[:, :, first:end]
-        self.keys[:, :, place.start : end] = key_states
-        self.values[:, :, place.start : end] = value_states
+        start, keys, values = place.start, self.keys, self.values
+        keys.narrow(2, start, end - start).copy_(key_states)  # a fifth of the time that indexing takes
+        values.narrow(2, start, end - start).copy_(value_states)
         if place.ragged is not None:
             return place.ragged.of(self, key_states, value_states)
         first = 0 if self.window is None else self._first_seen()
-        return self.keys[:, :, first:end], self.values[:, :, first:end]
+        return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.place.slots, keys)
@@ -329,8 +330,7 @@ class TorchPack(WorkingPack):
         self.put_states([None])
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """What some consecutive tokens of a forward over several packs attend to."""
 
     n: int  # tokens
@@ -360,11 +360,9 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
-        segments, start = list[Segment](), 0
-        for layer, n, mask in zip(self.layers, self.lengths, self.masks, strict=True):
-            part = slice(start, start + n)
-            segments.append(Segment(n, *layer.update(key_states[:, :, part], value_states[:, :, part]), mask))
-            start += n
+        new = zip(key_states.split(self.lengths, 2), value_states.split(self.lengths, 2), strict=True)
+        parts = zip(self.layers, self.lengths, new, self.masks, strict=True)
+        segments = [Segment(n, *layer.update(*both), mask) for layer, n, both, mask in parts]
         keys = key_states.view_as(key_states)
         keys.segments = segments  # a tensor takes attributes
         return keys, value_states

@@ -349,14 +349,14 @@ class PackedBackend(ABC, Generic[P]):
             The packs, their steps, and whether these go through the model chain by chain.
         """
         packs, steps = list[P](), list[Step]()
+        self._check_ids(parts[0].tokens if len(parts) == 1 else np.concatenate([part.tokens for part in parts]))
         for part in parts:
             pack: P = part.pack
-            self._check_ids(part.tokens)
             undo = pack.tree.append(part.parents)
             undos.append((pack, undo))
             packs.append(pack)
             positions = pack.tree.depths[undo.size :].copy()
-            deepest = int(positions.max()) + 1
+            deepest = 1 + int(positions[0] if len(positions) == 1 else positions.max())
             if deepest > self.info.context_length:
                 new = min(len(positions), deepest)
                 raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
