@@ -80,6 +80,10 @@ class DeviceLogits(Protocol):
         """The distributions of all rows, computed on the device: of each about `request.width` of the likeliest cross."""
 
 
+class ForwardInterrupted(Exception):
+    """A forward was given up between two layers; the packs are as they were before."""
+
+
 class Backend(Protocol):
     """A model behind the runtime. Not thread-safe: one owner thread calls everything."""
 
@@ -90,6 +94,8 @@ class Backend(Protocol):
     chunk_tokens: int  # of a prompt that go into one forward, at most, where no option says so
     speed: float  # tokens per second to begin with, from the forward at load
     layer_calls: int  # of its layers, where the library says; read by any thread
+    interruptible: bool  # whether a forward asks `interrupted` between two layers
+    interrupted: Callable[[], bool] | None  # True ends the forward with `ForwardInterrupted`; set by the caller, for one
     pushed: int  # tokens that it was called with, padding included
     lent: int  # bytes that copies may take in the middle of a `forward`; fewer than `copy_cost`: in more calls of the model
     together: bool  # whether one forward may run over several packs (`begin`)

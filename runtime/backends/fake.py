@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
+from runtime.backends.base import ForwardInterrupted
 from runtime.backends.byte_text import CHATML, VOCABULARY
 from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
 from runtime.backends.mock import toy_info
@@ -49,6 +50,7 @@ class Behaviour:
         before_forward: Called with the tokens of each forward.
         recurrent: The model has a recurrent layer instead of attention (read at load).
         overlaps: A forward that was begun is computed as late as can be, when its logits are fetched (read at load).
+        interruptible: A forward can be given up in its middle, after `before_forward` (read at load).
     """
 
     raise_on: Mapping[int, BaseException] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Behaviour:
     before_forward: Callable[[Int64], None] | None = None
     recurrent: bool = False
     overlaps: bool = False
+    interruptible: bool = False
 
 
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> FakeBackend:
@@ -101,6 +104,7 @@ class FakeBackend(PackedBackend[FakePack]):
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.recurrent, self.overlaps = behaviour.recurrent, behaviour.overlaps
+        self.interruptible = behaviour.interruptible
         self.together = not self.recurrent
         rng = np.random.default_rng(7)
         self.embeddings: Float64 = rng.normal(size=(VOCABULARY, WIDTH))
@@ -255,6 +259,8 @@ class FakeBackend(PackedBackend[FakePack]):
         behaviour = self.behaviour
         if behaviour.before_forward is not None:
             behaviour.before_forward(tokens)
+        if self.interrupted is not None and self.interrupted():
+            raise ForwardInterrupted
         seconds = behaviour.delay + sum(behaviour.delay_on.get(token, 0.0) for token in set(tokens.tolist()))
         if seconds:
             time.sleep(seconds)

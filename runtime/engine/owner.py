@@ -173,6 +173,7 @@ class Engine:
         self._go_first_at_exit()
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
+        scheduler.listen(lambda: None if self._closing else self._inbox.copy())
         self._answer_load((backend, scheduler))
         try:
             self._work(scheduler)

@@ -111,6 +111,10 @@ class Scheduler:
         self.steps = 0
         self.counters.publish(self.cache)
 
+    def listen(self, arrived: Callable[[], Sequence[Job] | None]) -> None:
+        """Says which jobs wait that came during a step (None: the model is to be closed): a long forward gives way to them."""
+        self._prompts.arrived = arrived
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes jobs in; a query equal to one in flight joins it, where that is as urgent."""
         for job in jobs:

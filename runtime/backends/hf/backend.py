@@ -18,6 +18,7 @@ import torch
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
+from runtime.backends.base import ForwardInterrupted
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
 from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, make_layers, to_device
@@ -77,9 +78,11 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
         raise
 
 
-def _count_layer(backend: Callable[[], HfBackend | None], *_: object) -> None:
-    if (counting := backend()) is not None:
-        counting.layer_calls += 1
+def _after_layer(backend: Callable[[], HfBackend | None], *_: object) -> None:
+    if (own := backend()) is not None:
+        own.layer_calls += 1
+        if own.interrupted is not None and own.interrupted():
+            raise ForwardInterrupted
 
 
 class HfBackend(PackedBackend[TorchPack]):
@@ -101,8 +104,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
         lists = [each for each in self.model.modules() if isinstance(each, torch.nn.ModuleList)]
-        count = partial(_count_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
-        self._hooks = [layer.register_forward_hook(count) for layers in lists for layer in layers]
+        after = partial(_after_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
+        self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
         layers = make_layers(loaded.config)
@@ -119,6 +122,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.shares = self.recurrent and attention_of(self.model) == OWN
         self.together = self.tree and attention_of(self.model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
+        self.interruptible = self._device.type == "cpu" and bool(self._hooks)
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
             self.apart, self.unified, self.chunk_tokens, self.growth = False, False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
             row = ROW_TIMES * torch.float32.itemsize * int(self.model.get_output_embeddings().weight.shape[0])

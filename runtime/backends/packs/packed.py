@@ -110,6 +110,8 @@ class PackedBackend(ABC, Generic[P]):
         forwards: Calls of the model, since load; those that failed too.
         speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
         layer_calls: Calls of its layers, where the library lets them be counted: a slow forward is seen to go on.
+        interruptible: Whether a forward asks `interrupted` between two layers.
+        interrupted: Whether the forward under way is to be given up (`ForwardInterrupted`); None: it is not.
         pushed: Tokens that it was called with, padding included.
         info: What is known of the model.
         shapes: Of the attention layers, once known.
@@ -141,6 +143,8 @@ class PackedBackend(ABC, Generic[P]):
     forwards: int = 0
     speed: float = 400.0
     layer_calls: int = 0
+    interruptible: bool = False
+    interrupted: Callable[[], bool] | None = None
     pushed: int = 0
     shapes: tuple[Shape, ...] = ()
     slot_bytes: int = 0

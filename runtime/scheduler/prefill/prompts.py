@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 
 from runtime.aio import together
+from runtime.backends.base import ForwardInterrupted
 from runtime.info import PromptProgress
 from runtime.numerics.scoring import summarise
 from runtime.options.load import LoadOptions
@@ -24,8 +27,9 @@ from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # and when none does
-QUIET_SECONDS = 1.5  # of background work at most, once nothing else has been at work for a while:
-QUIET_SHARE = 0.1  # of that while
+LONG_SECONDS = 1.5  # at most, where whoever comes waits less: the forward is interrupted, or it is background work
+CALM_SECONDS = 3.0  # for which nobody came while others were at work, before a forward that may be interrupted is so long
+QUIET_SHARE = 0.1  # of the seconds in which only background work was there: so long its forwards are at most
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
@@ -42,22 +46,17 @@ class Pace:
 
     def __init__(self, speed: float, most: int) -> None:
         self._speed, self._most = speed, most
+        self.measured = False  # else the speed is a guess
 
-    def chunk(self, *, beside: bool, quiet: float = 0.0) -> int:
-        """Tokens of the next forward.
-
-        Args:
-            beside: Others wait for its end.
-            quiet: Seconds for which only background work has been there: a longer forward costs less for each token.
-        """
-        alone = min(max(QUIET_SHARE * quiet, ALONE_SECONDS), QUIET_SECONDS)
-        by_time = int(self._speed * (CHUNK_SECONDS if beside else alone))
-        return min(max(by_time, MIN_CHUNK), self._most)
+    def chunk(self, seconds: float) -> int:
+        """Tokens of a forward that takes so long."""
+        return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
 
     def measure(self, tokens: int, seconds: float) -> None:
         """A forward of so many tokens has taken so long."""
         if tokens >= MIN_CHUNK // 2:
             self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
+            self.measured = True
 
 
 def yields(job: Job, tokens: int, other: Job) -> bool:
@@ -103,6 +102,8 @@ class Prompts:
         self._others_give_way = others_give_way
         self._round = 0
         self._urgent = time.monotonic()  # when work that is not in the background was last seen
+        self._disturbed = -math.inf  # when somebody last came while others were at work
+        self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most
@@ -118,18 +119,39 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        now = time.monotonic()
-        if decoding or self.running[0].job.priority < Priority.BACKGROUND:  # the most urgent one
-            self._urgent = now
-        quota = self.pace.chunk(beside=decoding, quiet=now - self._urgent)
+        quota = self.pace.chunk(CHUNK_SECONDS if decoding else self._seconds())
         if decoding:
+            self._urgent = self._disturbed = time.monotonic()
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
-            quota = max(quota, min(short, self.pace.chunk(beside=False)))
+            quota = max(quota, min(short, self.pace.chunk(ALONE_SECONDS)))
         quota = min(quota, self._batch_tokens)
         for group in [list(self.running)] if self._cache.backend.together else by_workspace(self.running):
             quota -= self._push(group[: self._batch_rows], quota)
             if quota <= 0 or decoding:
                 return
+
+    def _seconds(self) -> float:
+        """Of the next forward, where no generation waits for it: a longer one costs less for each token."""
+        now, first = time.monotonic(), self.running[0].job  # the most urgent one
+        if first.priority < Priority.BACKGROUND:
+            self._urgent = now
+            if any(job.turn is not first.turn for job in (p.job for p in self.running) if job.priority == first.priority):
+                self._disturbed = now
+        backend = self._cache.backend
+        if backend.interruptible and self.pace.measured and now - self._disturbed >= CALM_SECONDS:
+            return LONG_SECONDS
+        return min(max(QUIET_SHARE * (now - self._urgent), ALONE_SECONDS), LONG_SECONDS)
+
+    def _interrupted(self, group: Sequence[Prefill]) -> bool:
+        """Whether somebody has come who is not to wait for the end of a forward of `group`, or nobody waits for it any more."""
+        arrived, urgency = self.arrived(), group[0].job.priority  # the most urgent one stands first
+        if arrived is None:
+            return True
+        for job in arrived:
+            others = urgency < Priority.BACKGROUND and all(job.turn is not prefill.job.turn for prefill in group)
+            if job.priority < urgency or (job.priority == urgency and others):
+                return True
+        return all(prefill.job.abandoned for prefill in group)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
@@ -148,11 +170,16 @@ class Prompts:
             recurrent = group[0].workspace.recurrent
             for prefill in group:
                 batch.advance(prefill, quota - batch.size, stop_of(prefill, group) if recurrent else prefill.total)
+            long = batch.size > self.pace.chunk(ALONE_SECONDS)
+            self._cache.backend.interrupted = partial(self._interrupted, group) if long else None
             batch.run()
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
             batch.rollback()
             for prefill in group:
                 prefill.undo()
+            if isinstance(error, ForwardInterrupted):
+                self._disturbed = time.monotonic()
+                return quota
             if isinstance(error, NoRoomError):
                 if len(batch.portions) > 1:  # one after the other: then each finds all that the others do not need
                     groups = by_workspace(group)
@@ -162,6 +189,8 @@ class Prompts:
                     return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
+        finally:
+            self._cache.backend.interrupted = None
         pushed = batch.size
         seconds = time.monotonic() - started
         self.pace.measure(pushed, seconds)

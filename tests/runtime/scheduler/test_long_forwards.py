@@ -1,0 +1,194 @@
+"""A forward that can be given up in its middle may be long: whoever comes does not wait for its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import LanguageModel, load
+from runtime.backends.fake import Behaviour
+from runtime.errors import SessionClosedError
+from runtime.options.priority import Priority
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, settled, some_ids, until
+from tests.tiny_models import tiny_path
+
+SHORT, LONG = 160, 600  # tokens that a model of 400 tokens a second computes in 0.4 and 1.5 seconds
+NEW = [3, 1, 4, 1, 5]
+
+
+class Model:
+    """One of 400 tokens a second, by a clock that goes on with its tokens alone; its next long forward can be stopped."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.sizes: list[int] = []  # of forwards, in tokens
+        self.answered: list[list[int]] = []  # texts, in the order of their answers
+        self.seconds = 100.0
+        self._act: Callable[[], object] | None = None
+
+    def before(self, tokens: Any) -> None:
+        """A forward begins."""
+        self.sizes.append(len(tokens))
+        self.seconds += len(tokens) / 400
+        if self._act is not None and len(tokens) > SHORT:
+            act, self._act = self._act, None
+            act()
+
+    def in_long(self, act: Callable[[], object]) -> None:
+        """Does something in the middle of the next long forward."""
+        self._act = act
+
+    def ask(self, *texts: list[int], priority: Priority = Priority.INSPECTOR) -> list[Future[Any]]:
+        """Hands texts over together."""
+        answers: list[Future[Any]] = [Future() for _ in texts]
+        for text, answer in zip(texts, answers, strict=True):
+            answer.add_done_callback(partial(self._heard, text))
+        jobs = [replace(query_job(self.model, text, to), priority=priority) for text, to in zip(texts, answers, strict=True)]
+        engine_of(self.model).submit(jobs)
+        return answers
+
+    def _heard(self, text: list[int], _: object) -> None:
+        self.answered.append(text)
+
+    def read(self, *texts: list[int], kind: str = "attention") -> None:
+        """Asks, and looks at the answers."""
+        for text, answer in zip(texts, self.ask(*texts), strict=True):
+            assert_right(answer.result(60)[0], text, kind)
+
+
+@contextmanager
+def calm_model(monkeypatch: pytest.MonkeyPatch, kind: str = "attention", *, interruptible: bool = True) -> Iterator[Model]:
+    """One whose speed is known."""
+    behaviour = Behaviour(interruptible=interruptible, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+    with fake_model(behaviour, prefill_chunk_tokens=4_096) as model:
+        made = Model(model)
+        monkeypatch.setattr("runtime.scheduler.prefill.prompts.time", SimpleNamespace(monotonic=lambda: made.seconds))
+        engine_of(model).call(lambda: setattr(behaviour, "before_forward", made.before)).result(60)
+        made.read(some_ids(1, 100), kind=kind)
+        made.sizes.clear()
+        yield made
+
+
+def test_texts_of_one_caller_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch) as model:
+        model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
+        assert model.sizes == [LONG, LONG]
+    with calm_model(monkeypatch, interruptible=False) as model:  # here whoever came would wait
+        model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
+        assert max(model.sizes) <= SHORT
+
+
+def test_where_others_come_forwards_are_short_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch) as model:
+        # when somebody comes while another is at work
+        model.in_long(lambda: model.ask(NEW))
+        model.read(some_ids(2, 3_000))
+        # then what was begun is given up, and three seconds long no forward is long
+        assert model.sizes[0] == LONG
+        first = next(place for place, size in enumerate(model.sizes) if place and size > SHORT)
+        assert 3 * 400 <= sum(model.sizes[1:first]) <= 3 * 400 + 2 * SHORT
+        assert min(model.sizes[first:-1]) >= LONG - 1  # rounded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_comes_does_not_wait_for_the_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch, kind) as model:
+        before = model.model.metrics().tokens_computed
+        late: list[Future[Any]] = []
+        model.in_long(lambda: late.extend(model.ask(NEW)))
+        texts = [some_ids(seed, 30) for seed in range(2, 42)]
+        model.read(*texts, kind=kind)
+        assert_right(late[0].result(60)[0], NEW, kind)
+        # then they are answered early, and each token was computed once but for those of the forward that was given up
+        assert model.answered.index(NEW) <= SHORT // 30 + 1
+        assert 0 < settled(model.model)[0].tokens_computed - before - (40 * 30 + len(NEW)) <= LONG
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_only_who_is_as_urgent_interrupts(priority: Priority, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in Priority:
+        with calm_model(monkeypatch) as model:
+            model.in_long(partial(model.ask, NEW, priority=other))
+            for answer in model.ask(*(some_ids(seed, 30) for seed in range(2, 42)), priority=priority):
+                answer.result(60)
+            # texts of the background wait for one another: one call hands them over one by one
+            interrupted = other < priority or other == priority < Priority.BACKGROUND
+            assert model.sizes[0] == LONG
+            assert max(model.sizes[1:]) == (SHORT if interrupted else LONG)
+
+
+def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch) as model:
+        asked: list[Future[Any]] = []
+        model.in_long(lambda: asked[0].cancel())
+        asked += model.ask(some_ids(2, 3_000))
+        until(lambda: asked[0].cancelled())
+        model.read(NEW)
+        assert model.sizes[0] == LONG
+        assert sum(model.sizes[1:]) == len(NEW)
+
+
+def test_a_close_does_not_wait_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = ExitStack()
+    model = stack.enter_context(calm_model(monkeypatch))
+    model.in_long(engine_of(model.model).end)
+    (answer,) = model.ask(some_ids(2, 3_000))
+    with pytest.raises(SessionClosedError):
+        answer.result(60)
+    assert model.sizes == [LONG]
+    with pytest.raises(SessionClosedError):  # it cannot be asked whether anything is left
+        stack.close()
+
+
+def test_a_library_s_forward_ends_between_two_layers() -> None:
+    # given a real model whose first layer takes a millisecond and a half a token
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tiny_path("llama")
+    library: Any = AutoModelForCausalLM.from_pretrained(folder)
+    layers = library.model.layers
+    called: list[tuple[int, int]] = []  # layers, and the tokens that they were given
+    slow = threading.Event()
+
+    def before(place: int, _layer: object, given: tuple[Any, ...]) -> None:
+        tokens = given[0].shape[1]
+        called.append((place, tokens))
+        if place == 0:
+            if tokens > 400:
+                slow.set()
+            time.sleep(0.0015 * tokens)
+
+    for place, layer in enumerate(layers):
+        layer.register_forward_pre_hook(partial(before, place))
+    texts = [some_ids(seed, 32) for seed in range(2, 22)]
+    with load((library, AutoTokenizer.from_pretrained(folder)), backend="hf", device="cpu", dtype="float32") as model:
+        expected = [model.next_token_logprobs_uncached(text) for text in [*texts, NEW]]
+        model.batch_next_token_logprobs_sync([some_ids(100 + i, 64) for i in range(3)])  # its speed is measured
+        called.clear()
+        slow.clear()
+        # when another thread asks in the middle of a forward over many texts
+        late: list[Any] = []
+
+        def ask() -> None:
+            slow.wait(30)
+            late.append((model.next_token_logprobs_sync(NEW), len(called)))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        got = model.batch_next_token_logprobs_sync(texts)
+        asking.join()
+    # then it ends after that layer, and all answers are right
+    tokens = next(n for _, n in called if n > 400)
+    assert [place for place, n in called if n == tokens] == [0]
+    np.testing.assert_allclose([*got, late[0][0]], expected, atol=1e-4, rtol=0)
+    assert late[0][1] < len(called)  # before the texts were done
