@@ -350,14 +350,13 @@ class Workspace:
         if not isinstance(payload, SlotRun):
             yield payload, skip, np.iinfo(np.int64).max
             return
-        other = payload.workspace
-        for start in range(skip, payload.n, COPY_TOKENS):
-            count = min(COPY_TOKENS, payload.n - start)
-            size = count * self.backend.slot_bytes
-            if self.memory.lend(size) < size:
-                raise NoRoomError("the budget has no room for a copy of these keys")
-            end = other.paths.above(payload.last, payload.n - start - count)
-            yield other.take(other.chain(end, count)), 0, count
+        size = min(payload.n - skip, COPY_TOKENS) * self.backend.slot_bytes
+        if self.memory.lend(size) < size:
+            raise NoRoomError("the budget has no room for a copy of these keys")
+        slots = payload.workspace.chain(payload.last, payload.n - skip)  # making room may have moved them
+        for start in range(0, len(slots), COPY_TOKENS):
+            part = slots[start : start + COPY_TOKENS]
+            yield payload.workspace.take(part), 0, len(part)
 
     def rollback(self, size: int) -> None:
         """Forgets the slots numbered `size` and above, on which no row stands: reserved ones, and those of a bad forward."""
