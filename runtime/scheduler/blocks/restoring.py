@@ -163,11 +163,9 @@ class Restores:
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
         """The blocks for which there is room beside the path in its workspace; a checkpoint with all before it, or none."""
         prefill, backend, room = restore.prefill, self._cache.backend, self._cache.room
-        pack = prefill.workspace.pack
-        slots = prefill.workspace.held + prefill.total - prefill.at
-        growth = 0
-        if slots > backend.capacity(pack):
-            growth = backend.resize_cost(pack, slots).moment
+        workspace = prefill.workspace
+        slots = workspace.held + prefill.total - prefill.at
+        growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
         per_token = max(backend.info.kv_bytes_per_token, 1)
         in_use = room.bytes - room.workspaces.idle_bytes - room.trie.evictable_bytes
         afloat = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
