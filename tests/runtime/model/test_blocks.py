@@ -68,6 +68,33 @@ def test_restored_equals_fresh(name: str, backend: str, options: BlockOptions) -
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["hf", "mlx"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "falcon_h1"])
+def test_texts_that_part_inside_a_block_reopen_as_they_were(name: str, backend: str, options: BlockOptions) -> None:
+    # given two texts that part within a block and grow by turns: the keys of either stand between those of the other
+    stem = ids(1, 150)
+    paths, store = [stem, [*stem[:100], *ids(2, 40)]], SHELVES[options.path]
+    with load(tiny_path(name), backend=backend, blocks=options) as model:
+        for end in range(110, 151, 10):
+            for path in paths:
+                model.cache_kv(path[:end])
+        for path in paths:
+            assert model.save_blocks(path).tokens == len(path)
+        running = [model.next_token_logprobs_sync([*path, 7]) for path in paths]
+    saved = dict(store.blocks)
+    # then another process goes on from them with the same numbers
+    with load(tiny_path(name), backend=backend, blocks=options) as model:
+        for path, expected in zip(paths, running, strict=True):
+            np.testing.assert_allclose(model.next_token_logprobs_sync([*path, 7]), expected, atol=TOLERANCE, rtol=0)
+        assert model.metrics().tokens_computed == 2
+        # and what it would save is the same, bit for bit
+        store.blocks.clear()
+        for path in paths:
+            assert model.save_blocks(path).tokens == len(path)
+        assert saved | store.blocks == saved
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
 @pytest.mark.parametrize("kv_dtype", ["q8", "q4", "bf16"])
 def test_coded_kv_is_kept_as_it_rests(kv_dtype: str, backend: str, options: BlockOptions) -> None:
     stem = ids(1, 150)

@@ -6,13 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime import load
-from runtime.backends.fake import Behaviour
+from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.blocks.options import BlockOptions
 from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
@@ -105,6 +108,53 @@ def test_a_turn_writes_five_blocks_at_most(store: MemoryBlocks, options: BlockOp
         saved = model.save_blocks(turn)
         assert saved.written <= 5
         assert saved.tokens == 3200
+
+
+def test_each_slot_of_an_edge_is_copied_once(
+    store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = FakeBackend.take
+
+    def counted(self: FakeBackend, pack: Any, slots: Any) -> Any:
+        taken.extend(slots)
+        return take(self, pack, slots)
+
+    monkeypatch.setattr(FakeBackend, "take", counted)
+    stem = some_ids(1, 640)
+    path = [*stem[:600], *some_ids(2, 30)]
+    with fake_model(blocks=options) as model:
+        model.cache_kv(stem)
+        assert model.save_blocks(stem).written == 10
+        assert sorted(taken) == list(range(640))
+        # and of a text that leaves it within a block, that block alone
+        model.cache_kv(path)
+        taken.clear()
+        assert model.save_blocks(path).written == 1
+        assert taken == [*range(576, 600), *range(640, 670)]
+
+
+def test_what_was_moved_in_memory_is_saved_from_where_it_is(options: BlockOptions) -> None:
+    stem, room = some_ids(1, 300), 400 * 2 * 16 * 8  # bytes of a token of the fake's
+    beside = [*stem[:50], *some_ids(2, 200)]
+
+    async def play() -> None:
+        # given a text behind another one that is evicted while a stream holds numbers of their pack
+        await model.cache_kv_async(beside)
+        await model.cache_kv_async(stem)
+        async with aclosing(model.generate([*stem, 7], replace(GREEDY, max_tokens=4000))) as records:
+            await anext(records)
+            await model.set_kv_budget_async(room)
+            assert (await model.prefix_match_async(beside)).tokens < 200
+            await model.set_kv_budget_async(10 * room)
+            assert (await model.save_blocks_async(stem)).tokens == 300
+            await anext(records)
+
+    with fake_model(blocks=options) as model:
+        asyncio.run(play())
+    with fake_model(blocks=options) as model:
+        assert_right(model.next_token_logprobs_sync([*stem, 7]), [*stem, 7])
+        assert model.metrics().tokens_restored == 300
 
 
 def test_a_recurrent_model_keeps_its_checkpoints_beside_the_blocks(store: MemoryBlocks, options: BlockOptions) -> None:
