@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ RATIO_BAR = 1.05  # tokens over ideal that Elsewise promises to stay within
 CPU_BAR = 1.5  # times the cpu-seconds of bare forwards
 ONCE = "transformers, stateless"  # minutes of work that no bar asks for: once is enough
 ROW, CHAT_ROW = "W1 cpu", "W2 wall"
+CPU, WALL = attrgetter("cpu_seconds"), attrgetter("wall_seconds")
 
 
 def particles(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -36,11 +38,11 @@ def chat(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """W2: counts, and seconds over several rounds in which all take turns."""
     results = _play(case, sizes, tell, index=1, rounds=sizes.rounds)
     found = [medians(laps) for laps in results.values()]
-    ours, *cached = [laps for name, laps in results.items() if name != ONCE]
     verdicts = [_counted(case, found[0])]
-    for laps in cached:
-        shares = [a.wall_seconds / b.wall_seconds for a, b in zip(ours, laps, strict=True)]
-        verdicts.append(case.verdict(CHAT_ROW, f"wall / {laps[0].subject}", median(shares), 1.0))
+    for name, peer in results.items():
+        if name not in (Ours.name, ONCE, FORWARDS):
+            limit = Limit(_share(results[FORWARDS], peer, WALL), LIMIT)
+            verdicts.append(case.verdict(CHAT_ROW, f"wall / {name}", _share(results[Ours.name], peer, WALL), 1.0, limit=limit))
     return Findings(results=tuple(found), verdicts=tuple(verdicts))
 
 
@@ -51,7 +53,7 @@ def branches(case: Case, sizes: Sizes, tell: Told) -> Findings:
 
 
 def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> dict[str, list[Result]]:
-    """Elsewise first and its peers after it, in turns; in W1 a lap of its forwards alone as well."""
+    """Elsewise first and its peers after it, in turns; where they are timed a lap of its forwards alone as well."""
     workload = sizes.workloads(case.vocabulary)[index]
     results: dict[str, list[Result]] = {}
     tell(f"{workload.name}: loading")
@@ -68,7 +70,7 @@ def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> d
         for subject in others:
             if turn == 0 or subject.name != ONCE:
                 play(subject.name, partial(_lap, workload, subject, case))
-        if index == 0:
+        if index < 2:  # W1, W2
             play(FORWARDS, partial(_forwards, workload, ours, case))
     return results
 
@@ -113,14 +115,14 @@ def _by_cpu(case: Case, results: Mapping[str, Sequence[Result]]) -> list[Verdict
     for name, peer in results.items():
         if name not in (Ours.name, ONCE, FORWARDS):
             bar = CPU_BAR if name == BARE else 1.0
-            limit = Limit(_share(results[FORWARDS], peer), LIMIT)
-            verdicts.append(case.verdict(ROW, f"cpu / {name}", _share(ours, peer), bar, limit=limit))
+            limit = Limit(_share(results[FORWARDS], peer, CPU), LIMIT)
+            verdicts.append(case.verdict(ROW, f"cpu / {name}", _share(ours, peer, CPU), bar, limit=limit))
     return verdicts
 
 
-def _share(ours: Sequence[Result], peer: Sequence[Result]) -> float:
-    """Of a peer's cpu-seconds, the median of the rounds."""
-    return median(a.cpu_seconds / b.cpu_seconds for a, b in zip(ours, peer, strict=True))
+def _share(ours: Sequence[Result], peer: Sequence[Result], seconds: Callable[[Result], float]) -> float:
+    """Of a peer's seconds, the median of the rounds."""
+    return median(seconds(a) / seconds(b) for a, b in zip(ours, peer, strict=True))
 
 
 def budget(case: Case, sizes: Sizes, tell: Told) -> Findings:
