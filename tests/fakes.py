@@ -89,7 +89,7 @@ async def settled_report(model: LanguageModel) -> CacheReport:
 
 def wait_for_close(model: LanguageModel) -> None:
     """Until somebody has begun to close it: from then on nobody is answered any more."""
-    until(lambda: engine_of(model)._closing)
+    until(lambda: engine_of(model).ended)
 
 
 def wait_for_jobs(model: LanguageModel, n: int) -> None:
@@ -103,7 +103,8 @@ def _alone(kind: str) -> FakeBackend:
 
 
 @functools.lru_cache(maxsize=4096)
-def _reference(ids: tuple[int, ...], kind: str) -> Float32:
+def remembered_reference(ids: tuple[int, ...], kind: str) -> Float32:
+    """`reference` of a tuple of ids."""
     wide = _alone(kind).logits_uncached(ids).astype(np.float64)
     wide -= wide.max()
     logprobs: Float32 = (wide - np.log(np.exp(wide).sum())).astype(np.float32)
@@ -112,7 +113,7 @@ def _reference(ids: tuple[int, ...], kind: str) -> Float32:
 
 def reference(ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> Float32:
     """``(vocab,)`` log-probabilities after `ids`, by a fresh fake backend."""
-    return _reference(tuple(int(i) for i in ids), kind)
+    return remembered_reference(tuple(int(i) for i in ids), kind)
 
 
 def assert_right(got: Float32, ids: Sequence[int] | npt.NDArray[Any], kind: str = "attention") -> None:

@@ -164,8 +164,8 @@ class Crowd:
 
 def resident() -> int:
     """Bytes of this process, without freed memory and without the expected answers that tests cache."""
-    fakes._reference.cache_clear()
-    reference._full.cache_clear()
+    fakes.remembered_reference.cache_clear()
+    reference.remembered.cache_clear()
     gc.collect()
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

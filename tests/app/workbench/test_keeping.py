@@ -97,7 +97,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
         owner = engine_of(cast("LanguageModel", model.model))
         # when it is closed, then the engine is closed while the disk still hangs
         closing = asyncio.create_task(scene.workbench.close())
-        await until(lambda: owner._closing)
+        await until(lambda: owner.ended)
         gate.set()
         await closing
 

@@ -45,4 +45,5 @@ def wait_until_it_leaves(model: LanguageModel, unloading: threading.Thread | Non
 
 def leaves(model: LanguageModel) -> bool:
     """Whether an adapter is being unloaded."""
-    return any(entry.leaving for entry in local(model).adapters.registry._entries.values())
+    registry = local(model).adapters.registry
+    return any(registry.find(info.name).leaving for info in registry.infos())

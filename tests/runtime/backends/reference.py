@@ -48,7 +48,8 @@ def _model(name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def _full(name: str, ids: tuple[int, ...]) -> Float32:
+def remembered(name: str, ids: tuple[int, ...]) -> Float32:
+    """`expected` of a tuple of ids."""
     return _forward(_model(name), ids)
 
 
@@ -62,7 +63,7 @@ def _forward(model: Any, ids: tuple[int, ...]) -> Float32:
 
 def expected(name: str, ids: Sequence[int]) -> Float32:
     """``(len(ids), vocab)`` log-probabilities after each token of one text."""
-    return _full(name, tuple(int(i) for i in ids))
+    return remembered(name, tuple(int(i) for i in ids))
 
 
 def log_softmax(logits: npt.NDArray[Any]) -> Float32:

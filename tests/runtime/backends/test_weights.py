@@ -22,7 +22,7 @@ from runtime import (
 from runtime.backends.hf import weights as packing
 from runtime.backends.hf.weights import Bfloat16Linear, Float16Linear, Int4Linear, Int8Linear, PackedLinear
 from runtime.errors import RuntimeFault
-from runtime.loading.measurements import kept_perplexities
+from runtime.loading.measurements import MOST_TOKENS, TEXT, kept_perplexities
 from runtime.options.load import LoadOptions, Weights
 from tests.block_stores import SHELVES, memory_options
 from tests.fakes import engine_of
@@ -152,7 +152,7 @@ def test_the_perplexity_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatc
 def test_the_perplexity_is_that_of_the_text() -> None:
     folder = tiny_folder("llama")
     with packed("llama", "float16") as model:
-        ids = packing._ids(folder, 1000)
+        ids = model.tokenize(TEXT)[:MOST_TOKENS]
         rows = [model.next_token_logprobs_sync(ids[: i + 1])[ids[i + 1]] for i in range(len(ids) - 1)]
     found = kept_perplexities(folder.weights_digest)
     assert found["float16"] == pytest.approx(float(np.exp(-np.mean(rows))), rel=1e-3)

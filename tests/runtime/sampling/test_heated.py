@@ -15,8 +15,9 @@ from runtime.numerics.scoring import COLDEST, heated_masses, log_softmax
 from runtime.numerics.sorted_row import SortedRow
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
+from runtime.sampling import chain
 from runtime.sampling.chain import make_sampler
-from runtime.sampling.pool import Pool, View
+from runtime.sampling.pool import View
 from runtime.sampling.report import report
 from runtime.scheduler.prefill.distributions import ChunkLogits, Distributions, normalise
 from tests.fakes import fake_model, some_ids
@@ -86,7 +87,7 @@ def test_draws_and_stages_are_those_without_it(settings: dict[str, Any]) -> None
         assert told.mass.tolist() == alone.mass.tolist()
 
 
-def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it() -> None:
+def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # given rows, and shares that end where a token does, as near as float64 tells
     after = normalise(logits(40, 3000), entropy=True, temperatures=[0.8] * 40)
     for i, row in enumerate(after.ranked):
@@ -95,10 +96,8 @@ def test_a_cut_at_the_very_border_is_the_same_for_who_is_told_of_it() -> None:
         sampler = make_sampler(SamplingOptions(temperature=0.8, top_p=share, min_p=1e-6), 1)
         # then who draws and who looks at every stage agree, also where chance takes the last that is left
         for u in (0.5, 1 - 1e-9):
-            traced = sampler.trace(row, i, number=always(u))
-            pool = Pool(Ranked(row.row, row.mass, row.entropy))
-            sampler._run(pool, always(u), None, None, None)
-            assert sampler._pick(pool, always(u))[0].token == traced.token
+            monkeypatch.setattr(chain, "uniform", lambda *_, u=u: u)
+            assert sampler.draw(Ranked(row.row, row.mass, row.entropy), i)[0] == sampler.trace(row, i).token
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.7])

@@ -9,7 +9,7 @@ import pytest
 
 from runtime import SamplingOptions
 from runtime.backends.fake import Behaviour
-from tests.fakes import KINDS, engine_of, fake_model, settled, some_ids
+from tests.fakes import KINDS, fake_model, settled, some_ids
 from tests.runtime.scheduler.test_branches import OPTIONS, PREFIX, Said, alone
 
 
@@ -39,16 +39,12 @@ def test_more_prompts_than_a_batch_come_one_after_the_other() -> None:
     with fake_model(max_batch_rows=4) as model:
         most = 0
 
-        def look(_: object) -> None:
-            nonlocal most
-            most = max(most, len(engine_of(model).scheduler._decoding.rows))
-
-        engine_of(model).call(lambda: setattr(engine_of(model).backend, "behaviour", Behaviour(before_forward=look))).result()
-
         async def main() -> Said:
             said: Said = {}
+            nonlocal most
             async for i, record in model.generate_many(prompts, OPTIONS):
                 said.setdefault(i, []).append(record.token_id)
+                most = max(most, sum(len(ids) < (OPTIONS.max_tokens or 0) for ids in said.values()))
             return said
 
         said = asyncio.run(main())

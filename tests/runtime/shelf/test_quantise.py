@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import InvalidRequestError, ModelLoadError, ModelShelf, Progress, convert_model, list_models, load
 from runtime.loading import child_process
 from runtime.loading.integrity import read_manifest
-from runtime.shelf import atomic_install, quantise
+from runtime.shelf import quantise
 from tests.runtime.backends.reference import expected, random_ids
 from tests.tiny_models import tiny_path
 
@@ -143,7 +144,7 @@ def test_what_the_child_refuses_is_said_and_leaves_nothing(plain: Path, shelf: P
 
 
 def test_room_on_the_disk_is_asked_for_first(plain: Path, monkeypatch: pytest.MonkeyPatch, shelf: Path) -> None:
-    monkeypatch.setattr(atomic_install.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(child_process, "Child", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ModelLoadError, match="are free"):
         convert_model(plain)
