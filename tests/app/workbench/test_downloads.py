@@ -188,7 +188,7 @@ def test_a_fault_of_ours_ends_a_download_that_can_be_tried_again(
 
     async def scene(s: Scene) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("app.workbench.models.downloads._fetch", broken)
+            patch.setattr("runtime.fetch_any", broken)
             s.workbench.shelf.download("org/tiny")
             await until(lambda: is_in(s, DownloadState.FAILED))
         assert told(s)[0].note == "broken fetch"

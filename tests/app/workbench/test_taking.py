@@ -6,6 +6,7 @@ import asyncio
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -109,7 +110,7 @@ def test_where_no_model_is_known_the_ways_on_are_said(tmp_path: Path) -> None:
 
 def test_a_name_on_the_shelf_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, _ = exported(tmp_path)
-    monkeypatch.setattr("app.workbench.transfer.import_check._on_the_shelf", lambda name: bool(name))
+    monkeypatch.setattr("app.workbench.transfer.import_check.list_models", lambda: [SimpleNamespace(name="fake", title="Fake")])
     [note] = notes(tmp_path, file, None)
     assert "loading it shows whether it is the same" in note
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.numerics import sorted_row
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import COLDEST, heated_masses, log_softmax
 from runtime.numerics.sorted_row import SortedRow
@@ -162,11 +163,10 @@ def test_when_it_is_asked_for(settings: dict[str, Any], traced: float, plain: fl
 
 def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model, and nobody who would work it out for one row
-    def alone(_: SortedRow) -> float:
+    def alone(*_: object) -> float:
         raise AssertionError("it was to be there")
 
-    real = SortedRow._heated_mass
-    monkeypatch.setattr(SortedRow, "_heated_mass", alone)
+    monkeypatch.setattr(sorted_row, "heated_masses", alone)
     prompt = some_ids(3, 20)
     options = GenerationOptions(
         max_tokens=12, seed=4, ignore_eos=True, stages=True, resolve=False, sampling=SamplingOptions(temperature=0.8, top_p=0.9)
@@ -183,7 +183,7 @@ def test_streams_find_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh = list(model.generate_sync(prompt, options))
         first, *_ = asyncio.run(main())
         again = list(model.generate_sync(prompt, options))
-        monkeypatch.setattr(SortedRow, "_heated_mass", real)
+        monkeypatch.setattr(sorted_row, "heated_masses", heated_masses)
         model.clear_cache()
 
         async def beside() -> list[Any]:

@@ -186,7 +186,7 @@ def test_the_end_token_stays_hidden(in_window: Play, bench: FakeWorkbench) -> No
         turn = bench.views[TRIP].turns[1]
         turn.run.finish[-1] = int(Finish.EOS)
         await compared(window)
-        held = window.parts.transcript._path.turns[1].tokens.marks[-1]  # what is painted
+        held = window.parts.transcript.turns[1].tokens.marks[-1]  # what is painted
         assert held & 0b1000_0000
 
     in_window(scene)
