@@ -33,7 +33,7 @@ def shelf_tokenizer() -> Path | None:
     return next((entry.path for entry in list_models() if entry.name == EMBEDDED and entry.complete), None)
 
 
-def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, layers: int = LAYERS) -> int:
+def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, layers: int = LAYERS, words: int = 0) -> int:
     """Writes the model folder of a tiny model; the same one whenever the arguments are the same.
 
     Args:
@@ -41,6 +41,7 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, laye
         folder: Where; it is made.
         text: A folder whose tokenizer is copied. None: a token per byte.
         layers: Of attention.
+        words: The least size of its vocabulary; those that the tokenizer has not are numbers alone.
 
     Returns:
         The size of its vocabulary.
@@ -51,7 +52,7 @@ def make_tiny(architecture: str, folder: Path, text: Path | None = None, *, laye
     else:
         for name in TEXT_FILES:
             (folder / name).write_bytes((text / name).read_bytes())
-    vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    vocabulary = max(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size(), words)
     (folder / "config.json").write_text(json.dumps(_config(architecture, vocabulary, layers), indent=1))
     weights = dict(_weights(architecture, vocabulary, layers))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # transformers insists on the note

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 570.0
@@ -27,3 +28,12 @@ def measure_in_child(module: str, *given: object, what: str) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def resident_bytes() -> int:
+    """Of this process, now; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    line = next(line for line in status.read_text("ascii").splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before PySide6 is imported
 
@@ -25,6 +24,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication
 from app.sample import recorded, run_from
 from app.workbench.tree.tree import Tree
 from app.workbench.tree.turn_rows import turn_rows
+from benchmarks.children.child import resident_bytes
 from runtime import Origin, SamplingOptions, TokenRun
 from storage import NodeColumns, NodeRow
 from ui import (
@@ -252,15 +252,6 @@ def frame(act: Callable[..., object], *given: object) -> float:
     act(*given)
     QApplication.processEvents()
     return (time.perf_counter() - started) * 1000
-
-
-def resident_bytes() -> int:
-    """Of this process, now; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    line = next(line for line in status.read_text("ascii").splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

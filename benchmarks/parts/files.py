@@ -75,7 +75,7 @@ def quantised(case: Case, sizes: Sizes, tell: Told) -> Findings:  # noqa: ARG001
 
 def written_gguf(path: Path, sizes: Sizes, form: tuple[int, int, int]) -> Path:
     """A file as large as a model's: a whole header, and weights that are a hole of zeros."""
-    words, layers = sizes.file_words, sizes.file_layers
+    words, layers = sizes.words, sizes.file_layers
     tokens = [f"word{number}".encode() for number in range(words)]
     merges = [f"wo rd{number}".encode() for number in range(2 * words)]
     pairs = {

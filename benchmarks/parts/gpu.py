@@ -83,7 +83,7 @@ def gpu(case: Case, sizes: Sizes, tell: Told) -> Findings:
             tell(f"gpu: {what}")
             model.clear_cache()
             before = ours.forwards
-            with _waits() as waits, _crossing() as crossed:
+            with _waits() as waits, crossing("hf") as crossed:
                 act()
             found(f"{what}: waits of the host / forwards", len(waits) / (ours.forwards - before), 1.0)
             if tokens == TEXT:
@@ -130,18 +130,25 @@ def _waits() -> Iterator[list[str]]:
 
 
 @contextmanager
-def _crossing() -> Iterator[list[int]]:
-    """The bytes of each tensor that went from the device to the host."""
-    import torch
+def crossing(backend: str) -> Iterator[list[int]]:
+    """The bytes of each of the library's arrays that is made the host's; a processor may stand for the device."""
+    owner: Any
+    if backend == "hf":
+        from torch import Tensor as Array
 
-    found: list[int] = []
-    plain = torch.Tensor.cpu
+        owner, name = Array, "cpu"
+    else:
+        from mlx.core import array as Array  # noqa: N812  # its name for a class
 
-    def cpu(tensor: Any, *args: Any) -> Any:
-        found.append(tensor.nbytes if tensor.is_cuda else 0)
-        return plain(tensor, *args)
+        owner, name = np, "array"
+    plain, found = getattr(owner, name), list[int]()
 
-    with mock.patch.object(torch.Tensor, "cpu", cpu):
+    def cross(given: Any, *args: Any, **named: Any) -> Any:
+        if isinstance(given, Array):
+            found.append(given.nbytes)
+        return plain(given, *args, **named)
+
+    with mock.patch.object(owner, name, cross):
         yield found
 
 

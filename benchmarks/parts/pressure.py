@@ -1,4 +1,4 @@
-"""Requests beside others that are nothing to them: too many chats, streams, texts, edges; what eight branches read."""
+"""Requests beside others that are nothing to them: too many chats, streams, texts, edges; what branches read, what crosses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,75 +17,92 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.children.view import resident_bytes
+from benchmarks.children.child import measure_in_child
+from benchmarks.children.edges import FEW, PAUSE_SECONDS
 from benchmarks.clock import Lap, Stopwatch, Told, cpu, take_turns, wall
-from benchmarks.findings import Case, Findings, timings
+from benchmarks.findings import Case, Findings, Limit, timings
+from benchmarks.forwards import FORWARDS, Forwards
+from benchmarks.forwards import LIMIT as FORWARDS_LIMIT
 from benchmarks.measure import Ids
 from benchmarks.ours import Ours, open_model
 from benchmarks.parts.decode import embedded
+from benchmarks.parts.gpu import crossing
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
-from runtime import GenerationOptions, LanguageModel, SamplingOptions
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, register_backend, unregister_backend
 
 OURS = Ours.name
-CHATS_ROW, STREAMS_ROW, TEXTS_ROW, EDGES_ROW, READ_ROW = "two chats", "streams", "texts", "edges", "branches read"
+CHATS_ROW, STREAMS_ROW, TEXTS_ROW, EDGES_ROW = "two chats", "streams", "texts", "edges"
+READ_ROW, CROSSED_ROW = "branches read", "host bytes"
 LAYERS = 24  # of the chats' model: with a token per byte its KV, not its logits, is what is held
-CHAT, ANSWER, QUERY = 1000, 200, 8  # tokens
+QUERY = 8  # tokens
 ROOM = 1.5  # times the KV of one chat: there is none for two
 STREAMS, PROMPT, NEW = 8, 256, 64
-TEXTS, LENGTH, PADDED_ROWS, TOP = 100, 30, 20, 10
-FEW, MANY = 256, 16_384  # queries of one batch
-EDGES = 120_000
-PAUSE_SECONDS, PAUSES = 0.013, 15
+BARE, BARE_LIMIT = (
+    "transformers, bare loop",
+    "a bare loop of the library's forwards with its own cache, no records and nothing around",
+)
+LENGTH, PADDED_ROWS, TOP = 30, 20, 10
 STEM, BRANCHES = 1500, 8
+SCORED = ((1, 1000), (8, LENGTH))  # texts of so many tokens
+STAYING = "bench-staying"
+AT_ONCE, CHUNK = 1e6, 2048  # tokens a second, as far as the scheduler knows, and of one forward
+
+Text = Callable[[int], list[int]]  # of so many tokens
 
 
 def pressure(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """The rows of one backend."""
-    share = 1 if sizes.reopen_embedded else 8  # a quick run has fewer edges
-    rng = np.random.default_rng(12)
-
-    def text(n: int, vocabulary: int = case.vocabulary) -> list[int]:
-        ids: list[int] = rng.integers(5, vocabulary - 5, n).tolist()
-        return ids
-
-    found = _two_chats(case, text, tell)
+    text = partial(_text, np.random.default_rng(12), case.vocabulary)
+    found = _two_chats(case, sizes, tell)
     found += _streams(case, text, sizes.rounds, tell)
     found += _branches_read(case, text, tell)
-    found += _edges(case, text, share, tell)
-    if case.backend == "hf" and sizes.reopen_embedded:
-        found += _texts(embedded(case), text, tell)
+    found += _edges(case, sizes, tell)
+    found += _host_bytes(case, sizes.words, tell)
+    if case.backend == "hf":
+        found += _texts(embedded(case) if sizes.reopen_embedded else case, text, sizes.texts, tell)
     return found
+
+
+def _text(rng: np.random.Generator, vocabulary: int, n: int) -> list[int]:
+    ids: list[int] = rng.integers(5, vocabulary - 5, n).tolist()
+    return ids
+
+
+@contextmanager
+def _tiny(case: Case, **sizes: Any) -> Iterator[tuple[Path, int]]:
+    """A model like the case's own, with a token per byte: its folder, and its vocabulary."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "tiny"
+        yield folder, make_tiny(case.model.removeprefix("tiny-") if case.tiny else "llama", folder, **sizes)
 
 
 # ---- more chats than fit ------------------------------------------------------------------------------------------------
 
 
-def _two_chats(case: Case, text: Callable[..., list[int]], tell: Told) -> Findings:
+def _two_chats(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """One answers, the other waits for its room, and a small query comes meanwhile."""
     verdict = partial(case.verdict, CHATS_ROW)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / case.model
-        byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder, layers=LAYERS))
-        chats = [byte_text(CHAT) for _ in range(2)]
+    with _tiny(case, layers=LAYERS) as (folder, vocabulary):
+        text = partial(_text, np.random.default_rng(13), vocabulary)
+        chats, new = [text(sizes.pressed_chat) for _ in range(2)], sizes.pressed_answer
         tell(f"{CHATS_ROW}: loading")
         with closing(open_model(folder, case.backend)) as model:
-            one = (CHAT + ANSWER) * model.info.kv_bytes_per_token
-        with closing(open_model(folder, case.backend, kv_cache_bytes=int(ROOM * one))) as model:
-            asyncio.run(_answered(model, chats[0]))  # the first answer is slow
+            model.set_kv_budget(int(ROOM * (sizes.pressed_chat + new) * model.info.kv_bytes_per_token))
+            asyncio.run(_answered(model, chats[0], new))  # the first answer is slow
             alone, slow, waits = [], [], []
             before = 0
-            for lap in range(3):
+            for lap in range(sizes.pressed_laps):
                 tell(f"{CHATS_ROW}, lap {lap + 1}")
                 model.clear_cache()
-                alone.append(asyncio.run(_answered(model, chats[0])))
+                alone.append(asyncio.run(_answered(model, chats[0], new)))
                 model.clear_cache()
                 before = model.metrics().tokens_computed
-                seconds, waited = asyncio.run(_beside(model, chats, byte_text(QUERY)))
+                seconds, waited = asyncio.run(_beside(model, chats, new, text(QUERY)))
                 slow.append(seconds)
                 waits.append(waited)
             computed = model.metrics().tokens_computed - before
-        needed = 2 * (CHAT + ANSWER - 1) + QUERY
+        needed = 2 * (sizes.pressed_chat + new - 1) + QUERY
     return Findings(
         verdicts=(
             verdict(f"tokens computed / needed, room for {ROOM} of them", computed / needed, 1.5, timed=False),
@@ -94,9 +112,9 @@ def _two_chats(case: Case, text: Callable[..., list[int]], tell: Told) -> Findin
     )
 
 
-async def _answered(model: LanguageModel, prompt: Ids, begun: asyncio.Event | None = None) -> float:
+async def _answered(model: LanguageModel, prompt: Ids, n: int, begun: asyncio.Event | None = None) -> float:
     """Seconds from the first token to the last."""
-    options = GenerationOptions(max_tokens=ANSWER, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
+    options = GenerationOptions(max_tokens=n, sampling=SamplingOptions(temperature=0.0), ignore_eos=True, resolve=False)
     started = 0.0
     async with aclosing(model.generate(prompt, options)) as records:
         async for _ in records:
@@ -107,12 +125,12 @@ async def _answered(model: LanguageModel, prompt: Ids, begun: asyncio.Event | No
     return time.perf_counter() - started
 
 
-async def _beside(model: LanguageModel, chats: Sequence[Ids], query: Ids) -> tuple[float, float]:
+async def _beside(model: LanguageModel, chats: Sequence[Ids], n: int, query: Ids) -> tuple[float, float]:
     """Seconds of the first chat's answer, and of the query that comes while the second one waits."""
     begun, second = asyncio.Event(), asyncio.Event()
-    first = asyncio.create_task(_answered(model, chats[0], begun))
+    first = asyncio.create_task(_answered(model, chats[0], n, begun))
     await begun.wait()
-    other = asyncio.create_task(_answered(model, chats[1], second))
+    other = asyncio.create_task(_answered(model, chats[1], n, second))
     await asyncio.sleep(0.05)
     started = time.perf_counter()
     await model.next_token_logprobs(query)
@@ -127,46 +145,58 @@ async def _beside(model: LanguageModel, chats: Sequence[Ids], query: Ids) -> tup
 # ---- streams and texts beside a library's own batches -----------------------------------------------------------------
 
 
-def _streams(case: Case, text: Callable[..., list[int]], rounds: int, tell: Told) -> Findings:
+def _streams(case: Case, text: Text, rounds: int, tell: Told) -> Findings:
     """Each on the threads that it takes where nothing is said."""
     prompts = [text(PROMPT) for _ in range(STREAMS)]
     tell(f"{STREAMS_ROW}: loading")
     peer: Any
     if case.backend == "hf":
-        from benchmarks.peers.torch_peers import Stateless
+        from benchmarks.peers.torch_peers import TorchStreams
 
-        peer, name, bar = Stateless(case.folder), "transformers.generate, one batch", 0.6
+        peer, name, bar, own = TorchStreams(case.folder), "transformers.generate, one batch", 0.6, {"threads": None}
+        theirs = {name: partial(peer.together, prompts, NEW), BARE: partial(peer.together, prompts, NEW, bare=True)}
+        least, why = BARE, BARE_LIMIT
     else:
         from benchmarks.peers.mlx_peers import MlxPromptCache
 
-        peer, name, bar = MlxPromptCache(case.folder), "mlx_lm's BatchGenerator", 1.0
-    own = {"threads": None} if case.backend == "hf" else {}
+        peer, name, bar, own = MlxPromptCache(case.folder), "mlx_lm's BatchGenerator", 1.0, {}
+        theirs = {name: partial(_lap, peer, prompts)}
+        least, why = FORWARDS, FORWARDS_LIMIT
     with closing(Ours(case.folder, case.backend, **own)) as ours, closing(peer):
-        answer = peer.together if case.backend == "hf" else peer.answers
-        contenders = {OURS: partial(_lap, ours, ours.answers, prompts), name: partial(_lap, peer, answer, prompts)}
+        run = partial(_lap, ours, prompts)
+        contenders: dict[str, Callable[[], Lap]] = {OURS: run, **theirs}
+        if least == FORWARDS:
+            contenders[FORWARDS] = partial(_forwards, ours.model, run)
         laps = take_turns(contenders, rounds, tell, row=STREAMS_ROW)
+    limit = Limit(_share(laps, least, name, wall), why)
     what = f"wall / {name}: {STREAMS} x ({PROMPT} + {NEW}) tokens"
-    return Findings(
-        timings=timings(STREAMS_ROW, case, laps), verdicts=(case.verdict(STREAMS_ROW, what, _share(laps, name, wall), bar),)
-    )
+    verdict = case.verdict(STREAMS_ROW, what, _share(laps, OURS, name, wall), bar, limit=limit)
+    return Findings(timings=timings(STREAMS_ROW, case, laps), verdicts=(verdict,))
 
 
-def _lap(subject: Any, answers: Callable[[Sequence[Ids], int], list[list[int]]], prompts: Sequence[Ids]) -> Lap:
+def _lap(subject: Any, prompts: Sequence[Ids]) -> Lap:
     subject.forget()
     watch = Stopwatch().start()
-    return watch.lap(STREAMS * NEW, answers(prompts, NEW))
+    return watch.lap(STREAMS * NEW, subject.answers(prompts, NEW))
 
 
-def _share(laps: dict[str, list[Lap]], peer: str, seconds: Callable[[Lap], float]) -> float:
+def _forwards(model: LanguageModel, run: Callable[[], Lap]) -> Lap:
+    """A lap of whose time that of forwards alone counts."""
+    with Forwards(model) as forwards:
+        lap = run()
+    return replace(lap, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
+
+
+def _share(laps: dict[str, list[Lap]], who: str, peer: str, seconds: Callable[[Lap], float]) -> float:
     """Of the peer's seconds, the median of the rounds."""
-    return median(seconds(a) / seconds(b) for a, b in zip(laps[OURS], laps[peer], strict=True))
+    return median(seconds(a) / seconds(b) for a, b in zip(laps[who], laps[peer], strict=True))
 
 
-def _texts(case: Case, text: Callable[..., list[int]], tell: Told) -> Findings:
+def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
     """The cpu-seconds of unrelated texts in one call, beside padded batches of transformers."""
     from benchmarks.peers.torch_peers import TorchStreams
 
-    rows = [text(LENGTH, 40_000) for _ in range(TEXTS)]
+    rows = [text(LENGTH) for _ in range(count)]
     tell(f"{TEXTS_ROW}: loading")
     found = Findings()
     with closing(open_model(case.folder, case.backend)) as model, closing(TorchStreams(case.folder)) as peer:
@@ -179,73 +209,78 @@ def _texts(case: Case, text: Callable[..., list[int]], tell: Told) -> Findings:
             return list(model.score_many_sync(rows, TOP))
 
         def theirs(*, scores: bool) -> None:
-            for at in range(0, TEXTS, PADDED_ROWS):
+            for at in range(0, count, PADDED_ROWS):
                 peer.batch(rows[at : at + PADDED_ROWS], scores=scores)
 
+        def lap(act: Callable[[], Any]) -> Lap:
+            model.clear_cache()
+            watch = Stopwatch().start()
+            act()
+            return watch.lap(count * LENGTH)
+
         for what, own, scores in (("queries", query, False), ("scores", score, True)):
-            contenders = {OURS: partial(_worked, model, own), name: partial(_worked, None, partial(theirs, scores=scores))}
+            contenders = {OURS: partial(lap, own), name: partial(lap, partial(theirs, scores=scores))}
+            contenders[FORWARDS] = partial(_forwards, model, contenders[OURS])
             laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}", warm_up=False)
-            verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", _share(laps, name, cpu), 1.0)
+            share, least = (_share(laps, who, name, cpu) for who in (OURS, FORWARDS))
+            verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", share, 1.0, limit=Limit(least, FORWARDS_LIMIT))
             found += Findings(timings=timings(f"{TEXTS_ROW}, {what}", case, laps), verdicts=(verdict,))
     return found
 
 
-def _worked(model: LanguageModel | None, act: Callable[[], Any]) -> Lap:
-    if model is not None:
-        model.clear_cache()
-    watch = Stopwatch().start()
-    act()
-    return watch.lap(TEXTS * LENGTH)
+# ---- many edges, what is read and what crosses --------------------------------------------------------------------------
 
 
-# ---- many edges, many queries -------------------------------------------------------------------------------------------
-
-
-def _edges(case: Case, text: Callable[..., list[int]], share: int, tell: Told) -> Findings:
+def _edges(case: Case, sizes: Sizes, tell: Told) -> Findings:
     """What a query costs beside many edges, and in a large batch; what an edge takes beside what the budget counts."""
-    edges, many = EDGES // share, MANY // share
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / case.model
-        byte_text = partial(text, vocabulary=make_tiny(case.model.removeprefix("tiny-"), folder))
-        tell(f"{EDGES_ROW}: none")
-        with closing(open_model(folder, case.backend, kv_cache_bytes=4 << 30)) as model:
-
-            def seconds(n: int) -> float:
-                """Of one query in a batch of `n`, none of which was asked before."""
-                contexts = [byte_text(4) for _ in range(n)]
-                started = time.perf_counter()
-                model.batch_top_logprobs_sync(contexts, 1)
-                return (time.perf_counter() - started) / n
-
-            def paused() -> float:
-                """A query after a pause, the median of several."""
-                found = []
-                for _ in range(PAUSES):
-                    time.sleep(PAUSE_SECONDS)
-                    found.append(seconds(1))
-                return median(found)
-
-            seconds(many), model.clear_cache()  # what a first batch allocates
-            before = resident_bytes() - model.metrics().kv_bytes
-            empty = paused()
-            small, large = [], []
-            while model.cache_report().edges < edges:
-                tell(f"{EDGES_ROW}: {model.cache_report().edges:,}")
-                small.append(median(seconds(FEW) for _ in range(5)))
-                large.append(seconds(many))
-            full, held = paused(), model.cache_report().edges
-            beyond = resident_bytes() - model.metrics().kv_bytes - before
-    verdict = partial(case.verdict, EDGES_ROW)
-    return Findings(
-        verdicts=(
-            verdict(f"query after {PAUSE_SECONDS * 1000:.0f} ms: {held:,} edges / none", full / empty, 1.5),
-            verdict(f"a query of a batch: {many:,} / {FEW}", median(large) / median(small), 1.3),
-            verdict("bytes an edge takes beyond what the budget counts", beyond / held, 300.0),
-        )
-    )
+    tell(EDGES_ROW)
+    with _tiny(case) as (folder, vocabulary):
+        given = folder, case.backend, vocabulary, sizes.edges, sizes.edge_queries
+        found = measure_in_child("benchmarks.children.edges", *given, what="what edges take was")
+    if not found:
+        return Findings()
+    verdict, edges, held, counted = partial(case.verdict, EDGES_ROW), found["edges"], found["held"], found["counted"]
+    what = f"query after {PAUSE_SECONDS * 1000:.0f} ms: {edges:,} edges / none"
+    verdicts = [
+        verdict(what, found["full"] / found["empty"], 1.5),
+        verdict(f"a query of a batch: {sizes.edge_queries:,} / {FEW}", found["many"] / found["few"], 1.3),
+    ]
+    if held:
+        verdicts.append(verdict("bytes an edge takes beyond what the budget counts", (held - counted) / edges, 300.0))
+        verdicts.append(verdict("bytes that the process holds / that the budget counts", held / counted, 1.1))
+    return Findings(verdicts=tuple(verdicts))
 
 
-def _branches_read(case: Case, text: Callable[..., list[int]], tell: Told) -> Findings:
+def _host_bytes(case: Case, words: int, tell: Told) -> Findings:
+    """What crosses to the host of scored texts, as on a GPU: logits stay, and as many tokens as may go into one forward do."""
+    load = import_module(f"runtime.backends.{case.backend}.backend").load
+
+    def staying(*given: Any) -> Any:
+        backend = load(*given)
+        backend.on_device, backend.unified, backend.speed = True, case.backend == "mlx", AT_ONCE
+        return backend
+
+    verdicts = []
+    tell(f"{CROSSED_ROW}: loading")
+    register_backend(STAYING, staying)
+    with _tiny(case, words=words) as (folder, vocabulary):
+        try:
+            model = open_model(folder, STAYING, prefill_chunk_tokens=CHUNK)
+        finally:
+            unregister_backend(STAYING)
+        with closing(model):
+            text = partial(_text, np.random.default_rng(14), vocabulary)
+            for count, length in SCORED:
+                tell(f"{CROSSED_ROW}: {length} tokens")
+                texts = [text(length) for _ in range(count)]
+                with crossing(case.backend) as crossed:
+                    list(model.score_many_sync(texts, TOP))
+                what = f"host bytes a scored token at a vocabulary of {vocabulary:,}, texts of {length:,}"
+                verdicts.append(case.verdict(CROSSED_ROW, what, sum(crossed) / (count * length), 2048.0, timed=False))
+    return Findings(verdicts=tuple(verdicts))
+
+
+def _branches_read(case: Case, text: Text, tell: Told) -> Findings:
     """What attention is handed of keys and values in one step of eight branches, against what the family holds."""
     tell(READ_ROW)
     stem = text(STEM)

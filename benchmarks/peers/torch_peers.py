@@ -232,18 +232,6 @@ class Stateless(TransformersModel):
         """One after the other."""
         return [self.greedy(prompt, n) for prompt in prompts]
 
-    def together(self, prompts: Sequence[Ids], n: int) -> list[list[int]]:
-        """`answers` of prompts of one length, as one batch of `generate`, on as many threads as torch takes by itself."""
-        ids = self.tensor(list(prompts))
-        torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
-        try:
-            with torch.inference_mode():
-                out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n)
-        finally:
-            torch.set_num_threads(1)
-        answers: list[list[int]] = out[:, ids.shape[1] :].tolist()
-        return answers
-
     def forget(self) -> None:
         """There is nothing to forget."""
 
@@ -302,6 +290,26 @@ class TorchStreams(TransformersModel):
         """One forward per step for all prompts, which are of one length, and argmax; nothing around it."""
         step = partial(self._push, cache=DynamicCache(), records=records)
         return timed_steps(step, self.tensor(list(prompts)), n)
+
+    def together(self, prompts: Sequence[Ids], n: int, *, bare: bool = False) -> Lap:
+        """`n` tokens after each prompt of one length, as one batch of `generate`, on as many threads as torch takes by itself.
+
+        With `bare`, by the same forwards and argmax, and nothing around them.
+        """
+        torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
+        try:
+            watch, ids = Stopwatch().start(), self.tensor(list(prompts))
+            with torch.inference_mode():
+                if bare:
+                    cache, drawn = DynamicCache(), [ids]
+                    while len(drawn) <= n:
+                        drawn.append(self._push(drawn[-1], cache, records=False))
+                    out = torch.cat(drawn, 1)
+                else:
+                    out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n)
+            return watch.lap(len(prompts) * n, out[:, ids.shape[1] :].tolist())
+        finally:
+            torch.set_num_threads(1)
 
     def records(self, prompt: Ids) -> Callable[[int], Lap]:
         """Records alone: each lap makes that of the token behind a prompt, which is pushed once, n times."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.catalogue import NAMES, chosen_parts
+from benchmarks.children.child import resident_bytes
 from benchmarks.findings import Case, Findings, Timing
 from benchmarks.measure import Result
-from benchmarks.parts.grammar import PLAIN
-from benchmarks.parts.sampler import SETTINGS
+from benchmarks.parts.sampler import PLAIN, SETTINGS
 from benchmarks.parts.token_counts import RATIO_BAR
 from benchmarks.run import measure_all
 from tests.benchmarks.small import SMALL
 
 pytestmark = pytest.mark.slow
 # with processes, models or tests of their own
-OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "quantised", "speculative", "remote", "pressure")
+OTHERS = ("W4", "W8", "cpu", "start", "view", "window", "shelf", "files", "quantised", "speculative", "remote")
 COUNTED = ("W1", "W2", "W3", "W7")
 DRAWN = ("sampler", "grammar")
-TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN))
+PRESSED = ("pressure",)
+TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN, *PRESSED))
 ALONE = {"W1 particles": {"bare forwards", "elsewise, its forwards alone"}, "W2 chat": {"elsewise, its forwards alone"}}
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
 
@@ -38,6 +40,12 @@ def timed(cases: list[Case]) -> Findings:
 @pytest.fixture(scope="module")
 def drawn(cases: list[Case]) -> Findings:
     return measure_all(cases, chosen_parts(DRAWN), SMALL, quick=True).findings
+
+
+@pytest.fixture(scope="module")
+def pressed(cases: list[Case]) -> Findings:
+    small = replace(SMALL, rounds=1, reopen_embedded=False)
+    return measure_all(cases, chosen_parts(PRESSED), small, quick=False).findings
 
 
 def test_every_subject_plays_every_workload_on_every_model(counted: Findings) -> None:
@@ -115,6 +123,29 @@ def test_grammars_have_what_the_library_alone_takes_beside_both_figures(drawn: F
     free = next(row.wall_ms for row in drawn.timings if row.who == PLAIN)
     assert wait.limit.figure == max(work.limit.figure - free, 0.0)
     assert work.limit.what != wait.limit.what
+
+
+def test_pressure_has_its_figures_beside_their_bars(pressed: Findings) -> None:
+    memory = [1.1, 1.1, 300.0, 300.0] if resident_bytes() else []  # where the system says what a process holds
+    assert bars(pressed) == {
+        "two chats": [(0.1, False)] * 2 + [(1.3, False)] * 2 + [(1.5, False)] * 2,
+        "streams": [(0.6, False), (1.0, False)],
+        "branches read": [(1.2, False)] * 2,
+        "edges": [(bar, False) for bar in sorted([1.3, 1.3, 1.5, 1.5, *memory])],
+        "host bytes": [(2048.0, False)] * 4,
+        "texts": [(1.0, False)] * 2,
+    }
+    assert exact(pressed) == {"two chats", "branches read", "host bytes"}
+    assert {v.row for v in pressed.verdicts if v.limit is not None and v.limit.figure > 0} == {"streams", "texts"}
+    assert say_the_same(pressed.timings)
+
+
+def test_pressure_counts_what_the_process_holds_and_what_crosses(pressed: Findings) -> None:
+    # given edges in a process that has freed nothing before: it holds what is counted, and a little more
+    held = [v.figure for v in pressed.verdicts if v.what.startswith("bytes that the process holds")]
+    assert all(0.95 < figure < 1.3 for figure in held)
+    # and ten alternatives of each scored token, at least
+    assert min(v.figure for v in pressed.verdicts if v.row == "host bytes") > 10 * 8
 
 
 def bars(findings: Findings) -> dict[str, list[tuple[float, bool]]]:
