@@ -66,7 +66,7 @@ class DeviceLogits(Protocol):
         """
 
     def normalised(
-        self, chosen: npt.NDArray[np.int64]
+        self, chosen: npt.NDArray[np.int64], whole: int
     ) -> tuple[
         npt.NDArray[np.float32],
         npt.NDArray[np.float32],
@@ -74,7 +74,7 @@ class DeviceLogits(Protocol):
         npt.NDArray[np.float64],
         npt.NDArray[np.bool_],
     ]:
-        """Some rows ``(len(chosen), vocab)``, and as columns of them what `runtime.numerics.scoring.normalisers` says."""
+        """The first `whole` of some rows ``(whole, vocab)``, and of all ``(len(chosen),)`` what `scoring.normalisers` says."""
 
     def ranked(self, request: RankRequest) -> RankedRows:
         """The distributions of all rows, computed on the device: of each about `request.width` of the likeliest cross."""

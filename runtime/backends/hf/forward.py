@@ -235,7 +235,13 @@ def own_sdpa(
     segments: list[Segment] | None = getattr(key, "segments", None)
     if segments is not None:
         parts = zip(query.split([each.n for each in segments], 2), segments, strict=True)
-        return torch.cat([_attend(module, part, *each[1:], kwargs) for part, each in parts], 1), None
+        attended = [
+            own_sdpa(module, part, *each[1:], **kwargs)[0]
+            if hasattr(each.keys, "ragged")
+            else _attend(module, part, *each[1:], kwargs)
+            for part, each in parts
+        ]
+        return torch.cat(attended, 1), None
     ragged: RaggedKeys | None = getattr(key, "ragged", None)
     if ragged is not None:
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None

@@ -32,11 +32,13 @@ class TorchLogits(StayingLogits):
     def _chosen(self, chosen: Int64) -> torch.Tensor:
         return self._logits[to_device(chosen, self._logits.device)].float()
 
-    def _normalised(self, chosen: Int64) -> Float32:
+    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
         with self._computing():
             rows = self._chosen(chosen)
             _, *numbers = _normalised(rows)
-            return _crossed(torch.cat([rows, *numbers], 1))
+            both = _crossed(torch.cat([torch.cat(numbers, 1).flatten(), rows[:whole].flatten()]))
+        columns, whole_rows = np.split(both, [4 * len(chosen)])
+        return columns.reshape(-1, 4), whole_rows.reshape(whole, self._vocab)
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():

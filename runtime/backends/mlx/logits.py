@@ -39,11 +39,11 @@ class MlxLogits(StayingLogits):
     def _chosen(self, chosen: Int64) -> mx.array:
         return self._logits[mx.array(chosen.astype(np.int32))]
 
-    def _normalised(self, chosen: Int64) -> Float32:
+    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
         with self._computing():
             rows = self._chosen(chosen)
             _, *numbers = _normalised(rows)
-            return _crossed([_side_by_side([rows, *numbers])])
+            return _crossed([_side_by_side(numbers)]), np.array(rows[:whole])
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():

@@ -41,8 +41,8 @@ class StayingLogits(ABC):
         """``(len(chosen), vocab)``."""
 
     @abstractmethod
-    def _normalised(self, chosen: Int64) -> Float32:
-        """``(len(chosen), vocab + 4)``: rows, tops, sums of what weighs 1 at the top, their logarithms, entropies."""
+    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
+        """``(len(chosen), 4)``: tops, sums of what weighs 1 at the top, their logarithms, entropies. And the first rows."""
 
     @abstractmethod
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
@@ -65,11 +65,11 @@ class StayingLogits(ABC):
         at_once = max(BLOCK_ENTRIES // self._vocab, 1)
         return [slice(at, at + at_once) for at in range(0, rows, at_once)]
 
-    def normalised(self, chosen: Int64) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
-        """Some rows, and what `runtime.numerics.scoring.normalisers` says of them."""
-        crossed = self._normalised(chosen)
-        top, total, log_total, entropy = crossed[:, -4:].T
-        return crossed[:, :-4], top, log_total, _mass(total, log_total), np.isfinite(entropy)
+    def normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
+        """What `runtime.numerics.scoring.normalisers` says of some rows, behind the first `whole` of them."""
+        crossed, rows = self._normalised(chosen, whole)
+        top, total, log_total, entropy = crossed.T
+        return rows, top, log_total, _mass(total, log_total), np.isfinite(entropy)
 
     def score(self, chosen: Int64, targets: Int32, k: int) -> tuple[Scores, Bool]:
         """As `runtime.numerics.scoring.score_logits` of some rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,30 +94,37 @@ class ChunkLogits:
 
     Args:
         raw: ``(n, vocab)``, read-only from here on; or where they were computed.
-        ends: Rows after which a path is complete, or this forward's part of it.
+        ends: Rows after which a path is complete, or this forward's part of it. Ascending.
+        complete: Those after which one is complete.
     """
 
     raw: Float32 | DeviceLogits
     ends: Sequence[int]
+    complete: Collection[int]
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution | None] = field(init=False)  # what follows each of `ends`; None: no numbers
+    after: dict[int, Distribution] = field(init=False)  # what follows each of `complete` that holds numbers
+    broken: set[int] = field(init=False)  # those of `ends` that do not
 
     def __post_init__(self) -> None:
         if isinstance(self.raw, np.ndarray):
-            rows = self.rows(self.ends)
+            ends, rows = list(self.ends), self.rows(self.ends)
             if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
                 rows = rows.copy()
             tops, log_totals, masses, finite = normalisers(rows)
         else:
-            rows, tops, log_totals, masses, finite = self.raw.normalised(np.array(self.ends, np.int64))
+            ends = sorted(self.ends, key=lambda end: end not in self.complete)  # of the last ones no row crosses
+            whole = sum(end in self.complete for end in ends)
+            rows, tops, log_totals, masses, finite = self.raw.normalised(np.array(ends, np.int64), whole)
         rows.flags.writeable = False
         memory, self.after = rows, {}
         while isinstance(memory.base, np.ndarray):
             memory = memory.base
-        parts = zip(self.ends, finite.tolist(), rows, tops, log_totals, masses.tolist(), strict=True)
-        for end, sound, raw, top, log_total, mass in parts:
-            self.after[end] = Distribution(raw, top, log_total, mass, memory) if sound else None
+        self.broken = {end for end, sound in zip(ends, finite.tolist(), strict=True) if not sound}
+        for place, raw in enumerate(rows):
+            if ends[place] not in self.broken:
+                known = Distribution(raw, tops[place], log_totals[place], float(masses[place]), memory)
+                self.after[ends[place]] = known
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -145,15 +145,20 @@ class Batch:
         for portion in self.portions.values():
             portion.workspace.rollback(portion.base)
 
-    def run(self) -> None:
+    def run(self, interrupted: Callable[[], bool] | None = None) -> None:
         """Pushes the rows through the model and hands each job its logits.
 
+        Args:
+            interrupted: What the backend asks between two layers.
+
         Raises:
+            ForwardInterrupted: It said so.
             NonFiniteLogitsError: A slot that was computed holds no numbers, and may have spoilt others in its workspace.
         """
         calls: list[PartialForward] = []
         rows: list[tuple[Portion, int]] = []  # of the answer
         ends: list[int] = []
+        complete: set[int] = set()
         for portion in self.portions.values():
             if portion.tokens:
                 want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
@@ -161,14 +166,21 @@ class Batch:
                 for row in want:
                     if row in portion.last:
                         ends.append(len(rows))
+                        if any(index + 1 == prefill.total for prefill, index in portion.wanted.get(row, ())):
+                            complete.add(len(rows))
                     rows.append((portion, row))
         if not calls:
             return
         backend = calls[0].workspace.backend
-        chunk = ChunkLogits(forward(calls, backend.forward_on_device if backend.on_device else backend.compute), ends)
-        for i in ends:
+        backend.interrupted = interrupted
+        try:
+            computed = forward(calls, backend.forward_on_device if backend.on_device else backend.compute)
+        finally:
+            backend.interrupted = None
+        chunk = ChunkLogits(computed, ends, complete)
+        for i in sorted(chunk.broken):
             portion, row = rows[i]
-            if chunk.after[i] is None and portion.workspace.broken(portion.base):
+            if portion.workspace.broken(portion.base):
                 raise non_finite(portion.last[row])
         for i, (portion, row) in enumerate(rows):
             for prefill, index in portion.wanted.get(row, ()):

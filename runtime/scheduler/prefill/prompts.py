@@ -18,7 +18,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import Job, ScoreJob, StayingJob
+from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, StayingJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -27,9 +27,9 @@ from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
 ALONE_SECONDS = 0.4  # and when none does
-LONG_SECONDS = 1.5  # at most, where whoever comes waits less: the forward is interrupted, or it is background work
-CALM_SECONDS = 3.0  # for which nobody came while others were at work, before a forward that may be interrupted is so long
-QUIET_SHARE = 0.1  # of the seconds in which only background work was there: so long its forwards are at most
+LONG_SECONDS = 1.5  # of one that other jobs interrupt, or of background work, at most
+CALM_SECONDS = 3.0  # without jobs of two callers at once, before a forward that can be interrupted is so long
+QUIET_SHARE = 0.1  # of the time in which only background work was there: so long may its forwards be that cannot
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
@@ -52,11 +52,22 @@ class Pace:
         """Tokens of a forward that takes so long."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
 
+    def seconds(self, tokens: int) -> float:
+        """How long a forward of so many tokens takes."""
+        return tokens / self._speed
+
     def measure(self, tokens: int, seconds: float) -> None:
         """A forward of so many tokens has taken so long."""
         if tokens >= MIN_CHUNK // 2:
             self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
             self.measured = True
+
+
+def _interrupts(job: Job, others: Sequence[Job]) -> bool:
+    """Whether a job that has just come ends a long forward of others: not background work, nor what asks the same as they."""
+    if job.abandoned or job.priority == Priority.BACKGROUND:
+        return False
+    return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 
 
 def yields(job: Job, tokens: int, other: Job) -> bool:
@@ -102,7 +113,7 @@ class Prompts:
         self._others_give_way = others_give_way
         self._round = 0
         self._urgent = time.monotonic()  # when work that is not in the background was last seen
-        self._disturbed = -math.inf  # when somebody last came while others were at work
+        self._disturbed = -math.inf  # when two callers last had jobs here at once
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
@@ -119,7 +130,7 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        quota = self.pace.chunk(CHUNK_SECONDS if decoding else self._seconds())
+        quota = self.pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
         if decoding:
             self._urgent = self._disturbed = time.monotonic()
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
@@ -130,28 +141,43 @@ class Prompts:
             if quota <= 0 or decoding:
                 return
 
-    def _seconds(self) -> float:
-        """Of the next forward, where no generation waits for it: a longer one costs less for each token."""
+    def _alone(self) -> int:
+        """Tokens of the next forward, where no generation waits for it: a longer one costs less for each."""
         now, first = time.monotonic(), self.running[0].job  # the most urgent one
+        left: dict[int, int] = {}  # tokens of each caller that is as urgent
+        for prefill in self.running:
+            if prefill.job.priority == first.priority:
+                caller = id(prefill.job.turn)
+                left[caller] = left.get(caller, 0) + prefill.total - prefill.at
         if first.priority < Priority.BACKGROUND:
             self._urgent = now
-            if any(job.turn is not first.turn for job in (p.job for p in self.running) if job.priority == first.priority):
+            if len(left) > 1:
                 self._disturbed = now
-        backend = self._cache.backend
-        if backend.interruptible and self.pace.measured and now - self._disturbed >= CALM_SECONDS:
-            return LONG_SECONDS
-        return min(max(QUIET_SHARE * (now - self._urgent), ALONE_SECONDS), LONG_SECONDS)
+        own = left[id(first.turn)]
+        rest = sum(prefill.total - prefill.at for prefill in self.running) - own
+        if own <= self.pace.chunk(CHUNK_SECONDS) and rest > self.pace.chunk(ALONE_SECONDS) and len(left) <= 2:
+            return own  # few tokens do not wait for many; of more callers each would have a forward of its own
+        if self._cache.backend.interruptible:
+            calm = self.pace.measured and now - self._disturbed >= CALM_SECONDS
+            return self.pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
+        return self.pace.chunk(min(max(QUIET_SHARE * (now - self._urgent), ALONE_SECONDS), LONG_SECONDS))
 
-    def _interrupted(self, group: Sequence[Prefill]) -> bool:
-        """Whether somebody has come who is not to wait for the end of a forward of `group`, or nobody waits for it any more."""
-        arrived, urgency = self.arrived(), group[0].job.priority  # the most urgent one stands first
-        if arrived is None:
-            return True
-        for job in arrived:
-            others = urgency < Priority.BACKGROUND and all(job.turn is not prefill.job.turn for prefill in group)
-            if job.priority < urgency or (job.priority == urgency and others):
-                return True
-        return all(prefill.job.abandoned for prefill in group)
+    def _interrupt(self, group: Sequence[Prefill], tokens: int) -> Callable[[], bool] | None:
+        """What a forward of so many tokens asks between two layers; None where it is short, or cannot be interrupted."""
+        rest = self.pace.seconds(tokens) - ALONE_SECONDS
+        if rest <= 0 or not self._cache.backend.interruptible:
+            return None
+        return partial(self._interrupted, group, time.monotonic() + rest)
+
+    def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
+        """Whether a forward of `group` is to be given up: for other jobs that came, or because no caller waits for any of it.
+
+        Not after `until`: what is left of it takes no longer than a short one.
+        """
+        if time.monotonic() > until:
+            return False
+        arrived, jobs = self.arrived(), [prefill.job for prefill in group]
+        return arrived is None or any(_interrupts(job, jobs) for job in arrived) or all(job.abandoned for job in jobs)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
@@ -170,15 +196,17 @@ class Prompts:
             recurrent = group[0].workspace.recurrent
             for prefill in group:
                 batch.advance(prefill, quota - batch.size, stop_of(prefill, group) if recurrent else prefill.total)
-            long = batch.size > self.pace.chunk(ALONE_SECONDS)
-            self._cache.backend.interrupted = partial(self._interrupted, group) if long else None
-            batch.run()
+            batch.run(self._interrupt(group, batch.size))
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
             batch.rollback()
             for prefill in group:
                 prefill.undo()
             if isinstance(error, ForwardInterrupted):
                 self._disturbed = time.monotonic()
+                self._counters.prefill_seconds += self._disturbed - started
+                self._counters.tokens_prefilled += batch.size
+                for prefill in group:  # the jobs that came go first
+                    prefill.served = prefill.job.turn.served = self._round
                 return quota
             if isinstance(error, NoRoomError):
                 if len(batch.portions) > 1:  # one after the other: then each finds all that the others do not need
@@ -189,8 +217,6 @@ class Prompts:
                     return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
             return quota
-        finally:
-            self._cache.backend.interrupted = None
         pushed = batch.size
         seconds = time.monotonic() - started
         self.pace.measure(pushed, seconds)
@@ -272,7 +298,7 @@ class Prompts:
                 scores = self._score_rows(job, chunk, rows) if isinstance(job, ScoreJob) else None
                 if prefill.at == prefill.total:
                     position, row = rows[-1]
-                    last = chunk.after[row]
+                    last = chunk.after.get(row)
                     if last is None:
                         raise non_finite(position)
             start = prefill.lease.length

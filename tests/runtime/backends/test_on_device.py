@@ -124,7 +124,7 @@ def test_a_forward_whose_logits_stay_is_the_plain_one(name: str, library: str) -
 
 
 @contextmanager
-def staying(library: str, path: Path) -> Iterator[LanguageModel]:
+def staying(library: str, path: Path, **more: Any) -> Iterator[LanguageModel]:
     """A model whose logits stay where they are computed, as on a GPU."""
 
     def staying_backend(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> Any:
@@ -133,7 +133,7 @@ def staying(library: str, path: Path) -> Iterator[LanguageModel]:
         return backend
 
     register_backend("staying", staying_backend)
-    with load(path, "staying", device="cpu") as model:
+    with load(path, "staying", device="cpu", **more) as model:
         yield model
     unregister_backend("staying")
 
@@ -440,3 +440,20 @@ def rounded(plain: Any) -> Any:
         plain(self, (logits * 8).round() / 8, computing)
 
     return construct
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_of_a_text_that_is_scored_in_parts_one_row_crosses(library: str, wide: Path, crossed: list[int]) -> None:
+    text = random_ids(1, 500, 1000).tolist()
+    with load(wide, library, device="cpu") as one:
+        expected = one.score_sync(text, 5)
+    with staying(library, wide, prefill_chunk_tokens=100) as model:
+        model.next_token_logprobs_sync(text[:20])
+        crossed.clear()
+        scored = model.score_sync(text, 5)
+    # then it is that of the end, which what goes on from there begins with
+    assert len([size for size in crossed if size >= WIDE * 4]) == 1
+    assert sum(crossed) <= WIDE * 4 + len(text) * 512
+    assert [record.top_ids for record in scored] == [record.top_ids for record in expected]
+    own, plain = (np.array([record.logprob for record in records[1:]], np.float64) for records in (scored, expected))
+    np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)

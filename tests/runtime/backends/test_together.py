@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from runtime.backends.base import ROOT, Part
+from runtime.backends.packs.tree import Ragged
 from runtime.errors import InvalidRequestError
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
 
@@ -111,3 +112,45 @@ def test_what_is_prepared_before_the_tokens_are_known_is_the_same(loaded: Loaded
         logits = begin(np.concatenate([text.part.tokens for text in texts]))()
         for text, rows in zip(texts, np.split(logits, np.cumsum([len(t.part.want) for t in texts])[:-1]), strict=True):
             text.check(loaded, rows)
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given two chains of three tokens in one pack, as half precision on CUDA has them, and four tokens of another pack
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from runtime.backends.hf import cache, forward
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # (tokens, heads, dim)
+        seen = torch.arange(len(key))[None] <= torch.arange(len(key) - len(query), len(key))[:, None]
+        parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+        return scaled_dot_product_attention(*parts, attn_mask=seen, scale=0.5)[0].transpose(0, 1)
+
+    def attend_apart(  # in place of the kernel that CUDA alone has
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Any, keys: Any, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        ends = zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)
+        return torch.cat([attend(query[a:b], key[c:d], value[c:d]) for a, b, c, d in ends])
+
+    monkeypatch.setattr(forward, "varlen_attn", attend_apart)
+    torch.manual_seed(0)
+    query, key, value, old = (torch.randn(1, 2, n, 8) for n in (10, 10, 10, past))
+    plain, branching = cache.SlotLayer(), cache.SlotLayer()
+    if past:
+        branching.place = cache.Placement(past)
+        branching.update(old, old)
+    plain.place = cache.Placement(4)
+    ragged = Ragged(np.array([3, 3]), [np.arange(past)] * 2)
+    place = cache.RaggedKeys.made(ragged, past, torch.device("cpu"))
+    branching.place = cache.Placement(past + 6, past, past=past, ragged=place)
+    # when both go through a layer together
+    joint = cache.JointLayer([plain, branching], [4, 6], [None, None], is_sliding=False)
+    module = torch.nn.Module()
+    module.is_causal = True  # as the library's attention has it
+    attended = forward.own_sdpa(module, query, *joint.update(key, value), None, scaling=0.5)[0][0]
+    # then each token sees its own chain alone
+    query, key, value, old = (tensor[0].transpose(0, 1) for tensor in (query, key, value, old))
+    chains = [attend(query[a:b], torch.cat([old, key[a:b]]), torch.cat([old, value[a:b]])) for a, b in ((4, 7), (7, 10))]
+    expected = [attend(query[:4], key[:4], value[:4]), *chains]
+    torch.testing.assert_close(attended, torch.cat(expected))
