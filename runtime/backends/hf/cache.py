@@ -360,9 +360,9 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
-        new = zip(key_states.split(self.lengths, 2), value_states.split(self.lengths, 2), strict=True)
-        parts = zip(self.layers, self.lengths, new, self.masks, strict=True)
-        segments = [Segment(n, *layer.update(*both), mask) for layer, n, both, mask in parts]
+        segments, new_keys, new_values = list[Segment](), key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
+        for layer, n, key, value, mask in zip(self.layers, self.lengths, new_keys, new_values, self.masks, strict=True):
+            segments.append(Segment(n, *layer.update(key, value), mask))
         keys = key_states.view_as(key_states)
         keys.segments = segments  # a tensor takes attributes
         return keys, value_states

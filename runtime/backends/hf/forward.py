@@ -233,15 +233,21 @@ def own_sdpa(
     there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
     """
     segments: list[Segment] | None = getattr(key, "segments", None)
+    plain = query.device.type == "cpu" and kwargs.get("softcap") is None and kwargs.get("position_bias") is None
     if segments is not None:
-        parts = zip(query.split([each.n for each in segments], 2), segments, strict=True)
-        attended = [
-            own_sdpa(module, part, *each[1:], **kwargs)[0]
-            if hasattr(each.keys, "ragged")
-            else _attend(module, part, *each[1:], kwargs)
-            for part, each in parts
-        ]
-        return torch.cat(attended, 1), None
+        parts, start = [], 0
+        for each in segments:
+            n, keys, values, mask = each
+            part, start, scale = query.narrow(2, start, n), start + n, kwargs.get("scaling")
+            if (
+                plain and keys.shape[-1] == values.shape[-1] <= WIDEST_SHARED and not hasattr(keys, "ragged")
+            ):  # the kernel at once
+                causal = mask is None and n > 1
+                attended = scaled_dot_product_attention(part, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=True)
+                parts.append(attended.transpose(1, 2))
+            else:
+                parts.append(own_sdpa(module, part, keys, values, mask, **kwargs)[0])
+        return torch.cat(parts, 1), None
     ragged: RaggedKeys | None = getattr(key, "ragged", None)
     if ragged is not None:
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
@@ -258,29 +264,15 @@ def own_sdpa(
         assert attention_mask is not None
         query = query.transpose(0, 1).reshape(1, heads, rows * n, width)
         attention_mask = attention_mask.reshape(1, 1, rows * n, -1)
-    attended = _attend(module, query, key, value, attention_mask, kwargs)
+    if plain and (attention_mask is not None or key.shape[-1] == value.shape[-1] <= WIDEST_SHARED):
+        given = kwargs.get("is_causal")
+        causal = attention_mask is None and query.shape[2] > 1 and (module.is_causal if given is None else given)
+        scale = kwargs.get("scaling")
+        attended = scaled_dot_product_attention(query, key, value, attention_mask, 0.0, causal, scale=scale, enable_gqa=True)
+        attended = attended.transpose(1, 2).contiguous()
+    else:
+        attended = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
     return (attended.reshape(rows, n, heads, -1) if shared else attended), None
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    options: Mapping[str, Any],
-) -> torch.Tensor:  # (rows, n, heads, head_dim)
-    kernel = query.device.type == "cpu" and (mask is not None or key.shape[-1] == value.shape[-1] <= WIDEST_SHARED)
-    if not kernel or options.get("softcap") is not None or options.get("position_bias") is not None:
-        attended: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask, **options)[0]
-        return attended
-    causal = False
-    if mask is None and query.shape[2] > 1:
-        given = options.get("is_causal")
-        causal = module.is_causal if given is None else given
-    scale = options.get("scaling")
-    attended = scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=True)
-    return attended.transpose(1, 2).contiguous()
 
 
 def _ragged(

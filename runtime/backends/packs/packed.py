@@ -334,7 +334,8 @@ class PackedBackend(ABC, Generic[P]):
             return None
 
         def begin(tokens: Int64) -> Callable[[], Any]:
-            self._check_ids(tokens)
+            if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
+                raise self._outside(tokens)
             undos = [(part.pack, part.pack.tree.append(part.parents)) for part in parts]
             try:
                 return partial(_awaited, launch(tokens), undos)
@@ -352,13 +353,13 @@ class PackedBackend(ABC, Generic[P]):
         Returns:
             The packs, their steps, and whether these go through the model chain by chain.
         """
-        packs, steps = list[P](), list[Step]()
-        self._check_ids(parts[0].tokens if len(parts) == 1 else np.concatenate([part.tokens for part in parts]))
+        packs, steps, ids = list[P](), list[Step](), list[Int64]()
         for part in parts:
             pack: P = part.pack
             undo = pack.tree.append(part.parents)
             undos.append((pack, undo))
             packs.append(pack)
+            ids.append(part.tokens)
             positions = pack.tree.depths[undo.size :].copy()
             deepest = 1 + int(positions[0] if len(positions) == 1 else positions.max())
             if deepest > self.info.context_length:
@@ -371,6 +372,9 @@ class PackedBackend(ABC, Generic[P]):
             slots = np.arange(undo.size, undo.size + len(part.tokens))
             step = Step(part.tokens, slots, positions, part.want, mask=mask, ragged=ragged, read=read, stacks=part.stacks)
             steps.append(step)
+        tokens = np.concatenate(ids)
+        if tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
+            raise self._outside(tokens)
         return packs, steps, self.recurrent or not (self.tree or packs[0].tree.linear)
 
     def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
@@ -384,10 +388,9 @@ class PackedBackend(ABC, Generic[P]):
         answer: Float32 = self.compute([part], read=read)
         return answer
 
-    def _check_ids(self, tokens: Int64) -> None:
-        if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.info.vocab_size):
-            bad = tokens[(tokens < 0) | (tokens >= self.info.vocab_size)][0]
-            raise InvalidRequestError(f"token id {bad} is outside the vocabulary of {self.info.vocab_size:,}")
+    def _outside(self, tokens: Int64) -> InvalidRequestError:
+        bad = tokens[(tokens < 0) | (tokens >= self.info.vocab_size)][0]
+        return InvalidRequestError(f"token id {bad} is outside the vocabulary of {self.info.vocab_size:,}")
 
     def _adopt(self, pack: P, slots: Int64, state: State | None) -> None:
         """After a payload was loaded: its checkpoint, if it brings one, stays at its last slot."""

@@ -103,7 +103,9 @@ class ChunkLogits:
     complete: Collection[int]
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution] = field(init=False)  # what follows each of `complete` that holds numbers
+    after: dict[int, Distribution] = field(
+        init=False
+    )  # what follows `complete` ones, and others of the host, that hold numbers
     broken: set[int] = field(init=False)  # those of `ends` that do not
 
     def __post_init__(self) -> None:
@@ -120,11 +122,12 @@ class ChunkLogits:
         memory, self.after = rows, {}
         while isinstance(memory.base, np.ndarray):
             memory = memory.base
-        self.broken = {end for end, sound in zip(ends, finite.tolist(), strict=True) if not sound}
-        for place, raw in enumerate(rows):
-            if ends[place] not in self.broken:
-                known = Distribution(raw, tops[place], log_totals[place], float(masses[place]), memory)
-                self.after[ends[place]] = known
+        self.broken = set()
+        for place, (end, sound) in enumerate(zip(ends, finite.tolist(), strict=True)):
+            if not sound:
+                self.broken.add(end)
+            elif place < len(rows):
+                self.after[end] = Distribution(rows[place], tops[place], log_totals[place], float(masses[place]), memory)
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.

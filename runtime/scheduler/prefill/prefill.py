@@ -166,8 +166,9 @@ class Batch:
                 for row in want:
                     if row in portion.last:
                         ends.append(len(rows))
-                        if any(index + 1 == prefill.total for prefill, index in portion.wanted.get(row, ())):
-                            complete.add(len(rows))
+                        for prefill, index in portion.wanted.get(row, ()):
+                            if index + 1 == prefill.total:
+                                complete.add(len(rows))
                     rows.append((portion, row))
         if not calls:
             return

@@ -18,7 +18,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import Job, QueryJob, ScoreJob, StayingJob
+from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -64,8 +64,13 @@ class Pace:
 
 
 def _interrupts(job: Job, others: Sequence[Job]) -> bool:
-    """Whether a job that has just come ends a long forward of others: not background work, nor what asks the same as they."""
-    if job.abandoned or job.priority == Priority.BACKGROUND:
+    """Whether a job that has just come ends a long forward of others, the most urgent first.
+
+    Not one that is less urgent, nor background work, nor what asks the same as they.
+    """
+    if isinstance(job, CallJob):
+        return True
+    if job.abandoned or job.priority > others[0].priority or job.priority == Priority.BACKGROUND:
         return False
     return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 
@@ -114,6 +119,7 @@ class Prompts:
         self._round = 0
         self._urgent = time.monotonic()  # when work that is not in the background was last seen
         self._disturbed = -math.inf  # when two callers last had jobs here at once
+        self._hurried = False  # whether a job for which a forward was interrupted waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
         most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
@@ -144,30 +150,18 @@ class Prompts:
     def _alone(self) -> int:
         """Tokens of the next forward, where no generation waits for it: a longer one costs less for each."""
         now, first = time.monotonic(), self.running[0].job  # the most urgent one
-        left: dict[int, int] = {}  # tokens of each caller that is as urgent
-        for prefill in self.running:
-            if prefill.job.priority == first.priority:
-                caller = id(prefill.job.turn)
-                left[caller] = left.get(caller, 0) + prefill.total - prefill.at
         if first.priority < Priority.BACKGROUND:
             self._urgent = now
-            if len(left) > 1:
-                self._disturbed = now
-        own = left[id(first.turn)]
-        rest = sum(prefill.total - prefill.at for prefill in self.running) - own
-        if own <= self.pace.chunk(CHUNK_SECONDS) and rest > self.pace.chunk(ALONE_SECONDS) and len(left) <= 2:
-            return own  # few tokens do not wait for many; of more callers each would have a forward of its own
+            for prefill in self.running:
+                if prefill.job.priority == first.priority and prefill.job.turn is not first.turn:
+                    self._disturbed = now
+        if self._hurried:
+            self._hurried = False
+            return self.pace.chunk(CHUNK_SECONDS)
         if self._cache.backend.interruptible:
             calm = self.pace.measured and now - self._disturbed >= CALM_SECONDS
             return self.pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
         return self.pace.chunk(min(max(QUIET_SHARE * (now - self._urgent), ALONE_SECONDS), LONG_SECONDS))
-
-    def _interrupt(self, group: Sequence[Prefill], tokens: int) -> Callable[[], bool] | None:
-        """What a forward of so many tokens asks between two layers; None where it is short, or cannot be interrupted."""
-        rest = self.pace.seconds(tokens) - ALONE_SECONDS
-        if rest <= 0 or not self._cache.backend.interruptible:
-            return None
-        return partial(self._interrupted, group, time.monotonic() + rest)
 
     def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
         """Whether a forward of `group` is to be given up: for other jobs that came, or because no caller waits for any of it.
@@ -190,19 +184,23 @@ class Prompts:
         group = standing
         if not group:
             return 0
-        batch = Batch(self._most_rows)
+        batch, backend = Batch(self._most_rows), self._cache.backend
         started = time.monotonic()
         try:
             recurrent = group[0].workspace.recurrent
             for prefill in group:
                 batch.advance(prefill, quota - batch.size, stop_of(prefill, group) if recurrent else prefill.total)
-            batch.run(self._interrupt(group, batch.size))
+            interrupted = None
+            if backend.interruptible and batch.size > self.pace.chunk(ALONE_SECONDS):
+                until = started + self.pace.seconds(batch.size) - ALONE_SECONDS
+                interrupted = partial(self._interrupted, group, until)
+            batch.run(interrupted)
         except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
             batch.rollback()
             for prefill in group:
                 prefill.undo()
             if isinstance(error, ForwardInterrupted):
-                self._disturbed = time.monotonic()
+                self._disturbed, self._hurried = time.monotonic(), True
                 self._counters.prefill_seconds += self._disturbed - started
                 self._counters.tokens_prefilled += batch.size
                 for prefill in group:  # the jobs that came go first
