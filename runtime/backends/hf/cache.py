@@ -156,7 +156,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             first = place.firsts[self.window]
             return self.keys[:, :, first:end], self.values[:, :, first:end]
         start, keys, values = place.start, self.keys, self.values
-        keys.narrow(2, start, end - start).copy_(key_states)  # a fifth of the time that indexing takes
+        keys.narrow(2, start, end - start).copy_(key_states)
         values.narrow(2, start, end - start).copy_(value_states)
         if place.ragged is not None:
             return place.ragged.of(self, key_states, value_states)

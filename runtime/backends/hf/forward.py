@@ -239,9 +239,7 @@ def own_sdpa(
         for each in segments:
             n, keys, values, mask = each
             part, start, scale = query.narrow(2, start, n), start + n, kwargs.get("scaling")
-            if (
-                plain and keys.shape[-1] == values.shape[-1] <= WIDEST_SHARED and not hasattr(keys, "ragged")
-            ):  # the kernel at once
+            if plain and keys.shape[-1] == values.shape[-1] <= WIDEST_SHARED and not hasattr(keys, "ragged"):
                 causal = mask is None and n > 1
                 attended = scaled_dot_product_attention(part, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=True)
                 parts.append(attended.transpose(1, 2))

@@ -103,9 +103,7 @@ class ChunkLogits:
     complete: Collection[int]
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution] = field(
-        init=False
-    )  # what follows `complete` ones, and others of the host, that hold numbers
+    after: dict[int, Distribution] = field(init=False)  # what follows those of `complete` that hold numbers; more on the host
     broken: set[int] = field(init=False)  # those of `ends` that do not
 
     def __post_init__(self) -> None:
