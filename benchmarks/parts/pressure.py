@@ -221,7 +221,7 @@ def _texts(case: Case, text: Text, count: int, tell: Told) -> Findings:
         for what, own, scores in (("queries", query, False), ("scores", score, True)):
             contenders = {OURS: partial(lap, own), name: partial(lap, partial(theirs, scores=scores))}
             contenders[FORWARDS] = partial(_forwards, model, contenders[OURS])
-            laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}", warm_up=False)
+            laps = take_turns(contenders, 2, tell, row=f"{TEXTS_ROW}, {what}")
             share, least = (_share(laps, who, name, cpu) for who in (OURS, FORWARDS))
             verdict = case.verdict(TEXTS_ROW, f"{what}: cpu / {name}", share, 1.0, limit=Limit(least, FORWARDS_LIMIT))
             found += Findings(timings=timings(f"{TEXTS_ROW}, {what}", case, laps), verdicts=(verdict,))

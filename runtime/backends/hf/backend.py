@@ -21,7 +21,7 @@ from runtime.backends import facts
 from runtime.backends.base import ForwardInterrupted
 from runtime.backends.hf import payload as payloads
 from runtime.backends.hf.adapters import TorchAdapters
-from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, make_layers, to_device
+from runtime.backends.hf.cache import SlotLayer, Tensors, TorchPack, layer_plan, to_device
 from runtime.backends.hf.forward import OWN, Arguments, attention_of
 from runtime.backends.hf.graphs import Graphs
 from runtime.backends.hf.loading import LoadedModel, load_model, random_copy
@@ -108,7 +108,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        layers = make_layers(loaded.config)
+        self._plan = layer_plan(loaded.config)
+        layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
         self._windows: set[int | None] = {layer.window for layer in layers if isinstance(layer, SlotLayer)}
         self.reach = reach_of(self._windows)
@@ -181,7 +182,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return weight_bytes(self.model)
 
     def open_pack(self) -> TorchPack:
-        return TorchPack(make_layers(self._loaded.config), self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))
+        return TorchPack(self._plan, self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))
 
     def load(self, pack: TorchPack, payload: TorchPayload, parent: int, skip: int = 0) -> Int64:
         base, n = pack.tree.size, payload.n - skip
@@ -297,7 +298,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: TorchPack) -> int:
-        held = PACK_BYTES + sum(LAYER_BYTES + layer.nbytes for layer in pack.attention)
+        held = PACK_BYTES + sum(LAYER_BYTES["hf"] + layer.nbytes for layer in pack.attention)
         return held + state_size(pack.states.values()) if pack.states else held
 
     def finite_slots(self, pack: TorchPack) -> Bool:

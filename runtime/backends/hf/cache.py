@@ -5,8 +5,9 @@ Subclasses of transformers' own cache classes, so that its models and mask funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from runtime.errors import UnsupportedFeatureError
 FIRST_CAPACITY = 64  # slots
 
 Tensors = tuple[torch.Tensor | None, ...]
+LayerPlan = Sequence[Callable[[], Any]]  # one for each layer of a model: makes its cache layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = _room(key_states, 0)
-        self.values = _room(value_states, 0)
+        self.keys, self.values = key_states[:1, :, :0], value_states[:1, :, :0]
         self.is_initialized = True
 
     def grow(self, slots: int) -> None:
@@ -210,18 +211,19 @@ class TorchPack(WorkingPack):
     """A pack's buffers: one cache layer per model layer.
 
     Args:
-        layers: From `make_layers`.
+        plan: From `layer_plan`.
         shapes: Of the attention layers, once known.
         like: An empty tensor of the model's dtype and device.
     """
 
-    def __init__(self, layers: list[Any], shapes: Sequence[Shape], like: torch.Tensor) -> None:
+    def __init__(self, plan: LayerPlan, shapes: Sequence[Shape], like: torch.Tensor) -> None:
         super().__init__()
         self.sound = True  # whether no forward has written anything but numbers
-        self.cache = Cache(layers=layers)
-        self.attention: list[SlotLayer] = [layer for layer in layers if isinstance(layer, SlotLayer)]
-        for layer, (heads, key_dim, value_dim) in zip(self.attention, shapes, strict=False):
-            layer.lazy_initialization(like.new_empty(1, heads, 0, key_dim), like.new_empty(1, heads, 0, value_dim))
+        self.cache = Cache(layers=[make() for make in plan])
+        self.attention: list[SlotLayer] = [layer for layer in self.cache.layers if isinstance(layer, SlotLayer)]
+        empty = {shape: [like.new_empty(1, shape[0], 0, width) for width in shape[1:]] for shape in set(shapes)}
+        for layer, shape in zip(self.attention, shapes, strict=False):
+            layer.lazy_initialization(*empty[shape])
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -377,29 +379,27 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         return -1
 
 
-def make_layers(config: Any) -> list[Any]:
-    """Our cache layers for a model, after the layers that transformers itself would take.
+def layer_plan(config: Any) -> LayerPlan:
+    """What makes our cache layers for a model, after the layers that transformers itself would take: these take it long.
 
     Raises:
         UnsupportedFeatureError: A kind of layer that our buffers cannot hold.
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedFeatureError("chunked attention is not supported; use another model")
-    return [_ours(layer) for layer in DynamicCache(config=config).layers] or [
-        SlotLayer() for _ in range(config.num_hidden_layers)
-    ]
+    return [_ours(layer) for layer in DynamicCache(config=config).layers] or [SlotLayer] * config.num_hidden_layers
 
 
-def _ours(layer: Any) -> Any:
+def _ours(layer: Any) -> Callable[[], Any]:
     window = getattr(layer, "sliding_window", None)
     if isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer):
-        return HybridSlotLayer(window, layer.number_of_states)
+        return partial(HybridSlotLayer, window, layer.number_of_states)
     if type(layer) is LinearAttentionLayer:
-        return LinearAttentionLayer(number_of_states=layer.number_of_states)
+        return partial(LinearAttentionLayer, number_of_states=layer.number_of_states)
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-        return SlotLayer(window)
+        return partial(SlotLayer, window)
     if isinstance(layer, DummyLayer):
-        return DummyLayer()
+        return DummyLayer
     raise UnsupportedFeatureError(f"this model's {type(layer).__name__} cannot be kept in a token tree; use another model")
 
 
@@ -437,15 +437,13 @@ def _side_by_side(new: torch.Tensor) -> torch.Tensor:
     return new.transpose(0, 1).flatten(1, 2)
 
 
-def _room(like: torch.Tensor, capacity: int) -> torch.Tensor:
-    return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
-
-
 def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
-    made, n = _room(buffer, capacity), min(capacity, buffer.shape[2])
+    _, heads, old, width = buffer.shape
+    made, n = buffer.new_empty((1, heads, capacity, width)), min(capacity, old)
     if made.is_cuda:
         made[:, :, n:] = 0  # what a mask hides must be a number all the same (`begin_whole`)
-    made[:, :, :n] = buffer[:, :, :n]
+    if n:
+        made[:, :, :n] = buffer[:, :, :n]
     return made
 
 

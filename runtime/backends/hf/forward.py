@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from runtime.backends.hf.cache import JointLayer, RaggedKeys, Segment, SlotLayer, TorchPack, make_layers, to_device
+from runtime.backends.hf.cache import JointLayer, RaggedKeys, Segment, SlotLayer, TorchPack, layer_plan, to_device
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Bool, Int64, Step
 
@@ -202,7 +202,8 @@ def use_own_attention(model: Any) -> bool:
     tree: measured on 8 rows over 3,000 slots, 9 heads over 3, 3.8 ms as it is, 1.4 ms shared, equal bit for bit. Rows of a
     batch attend to one K/V (layers with attention beside recurrent ones), and tokens of several packs each to their own.
     """
-    if attention_of(model) != "sdpa" or not any(isinstance(layer, SlotLayer) for layer in _layers(model)):
+    plan = layer_plan(model.config.get_text_config(decoder=True))
+    if attention_of(model) != "sdpa" or not any(isinstance(make(), SlotLayer) for make in plan):
         return False
     AttentionInterface.register(OWN, own_sdpa)
     AttentionMaskInterface.register(OWN, sdpa_mask)
@@ -286,7 +287,3 @@ def _ragged(
         **_SHARED_KEYS,
     )
     return attended[None]
-
-
-def _layers(model: Any) -> list[Any]:
-    return make_layers(model.config.get_text_config(decoder=True))

@@ -413,7 +413,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: MlxPack) -> int:
-        held = PACK_BYTES + sum(LAYER_BYTES + cache.nbytes for cache in pack.attention)
+        held = PACK_BYTES + sum(LAYER_BYTES["mlx"] + cache.nbytes for cache in pack.attention)
         return held + state_size(pack.states.values())
 
     def finite_slots(self, pack: MlxPack) -> Bool:

@@ -69,7 +69,7 @@ class FirstForward(msgspec.Struct, frozen=True):
 
 # What the objects of a pack, of its workspace and of each of its layers take beside the buffers, as CPython 3.11 was measured.
 # It is seen where many short texts have nothing in common.
-PACK_BYTES, LAYER_BYTES = 5_500, 1_500
+PACK_BYTES, LAYER_BYTES = 5_500, {"hf": 1_500, "mlx": 2_200}
 
 
 class WorkingPack:

@@ -32,6 +32,7 @@ CALM_SECONDS = 3.0  # without jobs of two callers at once, before a forward that
 QUIET_SHARE = 0.1  # of the time in which only background work was there: so long may its forwards be that cannot
 MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
 LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
+MOST_LOGITS_BYTES = 64 << 20  # the same of a large model: beside half a byte for each parameter paging in is cheap
 FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
 SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when none waits
 
@@ -122,7 +123,8 @@ class Prompts:
         self._hurried = False  # whether a job for which a forward was interrupted waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
-        most = max(LOGITS_BYTES // (4 * backend.info.vocab_size), FEWEST_ROWS)
+        rows_bytes = min(max(backend.info.parameters // 2, LOGITS_BYTES), MOST_LOGITS_BYTES)
+        most = max(rows_bytes // (4 * backend.info.vocab_size), FEWEST_ROWS)
         self._most_rows = options.max_batch_tokens if backend.on_device and not backend.unified else most
         self.pace = Pace(cache.backend.speed, options.prefill_chunk_tokens or cache.backend.chunk_tokens)
         self.running: list[Prefill] = []

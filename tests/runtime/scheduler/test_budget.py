@@ -30,7 +30,7 @@ def made(backend: str, name: str, slots: int, kv_dtype: str) -> LanguageModel:
     threads = 1 if backend == "hf" else None
     model = load(source, backend=backend, kv_cache_bytes=1 << 30, threads=threads, kv_dtype=kv_dtype)
     sized = engine_of(model).backend
-    objects = 0 if backend == "fake" else PACK_BYTES + model.info.layers * LAYER_BYTES  # of one pack
+    objects = 0 if backend == "fake" else PACK_BYTES + model.info.layers * LAYER_BYTES[backend]  # of one pack
     model.set_kv_budget(objects + slots * sized.slot_bytes + (slots // 8) * sized.state_bytes)
     return model
 
