@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,21 @@ class Part:
     stacks: TokenStacks | None = None
 
 
+class NormalisedRows(NamedTuple):
+    """What makes log-probabilities of n rows of logits that stay where they are, and some of the rows."""
+
+    rows: npt.NDArray[np.float32]  # (whole, vocab), the first ones, raw
+    tops: npt.NDArray[np.float32]  # (n,) and the next three: see `runtime.numerics.scoring.normalisers`
+    log_totals: npt.NDArray[np.float32]
+    masses: npt.NDArray[np.float64]
+    finite: npt.NDArray[np.bool_]
+    heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]  # the likeliest ids and their log-probabilities, falling
+
+
 class DeviceLogits(Protocol):
     """Raw logits ``(n, vocab)`` of a forward that stay where they were computed; what is asked for crosses to the host."""
+
+    nbytes: int
 
     def __len__(self) -> int:
         """Rows."""
@@ -65,16 +78,11 @@ class DeviceLogits(Protocol):
             numbers only: the others' scores mean nothing.
         """
 
-    def normalised(
-        self, chosen: npt.NDArray[np.int64], whole: int
-    ) -> tuple[
-        npt.NDArray[np.float32],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-    ]:
-        """The first `whole` of some rows ``(whole, vocab)``, and of all ``(len(chosen),)`` what `scoring.normalisers` says."""
+    def take(self, chosen: npt.NDArray[np.int64]) -> DeviceLogits:
+        """Some rows, in memory of their own."""
+
+    def normalised(self, whole: int) -> NormalisedRows:
+        """Of all rows; the first `whole` of them cross."""
 
     def ranked(self, request: RankRequest) -> RankedRows:
         """The distributions of all rows, computed on the device: of each about `request.width` of the likeliest cross."""

@@ -17,10 +17,9 @@ from runtime.adapters.stacks import Routing, stack_of
 from runtime.beams import BeamOptions, OnStep
 from runtime.grammar.constraint import Constraint
 from runtime.info import OnProgress
-from runtime.numerics.scoring import top_k
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.priority import Priority
-from runtime.records import Int32, Scores, TokenRun, TopLogprobs
+from runtime.records import Int32, Scores, TokenRun
 from runtime.sampling.chain import Sampler
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.trie import Namespace, Span
@@ -70,6 +69,11 @@ class Job:
 
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every entry of what follows the path is wanted: else it may stay on the device."""
+        return False
 
     @property
     def abandoned(self) -> bool:
@@ -137,13 +141,11 @@ class Rows:
         if self.failed:
             return
         if self.answer is None:
-            self.answer = np.empty((self.n, len(last.raw)), np.float32) if self.top is None else [None] * self.n
+            self.answer = np.empty((self.n, last.vocab), np.float32) if self.top is None else [None] * self.n
         if self.top is None:
             last.logprobs(self.answer[i])
         else:
-            row = last.logprobs()
-            ids, logprobs = top_k(row[None], min(self.top, len(row)))
-            self.answer[i] = TopLogprobs.of(ids[0], logprobs[0], len(row), {token: float(row[token]) for token in self.chosen})
+            self.answer[i] = last.likeliest(self.top, self.chosen)
         self.known += 1
         if self.known == self.n:
             settle(self.waiter, self.answer)
@@ -183,6 +185,11 @@ class QueryJob(Job):
             except BaseException as error:  # noqa: BLE001  # the border: no memory for the array of this caller
                 rows.fail(error)
         self.waiters = []
+
+    @property
+    def whole(self) -> bool:
+        """Where one of the callers wants it."""
+        return any(rows.top is None for rows, _ in self.waiters)
 
     @property
     def abandoned(self) -> bool:
@@ -229,6 +236,11 @@ class StayingJob(Job, ABC):
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """Tells the caller."""
+
+    @property
+    def whole(self) -> bool:
+        """For the draw, at whatever temperature."""
+        return True
 
     @abstractmethod
     def leave(self) -> None:

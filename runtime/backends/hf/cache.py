@@ -387,7 +387,8 @@ def layer_plan(config: Any) -> LayerPlan:
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedFeatureError("chunked attention is not supported; use another model")
-    return [_ours(layer) for layer in DynamicCache(config=config).layers] or [SlotLayer] * config.num_hidden_layers
+    plan: LayerPlan = [_ours(layer) for layer in DynamicCache(config=config).layers]
+    return plan or [partial(SlotLayer)] * config.num_hidden_layers
 
 
 def _ours(layer: Any) -> Callable[[], Any]:
@@ -395,11 +396,11 @@ def _ours(layer: Any) -> Callable[[], Any]:
     if isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer):
         return partial(HybridSlotLayer, window, layer.number_of_states)
     if type(layer) is LinearAttentionLayer:
-        return partial(LinearAttentionLayer, number_of_states=layer.number_of_states)
+        return lambda: LinearAttentionLayer(number_of_states=layer.number_of_states)
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return partial(SlotLayer, window)
     if isinstance(layer, DummyLayer):
-        return DummyLayer
+        return partial(DummyLayer)
     raise UnsupportedFeatureError(f"this model's {type(layer).__name__} cannot be kept in a token tree; use another model")
 
 

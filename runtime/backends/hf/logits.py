@@ -32,13 +32,9 @@ class TorchLogits(StayingLogits):
     def _chosen(self, chosen: Int64) -> torch.Tensor:
         return self._logits[to_device(chosen, self._logits.device)].float()
 
-    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
+    def take(self, chosen: Int64) -> TorchLogits:
         with self._computing():
-            rows = self._chosen(chosen)
-            _, *numbers = _normalised(rows)
-            both = _crossed(torch.cat([torch.cat(numbers, 1).flatten(), rows[:whole].flatten()]))
-        columns, whole_rows = np.split(both, [4 * len(chosen)])
-        return columns.reshape(-1, 4), whole_rows.reshape(whole, self._vocab)
+            return TorchLogits(self._chosen(chosen), self._computing)
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():

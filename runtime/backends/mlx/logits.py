@@ -39,11 +39,9 @@ class MlxLogits(StayingLogits):
     def _chosen(self, chosen: Int64) -> mx.array:
         return self._logits[mx.array(chosen.astype(np.int32))]
 
-    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
+    def take(self, chosen: Int64) -> MlxLogits:
         with self._computing():
-            rows = self._chosen(chosen)
-            _, *numbers = _normalised(rows)
-            return _crossed([_side_by_side(numbers)]), np.array(rows[:whole])
+            return MlxLogits(self._chosen(chosen), self._computing)
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():
@@ -60,6 +58,7 @@ class MlxLogits(StayingLogits):
 
         def wait() -> tuple[Float32, Float32]:
             with self._computing():
+                mx.eval(self.due)  # at once: the host waits but one time
                 return _crossed(parts), np.array(rows[0]) if rows else np.empty((0, self._vocab), np.float32)
 
         return wait

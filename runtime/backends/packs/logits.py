@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.backends.base import NormalisedRows
 from runtime.numerics.ranking import Ranked, RankedRows, RankRequest, likeliest
 from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
+HEAD = 32  # likeliest entries of a row that stays which cross with what normalises it: most look-ups ask for no more
 SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
 
 Bool = npt.NDArray[np.bool_]
@@ -32,6 +35,7 @@ class StayingLogits(ABC):
 
     def __init__(self, n: int, vocab: int) -> None:
         self._n, self._vocab = n, vocab
+        self.nbytes = n * vocab * np.dtype(np.float32).itemsize
 
     def __len__(self) -> int:
         return self._n
@@ -41,8 +45,8 @@ class StayingLogits(ABC):
         """``(len(chosen), vocab)``."""
 
     @abstractmethod
-    def _normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32]:
-        """``(len(chosen), 4)``: tops, sums of what weighs 1 at the top, their logarithms, entropies. And the first rows."""
+    def take(self, chosen: Int64) -> Self:
+        """Some rows, in memory of their own."""
 
     @abstractmethod
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
@@ -65,11 +69,14 @@ class StayingLogits(ABC):
         at_once = max(BLOCK_ENTRIES // self._vocab, 1)
         return [slice(at, at + at_once) for at in range(0, rows, at_once)]
 
-    def normalised(self, chosen: Int64, whole: int) -> tuple[Float32, Float32, Float32, npt.NDArray[np.float64], Bool]:
-        """What `runtime.numerics.scoring.normalisers` says of some rows, behind the first `whole` of them."""
-        crossed, rows = self._normalised(chosen, whole)
-        top, total, log_total, entropy = crossed.T
-        return rows, top, log_total, _mass(total, log_total), np.isfinite(entropy)
+    def normalised(self, whole: int) -> NormalisedRows:
+        """See `runtime.backends.base.DeviceLogits`."""
+        width = min(HEAD + 1, self._vocab)
+        crossed, rows = self._begin_heads(None, width, np.arange(whole))()
+        top, total, log_total, entropy, _ = crossed[:, :5].T
+        values, ids = np.split(crossed[:, 5:], 2, axis=1)
+        heads = [_head(*head, complete=width == self._vocab) for head in zip(values, ids.view(np.int32), strict=True)]
+        return NormalisedRows(rows, top, log_total, _mass(total, log_total), np.isfinite(entropy), heads)
 
     def score(self, chosen: Int64, targets: Int32, k: int) -> tuple[Scores, Bool]:
         """As `runtime.numerics.scoring.score_logits` of some rows."""

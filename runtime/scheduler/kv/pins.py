@@ -72,7 +72,7 @@ class Pins:
             lease.release()
         key = self._keys.pop(pin, None)
         if key is not None and key not in self._keys.values():
-            self.nbytes -= self._vectors.pinned.pop(key).raw.nbytes
+            self.nbytes -= self._vectors.pinned.pop(key).nbytes
 
     def lapse(self) -> None:
         """All paths are let go."""
@@ -102,10 +102,10 @@ class Pins:
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
-            if not self._room(row.raw.nbytes) or pin not in self.leases:  # making room may have taken the pin itself
+            if not self._room(row.nbytes) or pin not in self.leases:  # making room may have taken the pin itself
                 return
             pinned[key] = row.alone()  # alone: the array that it lies in may hold many
-            self.nbytes += row.raw.nbytes
+            self.nbytes += row.nbytes
         self._keys[pin] = key
 
     def _fit(self, keep: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,11 @@ from runtime.numerics.scoring import (
     log_softmax,
     normalisers,
     score_logits,
+    top_k,
 )
-from runtime.records import Float32, Int32, Scores
+from runtime.records import Float32, Int32, Scores, TopLogprobs
+
+FEW = 8  # ids that are looked up one by one in a row on the device: for more of them all of it crosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +66,61 @@ class Distribution:
     """What follows one path: raw logits, and what makes log-probabilities of them where and when they are wanted.
 
     Attributes:
-        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'.
+        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'. Or which of the rows of `memory` it is.
         top: The largest of them.
         log_total: The logarithm of the sum over what lies below it.
         mass: The sum of exp over the log-probabilities; 1 but for rounding.
-        memory: The array that keeps the memory of `raw` alive.
+        memory: What keeps the memory of `raw` alive: the array, or rows on the device.
+        vocab: Entries.
+        head: The likeliest ids and their log-probabilities, falling, where `raw` is on the device.
     """
 
-    raw: Float32
+    raw: Float32 | int
     top: np.float32
     log_total: np.float32
     mass: float
-    memory: Float32
+    memory: Float32 | DeviceLogits
+    vocab: int
+    head: tuple[npt.NDArray[np.int64], Float32] = (np.empty(0, np.int64), np.empty(0, np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `raw`."""
+        return self.vocab * np.dtype(np.float32).itemsize
 
     def logprobs(self, out: Float32 | None = None) -> Float32:
         """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
-        below: Float32 = np.subtract(self.raw, self.top, out=out)
+        below: Float32 = np.subtract(self._on_host(), self.top, out=out)
         np.subtract(below, self.log_total, out=below)
         return below
 
+    def likeliest(self, k: int, chosen: Sequence[int] = ()) -> TopLogprobs:
+        """The `k` likeliest, as far as the vocabulary goes, and some ids; few numbers cross where the row is on the device."""
+        k = min(k, self.vocab)
+        ids, values = self.head
+        known = dict(zip(ids.tolist(), values.tolist(), strict=True))
+        others = np.array([token for token in chosen if token not in known], np.int32)
+        if isinstance(self.memory, np.ndarray) or len(ids) < k or len(others) > FEW:
+            row = self.logprobs()
+            best, values = (found[0] for found in top_k(row[None], k))
+            return TopLogprobs.of(best, values, self.vocab, {token: float(row[token]) for token in chosen})
+        if len(others):
+            scores, _ = self.memory.score(np.full(len(others), self.raw), others, 0)
+            known.update(zip(others.tolist(), scores.logprob.tolist(), strict=True))
+        best = ids[:k].astype(np.int32)
+        return TopLogprobs.of(best, values[:k], self.vocab, {token: known[token] for token in chosen})
+
     def alone(self) -> Distribution:
-        """The same in memory of its own."""
-        raw = self.raw.copy()
-        return Distribution(raw, self.top, self.log_total, self.mass, raw)
+        """The same on the host, in memory of its own."""
+        raw = self._on_host().copy()
+        return replace(self, raw=raw, memory=raw)
+
+    def _on_host(self) -> Float32:
+        if isinstance(self.raw, np.ndarray):
+            return self.raw
+        assert not isinstance(self.memory, np.ndarray)
+        row: Float32 = self.memory.rows(np.array([self.raw]))[0]
+        return row
 
 
 @dataclass(slots=True, eq=False)
@@ -96,14 +131,16 @@ class ChunkLogits:
         raw: ``(n, vocab)``, read-only from here on; or where they were computed.
         ends: Rows after which a path is complete, or this forward's part of it. Ascending.
         complete: Those after which one is complete.
+        whole: Of these, those of which every entry is wanted.
     """
 
     raw: Float32 | DeviceLogits
     ends: Sequence[int]
     complete: Collection[int]
+    whole: Collection[int]
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution] = field(init=False)  # what follows those of `complete` that hold numbers; more on the host
+    after: dict[int, Distribution] = field(init=False)  # what follows those of `complete` that hold numbers, or more
     broken: set[int] = field(init=False)  # those of `ends` that do not
 
     def __post_init__(self) -> None:
@@ -113,19 +150,22 @@ class ChunkLogits:
                 rows = rows.copy()
             tops, log_totals, masses, finite = normalisers(rows)
         else:
-            ends = sorted(self.ends, key=lambda end: end not in self.complete)  # of the last ones no row crosses
-            whole = sum(end in self.complete for end in ends)
-            rows, tops, log_totals, masses, finite = self.raw.normalised(np.array(ends, np.int64), whole)
+            ends = sorted(self.ends, key=lambda end: (end not in self.whole, end not in self.complete))
+            staying = self.raw.take(np.array(ends, np.int64))
+            rows, tops, log_totals, masses, finite, heads = staying.normalised(len(self.whole))
         rows.flags.writeable = False
-        memory, self.after = rows, {}
+        memory, vocab, self.after = rows, rows.shape[1], {}
         while isinstance(memory.base, np.ndarray):
             memory = memory.base
         self.broken = set()
         for place, (end, sound) in enumerate(zip(ends, finite.tolist(), strict=True)):
+            numbers = tops[place], log_totals[place], float(masses[place])
             if not sound:
                 self.broken.add(end)
             elif place < len(rows):
-                self.after[end] = Distribution(rows[place], tops[place], log_totals[place], float(masses[place]), memory)
+                self.after[end] = Distribution(rows[place], *numbers, memory, vocab)
+            elif end in self.complete:
+                self.after[end] = Distribution(place, *numbers, staying, vocab, heads[place])
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.
@@ -206,7 +246,7 @@ class LogitsCache:
 
     def put(self, key: Hashable, row: Distribution) -> None:
         """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
-        if row.raw.nbytes > self._budget:
+        if row.nbytes > self._budget:
             return
         if key in self._rows:
             self.drop(key)

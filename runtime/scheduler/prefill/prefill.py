@@ -158,7 +158,7 @@ class Batch:
         calls: list[PartialForward] = []
         rows: list[tuple[Portion, int]] = []  # of the answer
         ends: list[int] = []
-        complete: set[int] = set()
+        complete, whole = set[int](), set[int]()
         for portion in self.portions.values():
             if portion.tokens:
                 want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
@@ -169,6 +169,8 @@ class Batch:
                         for prefill, index in portion.wanted.get(row, ()):
                             if index + 1 == prefill.total:
                                 complete.add(len(rows))
+                                if prefill.job.whole:
+                                    whole.add(len(rows))
                     rows.append((portion, row))
         if not calls:
             return
@@ -178,7 +180,7 @@ class Batch:
             computed = forward(calls, backend.forward_on_device if backend.on_device else backend.compute)
         finally:
             backend.interrupted = None
-        chunk = ChunkLogits(computed, ends, complete)
+        chunk = ChunkLogits(computed, ends, complete, whole)
         for i in sorted(chunk.broken):
             portion, row = rows[i]
             if portion.workspace.broken(portion.base):

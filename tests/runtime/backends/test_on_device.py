@@ -38,7 +38,7 @@ from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.numerics.scoring import score_logits
 from runtime.options.load import LoadOptions
-from runtime.scheduler.prefill.distributions import normalise
+from runtime.scheduler.prefill.distributions import ChunkLogits, normalise
 from tests.runtime.backends.reference import Loaded, chain, log_softmax, random_ids
 from tests.tiny_models import tiny_path
 
@@ -158,7 +158,7 @@ def test_a_model_scores_alike(pair: tuple[LanguageModel, LanguageModel]) -> None
         assert len(known) == len(text) - 1
         assert np.abs(np.diff(np.array(known, np.float64))).max() <= 1e-5
     assert model.metrics().tokens_computed == plain.metrics().tokens_computed
-    # and what follows a scored text, whose row did cross, is the same
+    # and what follows a scored text, whose row stayed, is the same
     np.testing.assert_allclose(
         model.next_token_logprobs_sync(texts[0]), plain.next_token_logprobs_sync(texts[0]), atol=1e-5, rtol=0
     )
@@ -443,17 +443,74 @@ def rounded(plain: Any) -> Any:
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-def test_of_a_text_that_is_scored_in_parts_one_row_crosses(library: str, wide: Path, crossed: list[int]) -> None:
-    text = random_ids(1, 500, 1000).tolist()
+@pytest.mark.parametrize("count", [30, 500])
+def test_of_a_text_that_is_scored_no_row_crosses(library: str, count: int, wide: Path, crossed: list[int]) -> None:
+    # given a text that is scored in one part, or in several
+    text = random_ids(1, count, 1000).tolist()
     with load(wide, library, device="cpu") as one:
-        expected = one.score_sync(text, 5)
+        expected, after = one.score_sync(text, 5), one.next_token_logprobs_sync(text)
     with staying(library, wide, prefill_chunk_tokens=100) as model:
         model.next_token_logprobs_sync(text[:20])
         crossed.clear()
         scored = model.score_sync(text, 5)
-    # then it is that of the end, which what goes on from there begins with
-    assert len([size for size in crossed if size >= WIDE * 4]) == 1
-    assert sum(crossed) <= WIDE * 4 + len(text) * 512
+        assert 0 < sum(crossed) <= len(text) * 512
+        # when what follows it is asked for
+        crossed.clear()
+        before = model.metrics()
+        likely = model.top_logprobs_sync(text, 3)
+        assert not crossed
+        row = model.next_token_logprobs_sync(text)
+        # then the row crosses, which had stayed: nothing is computed
+        assert crossed == [4 * WIDE]
+        assert model.metrics().tokens_computed == before.tokens_computed
+        assert before.kv_bytes >= 4 * WIDE  # it is counted while it is kept
     assert [record.top_ids for record in scored] == [record.top_ids for record in expected]
     own, plain = (np.array([record.logprob for record in records[1:]], np.float64) for records in (scored, expected))
     np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)
+    np.testing.assert_allclose(row, after, atol=1e-4, rtol=1e-5)
+    assert likely.ids.tolist() == np.argsort(-after, kind="stable")[:3].tolist()
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+@pytest.mark.parametrize(("k", "chosen"), [(10, ()), (5, (7, 900, 128_000)), (40, ()), (1, tuple(range(60)))])
+def test_of_the_likeliest_a_few_numbers_cross(
+    library: str, k: int, chosen: tuple[int, ...], wide: Path, crossed: list[int]
+) -> None:
+    texts = [random_ids(seed, 20, 1000).tolist() for seed in range(4)]
+    with load(wide, library, device="cpu") as one:
+        expected = one.batch_top_logprobs_sync(texts, k, chosen=chosen)
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync(texts[0][:3])
+        crossed.clear()
+        answered = model.batch_top_logprobs_sync(texts, k, chosen=chosen)
+    # then only many of them, or many ids, have whole rows cross
+    assert (sum(crossed) > 4 * 4 * WIDE) is (k > 32 or len(chosen) > 8)
+    assert 0 < min(crossed) <= 4 * 2048
+    for own, other in zip(answered, expected, strict=True):
+        assert own.ids.tolist() == other.ids.tolist()
+        assert list(own.chosen) == list(other.chosen)
+        np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4, rtol=1e-5)
+        np.testing.assert_allclose(list(own.chosen.values()), list(other.chosen.values()), atol=1e-4, rtol=1e-5)
+        assert own.tail_mass == pytest.approx(other.tail_mass, abs=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(device: str) -> None:
+    # given rows with many equals, one that is flat, one that is no number
+    raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, 4000)) * 4) / 4).astype(np.float32)
+    raw[2], raw[4, 9] = 1.5, np.nan
+    chunk = ChunkLogits(staying_logits(raw, device), range(6), [0, 1, 2, 4, 5], [1])
+    here = ChunkLogits(raw, range(6), range(6), range(6))
+    # when some of them stay
+    assert chunk.broken == here.broken == {4}
+    assert set(chunk.after) == {0, 1, 2, 5}
+    # then they say what those on the host do
+    for row, own in chunk.after.items():
+        assert isinstance(own.memory, np.ndarray) is (row == 1)
+        np.testing.assert_allclose(own.logprobs(), here.after[row].logprobs(), atol=3e-5, rtol=0)
+        np.testing.assert_array_equal(own.alone().logprobs(), own.logprobs())
+        for k in (0, 1, 20, 100):
+            one, other = (each.likeliest(k, (3, 17)) for each in (own, here.after[row]))
+            assert one.ids.tolist() == other.ids.tolist()
+            assert one.chosen == pytest.approx(other.chosen, abs=3e-5)
+            assert one.tail_mass == pytest.approx(other.tail_mass, abs=3e-5)
