@@ -108,6 +108,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
+        self._shares_cores = False  # whether how many threads compute was measured
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -149,6 +150,7 @@ class HfBackend(PackedBackend[TorchPack]):
             warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
+            self._shares_cores = True
         self.info = self._describe(options, warnings)
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
@@ -180,6 +182,11 @@ class HfBackend(PackedBackend[TorchPack]):
     def weight_bytes(self) -> int:
         """Of linear modules: what a token of one stream reads."""
         return weight_bytes(self.model)
+
+    def count(self, tokens: int) -> None:
+        super().count(tokens)
+        if self._shares_cores:
+            CHOICE.use(tokens)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(self._plan, self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))

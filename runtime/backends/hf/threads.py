@@ -1,8 +1,8 @@
 """How many threads a model's tokens are computed with on a CPU: measured once on an idle machine, kept with the model.
 
-More threads than memory can feed only wait for each other, and a small model's modules are too short to share. Nothing is
-measured where the user said how many: by `LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by
-`torch.set_num_threads`.
+More threads than memory can feed only wait for each other, and a small model's modules are too short to share. That holds for
+single tokens: a forward over many has all cores, as with llama.cpp's `--threads-batch`. Nothing is measured or changed where
+the user said how many: by `LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by `torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no other count is tried
+MANY_TOKENS = 64  # of a forward that all cores share
 LAPS = 5  # forwards of one token for each count; the fastest counts
 WORTH = 0.97  # of the time, for twice the threads
 QUIET = 0.1  # of all processors' time: what others may use while a measurement is made that is kept
@@ -33,11 +34,19 @@ class ThreadChoice:
 
     def __init__(self) -> None:
         self._ours: int | None = None
+        self._measured: tuple[int, int] | None = None  # for few tokens, and for many
 
     def set(self, count: int) -> None:
         """From now on so many."""
         torch.set_num_threads(count)
-        self._ours = count
+        self._ours, self._measured = count, None
+
+    def use(self, tokens: int) -> None:
+        """For a forward of so many tokens as many as are best for it, where that was measured and no other count was set."""
+        if self._measured is not None and (now := torch.get_num_threads()) in self._measured:
+            best = self._measured[tokens >= MANY_TOKENS]
+            if now != best:
+                torch.set_num_threads(best)
 
     def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> int:
         """Sets the count that is kept for a model on this machine, or the fastest; the user's own is left alone.
@@ -48,7 +57,7 @@ class ThreadChoice:
             forward: Computes one token.
 
         Returns:
-            The count in force.
+            The count for few tokens.
         """
         if self.chosen_by_user():
             return int(torch.get_num_threads())
@@ -61,8 +70,10 @@ class ThreadChoice:
                 found = probe(forward, most, self.set)
             if not disturbance.busy():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
-        self.set(fastest(found))
-        return fastest(found)
+        few = fastest(found)
+        self.set(few)
+        self._measured = few, most
+        return few
 
     def chosen_by_user(self) -> bool:
         """Whether how many was said outside this program."""

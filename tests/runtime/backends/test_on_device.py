@@ -496,13 +496,13 @@ def test_of_the_likeliest_a_few_numbers_cross(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(device: str) -> None:
-    # given rows with many equals, one that is flat, one that is no number
+    # given rows with many equals, one that is flat, two that are no numbers; behind one of these no path is complete
     raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, 4000)) * 4) / 4).astype(np.float32)
-    raw[2], raw[4, 9] = 1.5, np.nan
+    raw[2], raw[3, 1], raw[4, 9] = 1.5, np.inf, np.nan
     chunk = ChunkLogits(staying_logits(raw, device), range(6), [0, 1, 2, 4, 5], [1])
     here = ChunkLogits(raw, range(6), range(6), range(6))
     # when some of them stay
-    assert chunk.broken == here.broken == {4}
+    assert chunk.broken == here.broken == {3, 4}
     assert set(chunk.after) == {0, 1, 2, 5}
     # then they say what those on the host do
     for row, own in chunk.after.items():

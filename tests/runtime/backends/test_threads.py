@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
@@ -9,15 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from runtime import load
 from runtime.backends.hf import threads as choosing
-from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, ThreadChoice, fastest, machine, probe
+from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, MANY_TOKENS, ThreadChoice, fastest, machine, probe
 from runtime.loading.measurements import forget_measurements, keep_measurement, measurement
-from tests.fakes import engine_of
+from tests.fakes import engine_of, some_ids
 from tests.tiny_models import tiny_folder, tiny_path
 
 
@@ -151,6 +153,43 @@ def test_a_load_measures_on_the_owner_thread_and_an_option_goes_first(monkeypatc
         assert model.info.options["threads"] == 4
     assert seen == [owner]
     assert owner != threading_name()
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of threads that torch was set to, in place of them."""
+    found = [4]
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: found[-1])
+    return found
+
+
+def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[int]) -> None:
+    keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    choice = ThreadChoice()
+    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == 2
+    for tokens in (1, MANY_TOKENS - 1, MANY_TOKENS, 4000, 4000, 1):
+        choice.use(tokens)
+    assert counts == [4, 2, 4, 2]
+    # what was set elsewhere stays, and what an option asks for
+    counts.append(3)
+    choice.use(4000)
+    choice.set(2)
+    choice.use(4000)
+    assert counts == [4, 2, 4, 2, 3, 2]
+
+
+def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that_were_measured(counts: list[int]) -> None:
+    folder = tiny_folder("llama")
+    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    seen: list[int] = []
+    for threads, expected in ((None, [4, 2, 2]), (2, [2, 2, 2])):
+        with load(tiny_path("llama"), "hf", device="cpu", threads=threads, prefill_chunk_tokens=200) as model:
+            library: Any = engine_of(model).backend
+            library.model.register_forward_pre_hook(lambda *_: seen.append(counts[-1]))
+            seen.clear()
+            asyncio.run(model.sample(some_ids(1, 100), 3, [], temperature=0.0))
+            assert seen == expected
 
 
 def threading_name() -> str:
