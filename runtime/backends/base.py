@@ -35,7 +35,7 @@ class Cost:
     moment: int  # more that live at the worst moment on the way, old and new copies together
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Part:
     """What one pack contributes to a forward over several: the arguments of `Backend.forward`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +72,7 @@ class RaggedKeys:
         return keys, values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
     """Where a forward's keys and values go, and what they see: the same in all layers of a pack."""
 
@@ -332,23 +332,16 @@ class TorchPack(WorkingPack):
         self.put_states([None])
 
 
-class Segment(NamedTuple):
-    """What some consecutive tokens of a forward over several packs attend to."""
-
-    n: int  # tokens
-    keys: torch.Tensor  # (1, kv_heads, seen, head_dim), the new ones last
-    values: torch.Tensor
-    mask: torch.Tensor | None  # (1, 1, n, seen) bool; None: causal from the first key on, or one token that sees all
-
-
 @dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone."""
 
     layers: Sequence[SlotLayer]  # of each pack
-    lengths: Sequence[int]  # new tokens of each
-    masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) for each
+    lengths: list[int]  # new tokens of each
+    masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) bool for each; None: causal from the first key on, or all is seen
     is_sliding: bool
+    ragged: bool  # whether any pack's keys are those of chains (`RaggedKeys`)
+    seen: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()  # keys and values of each, (1, kv_heads, seen, head_dim)
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -361,12 +354,11 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         *args: Any,  # noqa: ARG002  # what other cache classes want to know
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with carry their `Segment`s to `own_sdpa`."""
-        segments, new_keys, new_values = list[Segment](), key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
-        for layer, n, key, value, mask in zip(self.layers, self.lengths, new_keys, new_values, self.masks, strict=True):
-            segments.append(Segment(n, *layer.update(key, value), mask))
+        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with lead `own_sdpa` to what each pack sees."""
+        new = zip(self.layers, key_states.split(self.lengths, 2), value_states.split(self.lengths, 2), strict=True)
+        self.seen = [layer.update(key, value) for layer, key, value in new]
         keys = key_states.view_as(key_states)
-        keys.segments = segments  # a tensor takes attributes
+        keys.joint = self  # a tensor takes attributes
         return keys, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

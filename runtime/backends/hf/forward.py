@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from runtime.backends.hf.cache import JointLayer, RaggedKeys, Segment, SlotLayer, TorchPack, layer_plan, to_device
+from runtime.backends.hf.cache import JointLayer, RaggedKeys, SlotLayer, TorchPack, layer_plan, to_device
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Bool, Int64, Step
 
@@ -108,6 +108,7 @@ class Arguments:
             pack.begin(own, self._device)
             lengths.append(len(own.tokens))
             attention.append(pack.attention)
+        ragged = any(own.ragged is not None for own in steps)
         masks: dict[int | None, list[torch.Tensor | None]] = {}  # by the layers' window
         joint = []
         for layers in zip(*attention, strict=True):
@@ -116,7 +117,7 @@ class Arguments:
                 masks[window] = []
                 for pack, own, layer in zip(packs, steps, layers, strict=True):
                     masks[window].append(_joint_mask(pack, own, layer, self._device))
-            joint.append(JointLayer(layers, lengths, masks[window], is_sliding=window is not None))
+            joint.append(JointLayer(layers, lengths, masks[window], is_sliding=window is not None, ragged=ragged))
         arguments: dict[str, Any] = {
             "input_ids": to_device(step.tokens, self._device)[None],
             "position_ids": to_device(step.positions, self._device)[None],
@@ -179,7 +180,7 @@ class Arguments:
 def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
     """What the new tokens of one of several packs see in a layer, ``(1, 1, n, seen)``; None: causal, or one that sees all."""
     n, window = len(step.tokens), layer.window
-    if step.ragged is not None:
+    if step.ragged is not None or (n == 1 and step.mask is None):
         return None
     if step.mask is not None:
         mask = step.mask
@@ -187,7 +188,7 @@ def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.dev
             mask = pack.tree.within(mask, mask.shape[1] - n, window)
         return to_device(mask, device)[None, None]
     seen, _ = layer.get_mask_sizes(n)
-    if n == 1 or (seen == n and (window is None or n <= window)):
+    if seen == n and (window is None or n <= window):
         return None
     query = torch.arange(seen - n, seen, device=device)[:, None]
     key = torch.arange(seen, device=device)
@@ -230,17 +231,17 @@ def own_sdpa(
     """The library's attention, but nothing is repeated: neither key heads, where there is a mask, nor keys that rows share.
 
     Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask.
-    Keys that carry `Segment`s (`JointLayer`) are those of several packs: each attends to its own. A mask of more rows than
+    Keys that carry a `JointLayer` are those of several packs: each attends to its own. A mask of more rows than
     there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
     """
-    segments: list[Segment] | None = getattr(key, "segments", None)
+    joint: JointLayer | None = getattr(key, "joint", None)
     plain = query.device.type == "cpu" and kwargs.get("softcap") is None and kwargs.get("position_bias") is None
-    if segments is not None:
-        parts, start = [], 0
-        for each in segments:
-            n, keys, values, mask = each
-            part, start, scale = query.narrow(2, start, n), start + n, kwargs.get("scaling")
-            if plain and keys.shape[-1] == values.shape[-1] <= WIDEST_SHARED and not hasattr(keys, "ragged"):
+    if joint is not None:
+        parts, scale = [], kwargs.get("scaling")
+        seen, joint.seen = joint.seen, ()  # what was gathered goes with this layer
+        plain = plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED
+        for n, part, (keys, values), mask in zip(joint.lengths, query.split(joint.lengths, 2), seen, joint.masks, strict=True):
+            if plain:
                 causal = mask is None and n > 1
                 attended = scaled_dot_product_attention(part, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=True)
                 parts.append(attended.transpose(1, 2))

@@ -35,7 +35,7 @@ class Ragged:
     paths: Sequence[Int64]  # the slots before each; another chain's new ones may be among them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One forward: new tokens, where their keys and values go, what they see."""
 
@@ -73,7 +73,7 @@ def merged(steps: Sequence[Step]) -> Step:
     return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Undo:
     """What `SlotTree.append` changed, for `SlotTree.rollback`."""
 

@@ -177,7 +177,7 @@ class Inflight:
         return bool(rows.all())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartialForward:
     """What one workspace contributes to a forward: the reserved slots that it fills, and the rows whose logits are wanted."""
 

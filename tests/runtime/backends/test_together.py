@@ -145,7 +145,7 @@ def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypa
     place = cache.RaggedKeys.made(ragged, past, torch.device("cpu"))
     branching.place = cache.Placement(past + 6, past, past=past, ragged=place)
     # when both go through a layer together
-    joint = cache.JointLayer([plain, branching], [4, 6], [None, None], is_sliding=False)
+    joint = cache.JointLayer([plain, branching], [4, 6], [None, None], is_sliding=False, ragged=True)
     module = torch.nn.Module()
     module.is_causal = True  # as the library's attention has it
     attended = forward.own_sdpa(module, query, *joint.update(key, value), None, scaling=0.5)[0][0]
