@@ -112,7 +112,7 @@ class Operations:
         routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
         for i, ids in enumerate(batch):
             namespace, before = routing.plain or routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, urgency, before=before, waiters=[(rows, i)]))
+            jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=rows.top is None, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:

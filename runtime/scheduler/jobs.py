@@ -63,17 +63,13 @@ class Job:
     order: int = 0  # of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was sent back to wait for room
     beside: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
+    whole: bool = False  # whether every entry of what follows the path is wanted: else it may stay on the device
 
     def fail(self, error: BaseException) -> None:
         """Tells the caller; a bare path has none."""
 
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether every entry of what follows the path is wanted: else it may stay on the device."""
-        return False
 
     @property
     def abandoned(self) -> bool:
@@ -162,6 +158,7 @@ class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
     waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row; none any more once they are answered
+    whole: bool = True
     _key: tuple[Namespace, bytes] | None = None
 
     @property
@@ -185,11 +182,6 @@ class QueryJob(Job):
             except BaseException as error:  # noqa: BLE001  # the border: no memory for the array of this caller
                 rows.fail(error)
         self.waiters = []
-
-    @property
-    def whole(self) -> bool:
-        """Where one of the callers wants it."""
-        return any(rows.top is None for rows, _ in self.waiters)
 
     @property
     def abandoned(self) -> bool:
@@ -231,16 +223,12 @@ class StayingJob(Job, ABC):
     """A job that keeps its place when its path is there, and goes on from it."""
 
     kind = "generate"
+    whole: bool = True  # for the draw, at whatever temperature
     constraint: Constraint | None = None  # where it stands in its grammar; this job's alone
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """Tells the caller."""
-
-    @property
-    def whole(self) -> bool:
-        """For the draw, at whatever temperature."""
-        return True
 
     @abstractmethod
     def leave(self) -> None:

@@ -123,6 +123,7 @@ class Scheduler:
                 running = self._queries.get(job.key)
                 if running is not None and not running.abandoned and running.priority <= job.priority:
                     running.waiters.extend(job.waiters)
+                    running.whole |= job.whole
                     self.counters.queries_deduplicated += 1
                     continue
                 self._queries[job.key] = job

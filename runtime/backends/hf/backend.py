@@ -29,7 +29,7 @@ from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
-from runtime.backends.hf.threads import CHOICE, one_thread
+from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import (
@@ -108,7 +108,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        self._shares_cores = False  # whether how many threads compute was measured
+        self._measured, self._many = False, False  # how many threads compute; the last forward was one over many tokens
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -150,7 +150,7 @@ class HfBackend(PackedBackend[TorchPack]):
             warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
-            self._shares_cores = True
+            self._measured = True
         self.info = self._describe(options, warnings)
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
@@ -184,8 +184,10 @@ class HfBackend(PackedBackend[TorchPack]):
         return weight_bytes(self.model)
 
     def count(self, tokens: int) -> None:
-        super().count(tokens)
-        if self._shares_cores:
+        self.forwards += 1
+        self.pushed += tokens
+        if self._measured and (tokens >= MANY_TOKENS) is not self._many:
+            self._many = not self._many
             CHOICE.use(tokens)
 
     def open_pack(self) -> TorchPack:

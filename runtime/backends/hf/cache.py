@@ -355,8 +355,8 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with lead `own_sdpa` to what each pack sees."""
-        new = zip(self.layers, key_states.split(self.lengths, 2), value_states.split(self.lengths, 2), strict=True)
-        self.seen = [layer.update(key, value) for layer, key, value in new]
+        new = key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
+        self.seen = list(map(SlotLayer.update, self.layers, *new))
         keys = key_states.view_as(key_states)
         keys.joint = self  # a tensor takes attributes
         return keys, value_states

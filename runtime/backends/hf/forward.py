@@ -103,12 +103,12 @@ class Arguments:
             steps: What each of them is given.
             step: All of these, `merged`.
         """
-        lengths, attention = list[int](), list[list[SlotLayer]]()
+        lengths, attention, ragged = list[int](), list[list[SlotLayer]](), False
         for pack, own in zip(packs, steps, strict=True):
+            ragged = ragged or own.ragged is not None
             pack.begin(own, self._device)
             lengths.append(len(own.tokens))
             attention.append(pack.attention)
-        ragged = any(own.ragged is not None for own in steps)
         masks: dict[int | None, list[torch.Tensor | None]] = {}  # by the layers' window
         joint = []
         for layers in zip(*attention, strict=True):

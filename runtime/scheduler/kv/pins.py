@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
-from runtime.scheduler.prefill.distributions import Distribution, LogitsCache
+from runtime.scheduler.prefill.distributions import FLOAT_BYTES, Distribution, LogitsCache
 from runtime.trie import Lease, Span, Trie
 from runtime.trie.tree import Node
 
@@ -72,7 +72,7 @@ class Pins:
             lease.release()
         key = self._keys.pop(pin, None)
         if key is not None and key not in self._keys.values():
-            self.nbytes -= self._vectors.pinned.pop(key).nbytes
+            self.nbytes -= FLOAT_BYTES * self._vectors.pinned.pop(key).vocab
 
     def lapse(self) -> None:
         """All paths are let go."""
@@ -102,10 +102,10 @@ class Pins:
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
-            if not self._room(row.nbytes) or pin not in self.leases:  # making room may have taken the pin itself
+            if not self._room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may have taken the pin itself
                 return
             pinned[key] = row.alone()  # alone: the array that it lies in may hold many
-            self.nbytes += row.nbytes
+            self.nbytes += FLOAT_BYTES * row.vocab
         self._keys[pin] = key
 
     def _fit(self, keep: int | None = None) -> None:

@@ -25,6 +25,7 @@ from runtime.numerics.scoring import (
 )
 from runtime.records import Float32, Int32, Scores, TopLogprobs
 
+FLOAT_BYTES = 4  # of an entry
 FEW = 8  # ids that are looked up one by one in a row on the device: for more of them all of it crosses
 
 
@@ -83,14 +84,10 @@ class Distribution:
     vocab: int
     head: tuple[npt.NDArray[np.int64], Float32] = (np.empty(0, np.int64), np.empty(0, np.float32))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `raw`."""
-        return self.vocab * np.dtype(np.float32).itemsize
-
     def logprobs(self, out: Float32 | None = None) -> Float32:
         """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
-        below: Float32 = np.subtract(self._on_host(), self.top, out=out)
+        raw = self.raw if isinstance(self.raw, np.ndarray) else self.alone().raw
+        below: Float32 = np.subtract(raw, self.top, out=out)
         np.subtract(below, self.log_total, out=below)
         return below
 
@@ -112,15 +109,12 @@ class Distribution:
 
     def alone(self) -> Distribution:
         """The same on the host, in memory of its own."""
-        raw = self._on_host().copy()
+        if isinstance(self.memory, np.ndarray):
+            assert isinstance(self.raw, np.ndarray)
+            raw = self.raw.copy()
+        else:
+            raw = self.memory.rows(np.array([self.raw]))[0]
         return replace(self, raw=raw, memory=raw)
-
-    def _on_host(self) -> Float32:
-        if isinstance(self.raw, np.ndarray):
-            return self.raw
-        assert not isinstance(self.memory, np.ndarray)
-        row: Float32 = self.memory.rows(np.array([self.raw]))[0]
-        return row
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +240,7 @@ class LogitsCache:
 
     def put(self, key: Hashable, row: Distribution) -> None:
         """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
-        if row.nbytes > self._budget:
+        if FLOAT_BYTES * row.vocab > self._budget:
             return
         if key in self._rows:
             self.drop(key)
