@@ -47,14 +47,15 @@ class Part:
 
 
 class NormalisedRows(NamedTuple):
-    """What makes log-probabilities of n rows of logits that stay where they are, and some of the rows."""
+    """What makes log-probabilities of n rows of logits that stay where they are, and the first of the rows."""
 
     rows: npt.NDArray[np.float32]  # (whole, vocab), the first ones, raw
     tops: npt.NDArray[np.float32]  # (n,) and the next three: see `runtime.numerics.scoring.normalisers`
     log_totals: npt.NDArray[np.float32]
     masses: npt.NDArray[np.float64]
     finite: npt.NDArray[np.bool_]
-    heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]  # the likeliest ids and their log-probabilities, falling
+    # of each row that does not cross: the likeliest ids and their log-probabilities, falling
+    heads: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]
 
 
 class DeviceLogits(Protocol):
@@ -81,8 +82,11 @@ class DeviceLogits(Protocol):
     def take(self, chosen: npt.NDArray[np.int64]) -> DeviceLogits:
         """Some rows, in memory of their own."""
 
-    def normalised(self, whole: int) -> NormalisedRows:
-        """Of all rows; the first `whole` of them cross."""
+    def entries(self, row: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """``(len(ids),)`` of one row."""
+
+    def normalised(self, chosen: npt.NDArray[np.int64], whole: int) -> NormalisedRows:
+        """Of some rows; the first `whole` of them cross."""
 
     def ranked(self, request: RankRequest) -> RankedRows:
         """The distributions of all rows, computed on the device: of each about `request.width` of the likeliest cross."""

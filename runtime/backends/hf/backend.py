@@ -108,7 +108,8 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        self._measured, self._many = False, False  # how many threads compute; the last forward was one over many tokens
+        self._counts: tuple[int, int] | None = None  # of threads, for few tokens and for many
+        self._many = False  # whether the last forward was over many
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -149,8 +150,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if loaded.offload is not None:
             warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
-            CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
-            self._measured = True
+            self._counts = CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
@@ -186,9 +186,9 @@ class HfBackend(PackedBackend[TorchPack]):
     def count(self, tokens: int) -> None:
         self.forwards += 1
         self.pushed += tokens
-        if self._measured and (tokens >= MANY_TOKENS) is not self._many:
+        if self._counts is not None and (tokens >= MANY_TOKENS) is not self._many:
             self._many = not self._many
-            CHOICE.use(tokens)
+            CHOICE.change(self._counts[self._many])
 
     def open_pack(self) -> TorchPack:
         return TorchPack(self._plan, self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))

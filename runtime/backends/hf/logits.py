@@ -29,6 +29,10 @@ class TorchLogits(StayingLogits):
         with self._computing():
             return _crossed(self._chosen(chosen))
 
+    def entries(self, row: int, ids: Int64) -> Float32:
+        with self._computing():
+            return _crossed(self._logits[row, to_device(ids, self._logits.device)].float())
+
     def _chosen(self, chosen: Int64) -> torch.Tensor:
         return self._logits[to_device(chosen, self._logits.device)].float()
 
@@ -43,11 +47,14 @@ class TorchLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed(torch.cat([_numbers(self._logits[places[b]].float(), own_ids[b], width) for b in blocks]))
 
-    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
-        n, vocab = self._logits.shape
+    def _begin_heads(
+        self, colder: Float32 | None, width: int, whole: Int64, chosen: Int64 | None = None
+    ) -> Callable[[], tuple[Float32, Float32]]:
+        n, vocab = len(self) if chosen is None else len(chosen), self._vocab
         with self._computing():
             by = None if colder is None else to_device(colder, self._logits.device)
-            parts = [_heads(self._logits[b].float(), None if by is None else by[b], width).flatten() for b in self._blocks(n)]
+            rows = ((b, self._logits[b].float() if chosen is None else self._chosen(chosen[b])) for b in self._blocks(n))
+            parts = [_heads(raw, None if by is None else by[b], width).flatten() for b, raw in rows]
             both = torch.cat(parts + [self._chosen(whole[b]).flatten() for b in self._blocks(len(whole))])
 
         def wait() -> tuple[Float32, Float32]:

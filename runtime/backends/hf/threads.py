@@ -33,22 +33,14 @@ class ThreadChoice:
     """What this process has set, and what torch began with. Owner thread only: OpenMP's count belongs to a thread."""
 
     def __init__(self) -> None:
-        self._ours: int | None = None
-        self._measured: tuple[int, int] | None = None  # for few tokens, and for many
+        self._set: set[int] = set()
 
     def set(self, count: int) -> None:
         """From now on so many."""
         torch.set_num_threads(count)
-        self._ours, self._measured = count, None
+        self._set.add(count)
 
-    def use(self, tokens: int) -> None:
-        """For a forward of so many tokens as many as are best for it, where that was measured and no other count was set."""
-        if self._measured is not None and (now := torch.get_num_threads()) in self._measured:
-            best = self._measured[tokens >= MANY_TOKENS]
-            if now != best:
-                torch.set_num_threads(best)
-
-    def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> int:
+    def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> tuple[int, int] | None:
         """Sets the count that is kept for a model on this machine, or the fastest; the user's own is left alone.
 
         Args:
@@ -57,10 +49,11 @@ class ThreadChoice:
             forward: Computes one token.
 
         Returns:
-            The count for few tokens.
+            The counts for a forward over few tokens, which was measured, and over many (`MANY_TOKENS`): all cores. None: the
+            user has said how many.
         """
         if self.chosen_by_user():
-            return int(torch.get_num_threads())
+            return None
         most = cores()
         key = f"{THREADS}, {weights}, {machine(most)}"
         kept = measurement(digest, key)
@@ -70,16 +63,19 @@ class ThreadChoice:
                 found = probe(forward, most, self.set)
             if not disturbance.busy():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
-        few = fastest(found)
-        self.set(few)
-        self._measured = few, most
-        return few
+        self.set(fastest(found))
+        return fastest(found), most
+
+    def change(self, count: int) -> None:
+        """From now on so many, unless another count was set outside this program."""
+        if not self.chosen_by_user():
+            self.set(count)
 
     def chosen_by_user(self) -> bool:
         """Whether how many was said outside this program."""
         if any(os.environ.get(name) for name in VARIABLES):
             return True
-        return torch.get_num_threads() not in (self._ours, cores(), _logical())
+        return torch.get_num_threads() not in {*self._set, cores(), _logical()}
 
 
 class Disturbance:

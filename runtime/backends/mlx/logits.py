@@ -41,7 +41,13 @@ class MlxLogits(StayingLogits):
 
     def take(self, chosen: Int64) -> MlxLogits:
         with self._computing():
-            return MlxLogits(self._chosen(chosen), self._computing)
+            rows = self._chosen(chosen)
+            mx.async_eval(rows)  # type: ignore[no-untyped-call]  # else it would keep all others until it is asked for
+            return MlxLogits(rows, self._computing)
+
+    def entries(self, row: int, ids: Int64) -> Float32:
+        with self._computing():
+            return np.array(self._logits[row, mx.array(ids.astype(np.int32))])
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():
@@ -49,16 +55,21 @@ class MlxLogits(StayingLogits):
             blocks = self._blocks(len(chosen))
             return _crossed([_numbers(self._chosen(chosen[b]), own_ids[b], width) for b in blocks])
 
-    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
+    def _begin_heads(
+        self, colder: Float32 | None, width: int, whole: Int64, chosen: Int64 | None = None
+    ) -> Callable[[], tuple[Float32, Float32]]:
+        n = len(self) if chosen is None else len(chosen)
         with self._computing():
             by = None if colder is None else mx.array(colder)
-            parts = [_heads(self._logits[b], None if by is None else by[b], width) for b in self._blocks(len(self))]
+            raw = ((b, self._logits[b] if chosen is None else self._chosen(chosen[b])) for b in self._blocks(n))
+            parts = [_heads(part, None if by is None else by[b], width) for b, part in raw]
             rows = [self._chosen(whole)] if len(whole) else []
             self.due += [*parts[:1], *rows]  # all parts together would need memory for all
 
         def wait() -> tuple[Float32, Float32]:
             with self._computing():
                 mx.eval(self.due)  # at once: the host waits but one time
+                self.due.clear()
                 return _crossed(parts), np.array(rows[0]) if rows else np.empty((0, self._vocab), np.float32)
 
         return wait

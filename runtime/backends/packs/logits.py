@@ -49,11 +49,17 @@ class StayingLogits(ABC):
         """Some rows, in memory of their own."""
 
     @abstractmethod
+    def entries(self, row: int, ids: Int64) -> Float32:
+        """``(len(ids),)`` of one row."""
+
+    @abstractmethod
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         """``(len(chosen), 3 + 2 * width)``: log-probability, entropy, rank of the targets; the likeliest and their ids."""
 
     @abstractmethod
-    def _begin_heads(self, colder: Float32 | None, width: int, whole: Int64) -> Callable[[], tuple[Float32, Float32]]:
+    def _begin_heads(
+        self, colder: Float32 | None, width: int, whole: Int64, chosen: Int64 | None = None
+    ) -> Callable[[], tuple[Float32, Float32]]:
         """``(n, 5 + 2 * width)`` and ``(len(whole), vocab)``, to be waited for once.
 
         Of each row top, sum, its logarithm, entropy, heated mass; the likeliest, their ids. And some rows as they are.
@@ -61,7 +67,8 @@ class StayingLogits(ABC):
         Args:
             colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
             width: How many of the likeliest.
-            whole: The rows.
+            whole: These rows.
+            chosen: Those of which numbers are wanted, `n` of them; None: all.
         """
 
     def _blocks(self, rows: int) -> list[slice]:
@@ -69,12 +76,12 @@ class StayingLogits(ABC):
         at_once = max(BLOCK_ENTRIES // self._vocab, 1)
         return [slice(at, at + at_once) for at in range(0, rows, at_once)]
 
-    def normalised(self, whole: int) -> NormalisedRows:
+    def normalised(self, chosen: Int64, whole: int) -> NormalisedRows:
         """See `runtime.backends.base.DeviceLogits`."""
-        width = min(HEAD + 1, self._vocab)
-        crossed, rows = self._begin_heads(None, width, np.arange(whole))()
+        width = min(HEAD + 1, self._vocab) if whole < len(chosen) else 1
+        crossed, rows = self._begin_heads(None, width, chosen[:whole], chosen)()
         top, total, log_total, entropy, _ = crossed[:, :5].T
-        values, ids = np.split(crossed[:, 5:], 2, axis=1)
+        values, ids = np.split(crossed[whole:, 5:], 2, axis=1)
         heads = [_head(*head, complete=width == self._vocab) for head in zip(values, ids.view(np.int32), strict=True)]
         return NormalisedRows(rows, top, log_total, _mass(total, log_total), np.isfinite(entropy), heads)
 

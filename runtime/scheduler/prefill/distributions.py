@@ -6,12 +6,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import DeviceLogits
-from runtime.errors import NonFiniteLogitsError
+from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.numerics.ranking import Ranked, RankedRows, ranked_rows
 from runtime.numerics.scoring import (
     asked_temperatures,
@@ -21,12 +22,12 @@ from runtime.numerics.scoring import (
     log_softmax,
     normalisers,
     score_logits,
+    summarise,
     top_k,
 )
 from runtime.records import Float32, Int32, Scores, TopLogprobs
 
 FLOAT_BYTES = 4  # of an entry
-FEW = 8  # ids that are looked up one by one in a row on the device: for more of them all of it crosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,19 @@ class Distributions:
         return Distributions(self.finite[places], entropy, self.shift[places], ranked)
 
 
+class StayingRow(NamedTuple):
+    """One of some rows on the device."""
+
+    logits: DeviceLogits
+    place: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
     """What follows one path: raw logits, and what makes log-probabilities of them where and when they are wanted.
 
     Attributes:
-        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'. Or which of the rows of `memory` it is.
+        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'. Or where it is on the device.
         top: The largest of them.
         log_total: The logarithm of the sum over what lies below it.
         mass: The sum of exp over the log-probabilities; 1 but for rounding.
@@ -76,7 +84,7 @@ class Distribution:
         head: The likeliest ids and their log-probabilities, falling, where `raw` is on the device.
     """
 
-    raw: Float32 | int
+    raw: Float32 | StayingRow
     top: np.float32
     log_total: np.float32
     mass: float
@@ -86,7 +94,7 @@ class Distribution:
 
     def logprobs(self, out: Float32 | None = None) -> Float32:
         """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
-        raw = self.raw if isinstance(self.raw, np.ndarray) else self.alone().raw
+        raw = self.raw if isinstance(self.raw, np.ndarray) else self.raw.logits.rows(np.array([self.raw.place]))[0]
         below: Float32 = np.subtract(raw, self.top, out=out)
         np.subtract(below, self.log_total, out=below)
         return below
@@ -94,27 +102,30 @@ class Distribution:
     def likeliest(self, k: int, chosen: Sequence[int] = ()) -> TopLogprobs:
         """The `k` likeliest, as far as the vocabulary goes, and some ids; few numbers cross where the row is on the device."""
         k = min(k, self.vocab)
-        ids, values = self.head
-        known = dict(zip(ids.tolist(), values.tolist(), strict=True))
-        others = np.array([token for token in chosen if token not in known], np.int32)
-        if isinstance(self.memory, np.ndarray) or len(ids) < k or len(others) > FEW:
+        if isinstance(self.raw, np.ndarray) or len(self.head[0]) < k:
             row = self.logprobs()
             best, values = (found[0] for found in top_k(row[None], k))
-            return TopLogprobs.of(best, values, self.vocab, {token: float(row[token]) for token in chosen})
-        if len(others):
-            scores, _ = self.memory.score(np.full(len(others), self.raw), others, 0)
-            known.update(zip(others.tolist(), scores.logprob.tolist(), strict=True))
-        best = ids[:k].astype(np.int32)
-        return TopLogprobs.of(best, values[:k], self.vocab, {token: known[token] for token in chosen})
+            named = row[list(chosen)]
+        else:
+            best, values = self.head[0][:k].astype(np.int32), self.head[1][:k]
+            named = values[:0]
+            if chosen:
+                named = (self.raw.logits.entries(self.raw.place, np.array(chosen)) - self.top) - self.log_total
+        return TopLogprobs.of(best, values, self.vocab, dict(zip(chosen, named.tolist(), strict=True)))
+
+    def score(self, target: Int32, k: int) -> Scores:
+        """What it says of the token ``(1,)`` that followed."""
+        if isinstance(self.raw, np.ndarray):
+            return summarise(self.logprobs()[None], target, k)
+        return self.raw.logits.score(np.array([self.raw.place]), target, k)[0]
 
     def alone(self) -> Distribution:
-        """The same on the host, in memory of its own."""
-        if isinstance(self.memory, np.ndarray):
-            assert isinstance(self.raw, np.ndarray)
+        """The same in memory of its own, where it is."""
+        if isinstance(self.raw, np.ndarray):
             raw = self.raw.copy()
-        else:
-            raw = self.memory.rows(np.array([self.raw]))[0]
-        return replace(self, raw=raw, memory=raw)
+            return replace(self, raw=raw, memory=raw)
+        taken = self.raw.logits.take(np.array([self.raw.place]))
+        return replace(self, raw=StayingRow(taken, 0), memory=taken)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,17 +135,15 @@ class ChunkLogits:
     Args:
         raw: ``(n, vocab)``, read-only from here on; or where they were computed.
         ends: Rows after which a path is complete, or this forward's part of it. Ascending.
-        complete: Those after which one is complete.
-        whole: Of these, those of which every entry is wanted.
+        whole: Of these, those of which every entry is wanted; the others may stay on the device.
     """
 
     raw: Float32 | DeviceLogits
     ends: Sequence[int]
-    complete: Collection[int]
     whole: Collection[int]
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution] = field(init=False)  # what follows those of `complete` that hold numbers, or more
+    after: dict[int, Distribution] = field(init=False)  # what follows those of `ends` that hold numbers
     broken: set[int] = field(init=False)  # those of `ends` that do not
 
     def __post_init__(self) -> None:
@@ -144,9 +153,10 @@ class ChunkLogits:
                 rows = rows.copy()
             tops, log_totals, masses, finite = normalisers(rows)
         else:
-            ends = sorted(self.ends, key=lambda end: (end not in self.whole, end not in self.complete))
-            staying = self.raw.take(np.array(ends, np.int64))
-            rows, tops, log_totals, masses, finite, heads = staying.normalised(len(self.whole))
+            ends = sorted(self.ends, key=lambda end: end not in self.whole)
+            chosen, n = np.array(ends, np.int64), len(self.whole)
+            rows, tops, log_totals, masses, finite, heads = self.raw.normalised(chosen, n)
+            staying = self.raw.take(chosen[n:]) if n < len(ends) else self.raw
         rows.flags.writeable = False
         memory, vocab, self.after = rows, rows.shape[1], {}
         while isinstance(memory.base, np.ndarray):
@@ -158,8 +168,9 @@ class ChunkLogits:
                 self.broken.add(end)
             elif place < len(rows):
                 self.after[end] = Distribution(rows[place], *numbers, memory, vocab)
-            elif end in self.complete:
-                self.after[end] = Distribution(place, *numbers, staying, vocab, heads[place])
+            else:
+                row = StayingRow(staying, place - len(rows))
+                self.after[end] = Distribution(row, *numbers, staying, vocab, heads[row.place])
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.
@@ -240,12 +251,15 @@ class LogitsCache:
 
     def put(self, key: Hashable, row: Distribution) -> None:
         """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
-        if FLOAT_BYTES * row.vocab > self._budget:
+        if FLOAT_BYTES * row.vocab > self._budget or self._most == 0:
             return
         if key in self._rows:
             self.drop(key)
         if self._most is not None or row.memory.nbytes > self._budget:
-            row = row.alone()
+            try:
+                row = row.alone()
+            except MemoryBudgetError:  # the device itself has no room for a copy
+                return
         size, place = row.memory.nbytes, id(row.memory)
         block = self._blocks.get(place)
         if block is None:

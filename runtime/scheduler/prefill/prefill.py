@@ -158,7 +158,7 @@ class Batch:
         calls: list[PartialForward] = []
         rows: list[tuple[Portion, int]] = []  # of the answer
         ends: list[int] = []
-        complete, whole = set[int](), set[int]()
+        whole: set[int] = set()
         for portion in self.portions.values():
             if portion.tokens:
                 want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
@@ -167,10 +167,8 @@ class Batch:
                     if row in portion.last:
                         ends.append(len(rows))
                         for prefill, index in portion.wanted.get(row, ()):
-                            if index + 1 == prefill.total:
-                                complete.add(len(rows))
-                                if prefill.job.whole:
-                                    whole.add(len(rows))
+                            if prefill.job.whole and index + 1 == prefill.total:
+                                whole.add(len(rows))
                     rows.append((portion, row))
         if not calls:
             return
@@ -180,7 +178,7 @@ class Batch:
             computed = forward(calls, backend.forward_on_device if backend.on_device else backend.compute)
         finally:
             backend.interrupted = None
-        chunk = ChunkLogits(computed, ends, complete, whole)
+        chunk = ChunkLogits(computed, ends, whole)
         for i in sorted(chunk.broken):
             portion, row = rows[i]
             if portion.workspace.broken(portion.base):

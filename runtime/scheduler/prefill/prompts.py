@@ -13,7 +13,6 @@ import numpy as np
 from runtime.aio import together
 from runtime.backends.base import ForwardInterrupted
 from runtime.info import PromptProgress
-from runtime.numerics.scoring import summarise
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
@@ -376,7 +375,7 @@ class Prompts:
         last = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
         if last is None:
             return False
-        fill_gaps(known, summarise(last.logprobs()[None], job.ids[at : at + 1], job.k), at)
+        fill_gaps(known, last.score(job.ids[at : at + 1], job.k), at)
         return True
 
     def scores_are_known(self, job: ScoreJob) -> None:

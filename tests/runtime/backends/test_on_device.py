@@ -472,45 +472,104 @@ def test_of_a_text_that_is_scored_no_row_crosses(library: str, count: int, wide:
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
-@pytest.mark.parametrize(("k", "chosen"), [(10, ()), (5, (7, 900, 128_000)), (40, ()), (1, tuple(range(60)))])
+@pytest.mark.parametrize(("k", "chosen"), [(10, ()), (5, (7, 900, 128_000)), (1, tuple(range(60))), (40, ())])
 def test_of_the_likeliest_a_few_numbers_cross(
     library: str, k: int, chosen: tuple[int, ...], wide: Path, crossed: list[int]
 ) -> None:
     texts = [random_ids(seed, 20, 1000).tolist() for seed in range(4)]
     with load(wide, library, device="cpu") as one:
         expected = one.batch_top_logprobs_sync(texts, k, chosen=chosen)
-    with staying(library, wide) as model:
+    for kept in (None, 0, 2):
+        # given room for all rows in the budget, for none or for few
+        with staying(library, wide) as model:
+            if kept is not None:
+                model.keep_vectors(kept)
+            model.next_token_logprobs_sync(texts[0][:3])
+            crossed.clear()
+            answered = model.batch_top_logprobs_sync(texts, k, chosen=chosen)
+        # then only more than cross with each row have whole ones cross
+        assert (sum(crossed) > 4 * 4 * WIDE) is (k > 32)
+        assert 0 < min(crossed) <= 4 * 2048
+        for own, other in zip(answered, expected, strict=True):
+            assert own.ids.tolist() == other.ids.tolist()
+            assert list(own.chosen) == list(other.chosen)
+            np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4, rtol=1e-5)
+            assert own.chosen == pytest.approx(other.chosen, abs=1e-4)
+            assert own.tail_mass == pytest.approx(other.tail_mass, abs=1e-5)
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, wide: Path, crossed: list[int]) -> None:
+    # given a budget for vectors of two rows, of which a forward has many more
+    texts = [random_ids(seed, 6, 1000).tolist() for seed in range(40)]
+    with staying(library, wide, kv_cache_bytes=32 * (2 * 4 * WIDE + 1000)) as model:
         model.next_token_logprobs_sync(texts[0][:3])
         crossed.clear()
-        answered = model.batch_top_logprobs_sync(texts, k, chosen=chosen)
-    # then only many of them, or many ids, have whole rows cross
-    assert (sum(crossed) > 4 * 4 * WIDE) is (k > 32 or len(chosen) > 8)
-    assert 0 < min(crossed) <= 4 * 2048
-    for own, other in zip(answered, expected, strict=True):
-        assert own.ids.tolist() == other.ids.tolist()
-        assert list(own.chosen) == list(other.chosen)
-        np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4, rtol=1e-5)
-        np.testing.assert_allclose(list(own.chosen.values()), list(other.chosen.values()), atol=1e-4, rtol=1e-5)
-        assert own.tail_mass == pytest.approx(other.tail_mass, abs=1e-5)
+        first = model.batch_top_logprobs_sync(texts, 3)
+        assert max(crossed) < 4 * WIDE
+        assert model.cache_report().vector_bytes <= 2 * 4 * WIDE + 1000
+        # then the last of them are kept, and say the same again
+        computed = model.metrics().tokens_computed
+        again = model.top_logprobs_sync(texts[-1], 3)
+        assert model.metrics().tokens_computed == computed
+        assert again.ids.tolist() == first[-1].ids.tolist()
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_the_first_token_s_row_crosses_with_its_numbers(library: str, wide: Path, crossed: list[int]) -> None:
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync([7])
+        crossed.clear()
+        options = GenerationOptions(max_tokens=1, sampling=SAMPLERS["warm"], ignore_eos=True, seed=3)
+        asyncio.run(answers(model, [random_ids(1, 20, 1000).tolist()], options))
+    assert len(crossed) == {"hf": 1, "mlx": 2}[library]
+    assert sum(crossed) <= 4 * WIDE + 2048
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: Path, crossed: list[int]) -> None:
+    text = random_ids(1, 60, 1000).tolist()
+    with load(wide, library, device="cpu") as one:
+        expected = one.score_sync(text, 5)
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync([7])
+        crossed.clear()
+        scored = [model.score_sync(text[:end], 5) for end in (20, 40, 60)][-1]
+        assert max(crossed) < 4 * WIDE
+        assert model.metrics().tokens_computed == 1 + 60
+    assert [record.top_ids for record in scored] == [record.top_ids for record in expected]
+    own, plain = (np.array([record.logprob for record in records[1:]], np.float64) for records in (scored, expected))
+    np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(device: str) -> None:
-    # given rows with many equals, one that is flat, two that are no numbers; behind one of these no path is complete
-    raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, 4000)) * 4) / 4).astype(np.float32)
+@pytest.mark.parametrize("vocab", [20, 4000])
+def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(vocab: int, device: str) -> None:
+    # given rows with many equals, one that is flat, two that are no numbers
+    raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, vocab)) * 4) / 4).astype(np.float32)
     raw[2], raw[3, 1], raw[4, 9] = 1.5, np.inf, np.nan
-    chunk = ChunkLogits(staying_logits(raw, device), range(6), [0, 1, 2, 4, 5], [1])
-    here = ChunkLogits(raw, range(6), range(6), range(6))
-    # when some of them stay
+    chunk = ChunkLogits(staying_logits(raw, device), range(6), [1, 3])
+    here = ChunkLogits(raw, range(6), range(6))
     assert chunk.broken == here.broken == {3, 4}
-    assert set(chunk.after) == {0, 1, 2, 5}
+    assert chunk.after.keys() == here.after.keys() == {0, 1, 2, 5}
+    # when some of them stay
+    memory = [own.memory for row, own in chunk.after.items() if row != 1]
+    assert isinstance(chunk.after[1].memory, np.ndarray)
+    assert {id(part) for part in memory} == {id(memory[0])}
+    assert memory[0].nbytes == 4 * vocab * 4  # in memory of their own
     # then they say what those on the host do
     for row, own in chunk.after.items():
-        assert isinstance(own.memory, np.ndarray) is (row == 1)
-        np.testing.assert_allclose(own.logprobs(), here.after[row].logprobs(), atol=3e-5, rtol=0)
-        np.testing.assert_array_equal(own.alone().logprobs(), own.logprobs())
+        other = here.after[row]
+        np.testing.assert_allclose(own.logprobs(), other.logprobs(), atol=3e-5, rtol=0)
+        alone = own.alone()
+        np.testing.assert_array_equal(alone.logprobs(), own.logprobs())
+        assert alone.memory.nbytes == 4 * vocab
+        one, two = (each.score(np.array([17], np.int32), 5) for each in (own, other))
+        assert (one.rank, one.top_ids.tolist()) == (two.rank, two.top_ids.tolist())
+        np.testing.assert_allclose(one.logprob, two.logprob, atol=3e-5, rtol=0)
         for k in (0, 1, 20, 100):
-            one, other = (each.likeliest(k, (3, 17)) for each in (own, here.after[row]))
-            assert one.ids.tolist() == other.ids.tolist()
-            assert one.chosen == pytest.approx(other.chosen, abs=3e-5)
-            assert one.tail_mass == pytest.approx(other.tail_mass, abs=3e-5)
+            likely, expected = (each.likeliest(k, (3, 17)) for each in (own, other))
+            assert likely.ids.tolist() == expected.ids.tolist()
+            assert likely.chosen == pytest.approx(expected.chosen, abs=3e-5)
+            assert likely.chosen == {token: own.logprobs()[token] for token in (3, 17)}  # to the bit
+            assert likely.tail_mass == pytest.approx(expected.tail_mass, abs=3e-5)

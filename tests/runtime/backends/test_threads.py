@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from runtime import load
+from runtime import LanguageModel, load
 from runtime.backends.hf import threads as choosing
 from runtime.backends.hf.threads import BUDGET_SECONDS, LAPS, MANY_TOKENS, ThreadChoice, fastest, machine, probe
 from runtime.loading.measurements import forget_measurements, keep_measurement, measurement
@@ -96,14 +97,15 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(choosing, "BUDGET_SECONDS", math.inf)  # the forwards take no time, but the machine may be busy
     calls: list[int] = []
     choice = ThreadChoice()
-    count = choice.measure("digest", "float32", lambda: calls.append(torch.get_num_threads()))
+    few, many = choice.measure("digest", "float32", lambda: calls.append(torch.get_num_threads())) or (0, 0)
     key = f"threads, float32, {machine(4)}"
     assert {int(n) for n in measurement("digest", key)} == {4, 2, 1}
-    assert count in {4, 2, 1}
+    assert few in {4, 2, 1}
+    assert many == 4
     # another process finds it
     keep_measurement("digest", key, {"4": 0.9, "2": 0.1, "1": 0.3})
     calls.clear()
-    assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == 2
+    assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == (2, 4)
     assert not calls
     # other weights, another machine, and a model that was removed measure anew
     ThreadChoice().measure("digest", "int8", lambda: calls.append(0))
@@ -123,20 +125,21 @@ def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: p
         for process in burning:
             process.kill()
             process.wait()
-    assert choice in {4, 2, 1}
+    assert choice is not None
+    assert choice[0] in {4, 2, 1}
     assert not measurement("digest", f"threads, float32, {machine(4)}")
 
 
 @pytest.mark.parametrize("variable", choosing.VARIABLES)
 def test_the_users_variables_are_honoured(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "4")
-    assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) == 4
+    assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) is None
 
 
 def test_what_the_user_set_in_torch_is_honoured_and_what_we_set_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     choice = ThreadChoice()
-    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == 3
+    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) is None
     choice.set(3)  # by an earlier load's option
     assert not choice.chosen_by_user()
 
@@ -167,29 +170,47 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[int]) -> None:
     keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
     choice = ThreadChoice()
-    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == 2
-    for tokens in (1, MANY_TOKENS - 1, MANY_TOKENS, 4000, 4000, 1):
-        choice.use(tokens)
-    assert counts == [4, 2, 4, 2]
-    # what was set elsewhere stays, and what an option asks for
+    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == (2, 4)
+    for count in (4, 2, 4):
+        choice.change(count)
+        assert counts[-1] == count
+    # what was set elsewhere stays
     counts.append(3)
-    choice.use(4000)
-    choice.set(2)
-    choice.use(4000)
-    assert counts == [4, 2, 4, 2, 3, 2]
+    choice.change(2)
+    assert counts[-1] == 3
 
 
 def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that_were_measured(counts: list[int]) -> None:
     folder = tiny_folder("llama")
     keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    for threads, many in ((None, 4), (2, 2)):
+        with loaded(threads) as (model, seen):
+            asyncio.run(model.sample(some_ids(1, MANY_TOKENS), 3, [], temperature=0.0))
+            model.next_token_logprobs_sync(some_ids(2, MANY_TOKENS - 1))
+            assert seen == [many, 2, 2, 2]
+
+
+def test_models_of_one_process_each_have_their_counts(counts: list[int]) -> None:
+    folder = tiny_folder("llama")
+    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    with loaded(None) as (model, seen):
+        model.next_token_logprobs_sync(some_ids(1, 100))
+        # when another model is loaded, for which one thread is asked
+        with loaded(1):
+            asyncio.run(model.sample(some_ids(2, 30), 2, [], temperature=0.0))
+            model.next_token_logprobs_sync(some_ids(3, 100))
+        # then the first one's stay its own
+        assert seen == [4, 2, 2, 4]
+
+
+@contextmanager
+def loaded(threads: int | None) -> Iterator[tuple[LanguageModel, list[int]]]:
+    """A model, and the number of threads of each of its forwards."""
     seen: list[int] = []
-    for threads, expected in ((None, [4, 2, 2]), (2, [2, 2, 2])):
-        with load(tiny_path("llama"), "hf", device="cpu", threads=threads, prefill_chunk_tokens=200) as model:
-            library: Any = engine_of(model).backend
-            library.model.register_forward_pre_hook(lambda *_: seen.append(counts[-1]))
-            seen.clear()
-            asyncio.run(model.sample(some_ids(1, 100), 3, [], temperature=0.0))
-            assert seen == expected
+    with load(tiny_path("llama"), "hf", device="cpu", threads=threads, prefill_chunk_tokens=200) as model:
+        library: Any = engine_of(model).backend
+        library.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+        yield model, seen
 
 
 def threading_name() -> str:
