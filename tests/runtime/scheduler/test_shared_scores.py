@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import LanguageModel, NonFiniteLogitsError, TokenRun, run_sync
+from runtime import LanguageModel, NonFiniteLogitsError, TokenRun, load, run_sync
 from runtime.backends.fake import Behaviour
 from runtime.numerics.scoring import score_logits
 from tests.fakes import fake_model, some_ids
+from tests.tiny_models import tiny_path
 
 PREFIX = some_ids(1, 100)
 TEXTS = [[*PREFIX, *some_ids(seed, 5)] for seed in range(2, 12)]
@@ -51,6 +52,18 @@ def test_a_shared_row_without_numbers_fails_every_text_that_has_it() -> None:
             assert isinstance(found, NonFiniteLogitsError)
             assert "40" in str(found)
         assert len(asyncio.run(model.score_run(some_ids(1, 30)))) == 30
+
+
+def test_a_large_model_s_forward_gives_more_scored_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.scheduler.prefill.prompts.LOGITS_BYTES", 0)
+    monkeypatch.setattr("runtime.scheduler.prefill.prompts.FEWEST_ROWS", 1)
+    for most in (1 << 30, 20_000):
+        monkeypatch.setattr("runtime.scheduler.prefill.prompts.MOST_LOGITS_BYTES", most)
+        found: list[int] = []
+        with load(tiny_path("llama"), "hf", device="cpu", threads=1) as model:
+            run_sync(model.score_run(some_ids(1, 100), 5, 0, on_progress=lambda heard: found.append(heard.done)))  # noqa: B023
+            rows = min(model.info.parameters // 2, most) // (4 * model.info.vocab_size)
+        assert found[1] == rows < 100
 
 
 def test_a_forward_gives_no_more_scored_rows_than_memory_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
