@@ -46,6 +46,9 @@ class Part:
     stacks: TokenStacks | None = None
 
 
+HEAD = 32  # likeliest entries of a row that stays which cross with what normalises it: most look-ups ask for no more
+
+
 class NormalisedRows(NamedTuple):
     """What makes log-probabilities of n rows of logits that stay where they are, and the first of the rows."""
 

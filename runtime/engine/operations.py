@@ -22,6 +22,7 @@ from runtime.adapters.registry import Registry
 from runtime.adapters.stacks import Route, TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
 from runtime.aio import Call, Reader, Stream, Turns, off_loop, running_loop
+from runtime.backends.base import HEAD
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, joint_error, naming_prompt
 from runtime.engine.owner import Engine
@@ -110,9 +111,10 @@ class Operations:
         """Asks for the distributions after the paths, one for each row."""
         urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
         routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
+        whole = rows.top is None or rows.top > HEAD  # else few numbers answer it
         for i, ids in enumerate(batch):
             namespace, before = routing.plain or routing.route(ids)
-            jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=rows.top is None, waiters=[(rows, i)]))
+            jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
     def logprobs_uncached(self, ids: Int32, adapters: Adapters) -> Future[Float32]:

@@ -341,7 +341,6 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) bool for each; None: causal from the first key on, or all is seen
     is_sliding: bool
     ragged: bool  # whether any pack's keys are those of chains (`RaggedKeys`)
-    seen: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()  # keys and values of each, (1, kv_heads, seen, head_dim)
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -354,11 +353,14 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
         *args: Any,  # noqa: ARG002  # what other cache classes want to know
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with lead `own_sdpa` to what each pack sees."""
+        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with lead `own_sdpa` to what each pack sees.
+
+        That is keys and values ``(1, kv_heads, seen, head_dim)`` of each.
+        """
         new = key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
-        self.seen = list(map(SlotLayer.update, self.layers, *new))
+        seen = list(map(SlotLayer.update, self.layers, *new))
         keys = key_states.view_as(key_states)
-        keys.joint = self  # a tensor takes attributes
+        keys.joint = self, seen  # a tensor takes attributes; other layers may attend to it as well
         return keys, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -235,11 +235,11 @@ def own_sdpa(
     Keys that carry a `JointLayer` are those of several packs: each attends to its own. A mask of more rows than
     there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
     """
-    joint: JointLayer | None = getattr(key, "joint", None)
+    joint: JointLayer | None
+    joint, seen = getattr(key, "joint", (None, ()))
     plain = query.device.type == "cpu" and kwargs.get("softcap") is None and kwargs.get("position_bias") is None
     if joint is not None:
         parts, scale = [], kwargs.get("scaling")
-        seen, joint.seen = joint.seen, ()  # what was gathered goes with this layer
         plain = plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED
         for n, part, (keys, values), mask in zip(joint.lengths, query.split(joint.lengths, 2), seen, joint.masks, strict=True):
             if plain:

@@ -22,6 +22,7 @@ from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
 BUDGET_SECONDS = 1.0  # after which no other count is tried
 MANY_TOKENS = 64  # of a forward that all cores share
+SPOILT = 3.0  # times the seconds of a token with all cores: then not all are there, as in a container with a share of them
 LAPS = 5  # forwards of one token for each count; the fastest counts
 WORTH = 0.97  # of the time, for twice the threads
 QUIET = 0.1  # of all processors' time: what others may use while a measurement is made that is kept
@@ -49,8 +50,8 @@ class ThreadChoice:
             forward: Computes one token.
 
         Returns:
-            The counts for a forward over few tokens, which was measured, and over many (`MANY_TOKENS`): all cores. None: the
-            user has said how many.
+            The counts for a forward over few tokens, which was measured, and over many (`MANY_TOKENS`), which was not: all
+            cores. None: the user has said how many.
         """
         if self.chosen_by_user():
             return None
@@ -60,11 +61,12 @@ class ThreadChoice:
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
             with Disturbance() as disturbance:
-                found = probe(forward, most, self.set)
+                found = probe(forward, most, torch.set_num_threads)
             if not disturbance.busy():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
-        self.set(fastest(found))
-        return fastest(found), most
+        few = fastest(found)
+        self.set(few)
+        return few, most if found.get(most, math.inf) < SPOILT * found[few] else few
 
     def change(self, count: int) -> None:
         """From now on so many, unless another count was set outside this program."""

@@ -10,13 +10,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import NormalisedRows
+from runtime.backends.base import HEAD, NormalisedRows
 from runtime.numerics.ranking import Ranked, RankedRows, RankRequest, likeliest
 from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
-HEAD = 32  # likeliest entries of a row that stays which cross with what normalises it: most look-ups ask for no more
 SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
 
 Bool = npt.NDArray[np.bool_]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
+from runtime.errors import MemoryBudgetError
 from runtime.scheduler.prefill.distributions import FLOAT_BYTES, Distribution, LogitsCache
 from runtime.trie import Lease, Span, Trie
 from runtime.trie.tree import Node
@@ -104,7 +105,10 @@ class Pins:
         if key not in pinned:
             if not self._room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may have taken the pin itself
                 return
-            pinned[key] = row.alone()  # alone: the array that it lies in may hold many
+            try:
+                pinned[key] = row.alone()  # the array that it lies in may hold many
+            except MemoryBudgetError:  # the device itself has no room for a copy
+                return
             self.nbytes += FLOAT_BYTES * row.vocab
         self._keys[pin] = key
 

@@ -107,7 +107,7 @@ class Distribution:
             best, values = (found[0] for found in top_k(row[None], k))
             named = row[list(chosen)]
         else:
-            best, values = self.head[0][:k].astype(np.int32), self.head[1][:k]
+            best, values = self.head[0][:k].astype(np.int32), self.head[1][:k].copy()
             named = values[:0]
             if chosen:
                 named = (self.raw.logits.entries(self.raw.place, np.array(chosen)) - self.top) - self.log_total

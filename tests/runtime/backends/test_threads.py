@@ -103,7 +103,7 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     assert few in {4, 2, 1}
     assert many == 4
     # another process finds it
-    keep_measurement("digest", key, {"4": 0.9, "2": 0.1, "1": 0.3})
+    keep_measurement("digest", key, {"4": 0.2, "2": 0.1, "1": 0.3})
     calls.clear()
     assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == (2, 4)
     assert not calls
@@ -168,7 +168,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[int]) -> None:
-    keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     choice = ThreadChoice()
     assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == (2, 4)
     for count in (4, 2, 4):
@@ -182,7 +182,7 @@ def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[in
 
 def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that_were_measured(counts: list[int]) -> None:
     folder = tiny_folder("llama")
-    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     for threads, many in ((None, 4), (2, 2)):
         with loaded(threads) as (model, seen):
             asyncio.run(model.sample(some_ids(1, MANY_TOKENS), 3, [], temperature=0.0))
@@ -192,7 +192,7 @@ def test_a_prompt_is_computed_on_all_cores_and_each_token_after_it_on_those_that
 
 def test_models_of_one_process_each_have_their_counts(counts: list[int]) -> None:
     folder = tiny_folder("llama")
-    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.9, "2": 0.1, "1": 0.3})
+    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     with loaded(None) as (model, seen):
         model.next_token_logprobs_sync(some_ids(1, 100))
         # when another model is loaded, for which one thread is asked
@@ -201,6 +201,24 @@ def test_models_of_one_process_each_have_their_counts(counts: list[int]) -> None
             model.next_token_logprobs_sync(some_ids(3, 100))
         # then the first one's stay its own
         assert seen == [4, 2, 2, 4]
+
+
+def test_where_all_cores_spoil_a_token_many_tokens_do_not_have_them_either() -> None:
+    key = f"threads, float32, {machine(4)}"
+    for seconds, many in ((0.29, 4), (0.31, 2)):
+        keep_measurement("digest", key, {"4": seconds, "2": 0.1, "1": 0.3})
+        assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) == (2, many)
+
+
+def test_a_count_that_was_only_tried_is_not_taken_for_ours(counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "cores", lambda: 6)
+    counts.append(6)
+    choice = ThreadChoice()
+    few, many = choice.measure("digest", "float32", lambda: time.sleep(0.01 * counts[-1])) or (0, 0)
+    assert (few, many) == (1, 1)  # six take six times as long
+    torch.set_num_threads(3)
+    assert choice.chosen_by_user()
+    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) is None
 
 
 @contextmanager

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime import load
 from runtime.backends.base import ROOT, Part
 from runtime.backends.packs.tree import Ragged
 from runtime.errors import InvalidRequestError
+from tests.fakes import engine_of, some_ids
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
+from tests.tiny_models import VOCABULARY, tiny_tokenizer
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3", "mistral", "phi3")
 CASES = [("fake", "toy"), *((backend, name) for backend in ("hf", "mlx") for name in NAMES)]
@@ -154,3 +157,36 @@ def test_chains_of_one_pack_attend_apart_beside_another_pack(past: int, monkeypa
     chains = [attend(query[a:b], torch.cat([old, key[a:b]]), torch.cat([old, value[a:b]])) for a, b in ((4, 7), (7, 10))]
     expected = [attend(query[:4], key[:4], value[:4]), *chains]
     torch.testing.assert_close(attended, torch.cat(expected))
+
+
+def test_layers_that_share_keys_attend_over_several_packs() -> None:
+    # given a model whose last layers attend to the keys of others
+    import torch
+    from transformers import AutoModelForCausalLM, Gemma4TextConfig, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = Gemma4TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=8,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=16,
+        max_position_embeddings=512,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+    )
+    library: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
+    pair = library, PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    with load(pair, "hf", device="cpu", threads=1) as model:
+        assert engine_of(model).backend.together
+        # when texts go through it together
+        texts = [some_ids(seed, 20 + seed) for seed in range(3)]
+        got = model.batch_next_token_logprobs_sync(texts)
+        for text, row in zip(texts, got, strict=True):
+            np.testing.assert_allclose(row, model.next_token_logprobs_uncached(text), atol=1e-4, rtol=0)
