@@ -6,13 +6,16 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime import LanguageModel
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.errors import MemoryBudgetError
 from runtime.options.generation import GenerationOptions, SamplingOptions
-from tests.fakes import Gate, assert_right, engine_of, fake_model, settled, some_ids, wait_for_jobs
+from runtime.scheduler.prefill.distributions import Distribution
+from tests.fakes import Gate, assert_right, engine_of, fake_model, local, settled, some_ids, wait_for_jobs
+from tests.runtime.model.trouble import audit
 
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 GREEDY = SamplingOptions(temperature=0.0)
@@ -65,6 +68,48 @@ def test_kv_that_cannot_be_loaded_pins_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert settled(model)[1].leases == 0
         assert all(w.users == 0 for w in engine.scheduler.cache.workspaces.open)
         assert_right(model.next_token_logprobs_sync([*some_ids(1, 40), 7]), [*some_ids(1, 40), 7], "recurrent")
+
+
+def test_where_a_row_cannot_be_copied_it_is_answered_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Distribution] = []
+
+    def full(row: Distribution) -> Any:
+        copies.append(row)
+        raise MemoryBudgetError("out of memory")
+
+    monkeypatch.setattr(Distribution, "alone", full)
+    texts = [some_ids(seed, 12) for seed in range(8)]
+    with fake_model() as model:
+        model.keep_vectors(4)  # so that each is kept in memory of its own
+        # when the device has no room for copies of what follows prompts and questions
+        for row, text in zip(model.batch_next_token_logprobs_sync(texts), texts, strict=True):
+            assert_right(row, text)
+        assert len(asyncio.run(model.sample(some_ids(9, 12), 5, [], temperature=0.0))) == 5
+        # then all were answered, and none is kept
+        assert len(copies) >= len(texts) + 1
+        assert settled(model)[1].vector_bytes == 0
+        audit(model)
+
+
+def test_a_pin_whose_row_cannot_be_copied_holds_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(row: Distribution) -> Any:
+        raise MemoryBudgetError(f"out of memory for {row.vocab} numbers")
+
+    text = some_ids(1, 40)
+    with fake_model() as model:
+        model.next_token_logprobs_sync(text)
+        # when the device has no room for a copy of what follows the text that is pinned
+        monkeypatch.setattr(Distribution, "alone", full)
+        operations = local(model).operations
+        assert operations.pin(np.array(text, np.int32), 1, None).result(20) == 40
+        # then it is pinned without that: once the row is gone, its last token alone is computed again
+        model.keep_vectors(0)
+        metrics, report = settled(model)
+        assert (report.pins, report.vector_bytes) == (1, 0)
+        assert_right(model.next_token_logprobs_sync(text), text)
+        assert settled(model)[0].tokens_computed == metrics.tokens_computed + 1
+        operations.unpin(1).result(20)
+        audit(model)
 
 
 def test_a_smaller_budget_holds_for_the_vectors_too() -> None:

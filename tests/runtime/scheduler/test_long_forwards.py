@@ -19,7 +19,8 @@ from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import SessionClosedError
 from runtime.options.priority import Priority
-from tests.fakes import KINDS, assert_right, engine_of, fake_model, query_job, settled, some_ids, until
+from runtime.scheduler.embedding import EmbedJob
+from tests.fakes import KINDS, assert_right, engine_of, fake_model, local, query_job, settled, some_ids, until
 from tests.tiny_models import tiny_path
 
 SHORT, LONG = 160, 600  # tokens that a model of 400 tokens a second computes in 0.4 and 1.5 seconds
@@ -56,6 +57,10 @@ class Model:
     def wait(self, seconds: float) -> None:
         """The clock goes on."""
         self._seconds += seconds
+
+    def give_up(self) -> None:
+        """The forward that runs is given up when it looks: it takes no longer."""
+        del self._due[1:]
 
     def in_long(self, act: Callable[[], object]) -> None:
         """Does something in the middle of the next long forward."""
@@ -203,6 +208,87 @@ def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         model.read(NEW)
         assert model.sizes[0] == LONG
         assert sum(model.sizes[1:]) == len(NEW)
+
+
+def test_numbers_after_a_forward_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = some_ids(2, 1_200)
+    with calm_model(monkeypatch) as model:
+        before = model.model.metrics()
+        model.in_long(partial(model.ask, NEW))
+        model.model.score_sync(text)
+        after = settled(model.model)[0]
+        given_up, *rest = model.sizes
+    # then the score has computed its tokens once: what was given up is no part of it, nor was any found in the cache
+    assert given_up == LONG
+    assert sum(rest) == len(text) + len(NEW)
+    timings = after.recent[-1]
+    assert (timings.kind, timings.computed, timings.reused) == ("score", len(text), 0)
+    assert (after.last_computed, after.last_reused) == (len(text), 0)
+    assert after.tokens_reused == before.tokens_reused
+    # but the model worked on it, and its speed is worked out from all that it was given
+    pushed = after.tokens_prefilled - before.tokens_prefilled
+    assert pushed == given_up + sum(rest)
+    assert after.prefill_seconds - before.prefill_seconds == pytest.approx(pushed / 400)
+
+
+def test_what_texts_share_is_counted_once_where_a_forward_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    stem = some_ids(2, 400)
+    with calm_model(monkeypatch) as model:
+        before = model.model.metrics().tokens_reused
+        model.in_long(partial(model.ask, NEW))
+        model.read([*stem, *some_ids(3, 200)], [*stem, *some_ids(4, 200)])
+        assert settled(model.model)[0].tokens_reused - before == len(stem)
+        assert sum(model.sizes[1:]) == 800 + len(NEW)
+
+
+class Impatient(Future[Any]):
+    """A caller that goes away once it was seen to wait."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks = looks  # at which it still waits
+
+    def cancelled(self) -> bool:
+        """Whether it has gone."""
+        if self._looks == 0:
+            return self.cancel()
+        self._looks -= 1
+        return False
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_caller_that_has_gone_interrupts_no_forward_and_one_that_goes_then_no_second(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with calm_model(monkeypatch) as model:
+        # given a question that comes in the middle of a long forward, of a caller that has gone, or goes as it is noticed
+        engine, gone = engine_of(model.model), Impatient(looks)
+        model.in_long(lambda: engine.submit([query_job(model.model, NEW, gone)]))
+        model.read(*(some_ids(seed, 30) for seed in range(2, 42)))
+        # then the forward is given up for it only if it was there, the others go on, and it is not computed
+        assert gone.cancelled()
+        assert sum(model.sizes) == 40 * 30 + LONG * looks
+        assert model.sizes[0] == LONG
+
+
+def test_what_interrupted_a_forward_interrupts_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch) as model:
+        # given a long forward whose only caller goes away, as a text comes that is to be embedded
+        namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
+        job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(NEW, np.int32)], places=[[0]])
+        asked: list[Future[Any]] = []
+
+        def leave() -> None:
+            asked[0].cancel()
+            model.give_up()
+            engine_of(model.model).submit([job])
+
+        model.in_long(leave)
+        asked += model.ask(some_ids(2, 3_000))
+        # then that is given up, and the embedding's is not
+        assert isinstance(job.future, Future)
+        assert np.isfinite(job.future.result(60)).all()
+        assert model.sizes == [LONG, len(NEW)]
 
 
 def test_a_close_does_not_wait_either(monkeypatch: pytest.MonkeyPatch) -> None:
