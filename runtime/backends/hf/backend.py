@@ -33,7 +33,6 @@ from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import (
-    LAYER_BYTES,
     PACK_BYTES,
     FirstForward,
     PackedBackend,
@@ -89,6 +88,7 @@ class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
     readings = frozenset(Readings.TABLE)
+    layer_bytes = 1_500  # that the objects of each layer of a pack take, as `PACK_BYTES` of a pack
     vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
@@ -307,7 +307,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: TorchPack) -> int:
-        held = PACK_BYTES + sum(LAYER_BYTES["hf"] + layer.nbytes for layer in pack.attention)
+        held = PACK_BYTES + sum(self.layer_bytes + layer.nbytes for layer in pack.attention)
         return held + state_size(pack.states.values()) if pack.states else held
 
     def finite_slots(self, pack: TorchPack) -> Bool:

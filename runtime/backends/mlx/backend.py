@@ -39,7 +39,6 @@ from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import (
-    LAYER_BYTES,
     PACK_BYTES,
     FirstForward,
     PackedBackend,
@@ -112,6 +111,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     overlaps = True
     readings = frozenset(Readings.TABLE)
+    layer_bytes = 2_200  # that the objects of each layer of a pack take, as `PACK_BYTES` of a pack
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
@@ -413,7 +413,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return payload.nbytes
 
     def pack_bytes(self, pack: MlxPack) -> int:
-        held = PACK_BYTES + sum(LAYER_BYTES["mlx"] + cache.nbytes for cache in pack.attention)
+        held = PACK_BYTES + sum(self.layer_bytes + cache.nbytes for cache in pack.attention)
         return held + state_size(pack.states.values())
 
     def finite_slots(self, pack: MlxPack) -> Bool:

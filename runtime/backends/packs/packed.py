@@ -67,9 +67,9 @@ class FirstForward(msgspec.Struct, frozen=True):
     state_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
-# What the objects of a pack, of its workspace and of each of its layers take beside the buffers, as CPython 3.11 was measured.
+# What the objects of a pack and of its workspace take beside those of its layers and the buffers, as CPython 3.11 was measured.
 # It is seen where many short texts have nothing in common.
-PACK_BYTES, LAYER_BYTES = 5_500, {"hf": 1_500, "mlx": 2_200}
+PACK_BYTES = 5_500
 
 
 class WorkingPack:

@@ -13,7 +13,7 @@ import pytest
 
 from runtime import LanguageModel, load
 from runtime.backends.fake import Behaviour
-from runtime.backends.packs.packed import LAYER_BYTES, PACK_BYTES
+from runtime.backends.packs.packed import PACK_BYTES
 from runtime.errors import MemoryBudgetError
 from tests.fakes import engine_of, settled
 from tests.runtime.scheduler.meter import metered
@@ -29,8 +29,8 @@ def made(backend: str, name: str, slots: int, kv_dtype: str) -> LanguageModel:
     source: Any = (behaviour, None) if backend == "fake" else tiny_path(name)
     threads = 1 if backend == "hf" else None
     model = load(source, backend=backend, kv_cache_bytes=1 << 30, threads=threads, kv_dtype=kv_dtype)
-    sized = engine_of(model).backend
-    objects = 0 if backend == "fake" else PACK_BYTES + model.info.layers * LAYER_BYTES[backend]  # of one pack
+    sized: Any = engine_of(model).backend
+    objects = 0 if backend == "fake" else PACK_BYTES + model.info.layers * sized.layer_bytes  # of one pack
     model.set_kv_budget(objects + slots * sized.slot_bytes + (slots // 8) * sized.state_bytes)
     return model
 
