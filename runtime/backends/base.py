@@ -46,7 +46,7 @@ class Part:
     stacks: TokenStacks | None = None
 
 
-HEAD = 32  # likeliest entries of a row that stays which cross with what normalises it: most look-ups ask for no more
+NORMALISED_HEAD = 32  # likeliest entries of a row that stays which cross with what normalises it: most look-ups ask for no more
 
 
 class NormalisedRows(NamedTuple):

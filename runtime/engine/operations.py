@@ -22,7 +22,7 @@ from runtime.adapters.registry import Registry
 from runtime.adapters.stacks import Route, TokenStacks, stack_of
 from runtime.adapters.uses import Adapters
 from runtime.aio import Call, Reader, Stream, Turns, off_loop, running_loop
-from runtime.backends.base import HEAD
+from runtime.backends.base import NORMALISED_HEAD
 from runtime.beams import BeamOptions, Hypothesis, OnStep
 from runtime.branches import Branches, joint_error, naming_prompt
 from runtime.engine.owner import Engine
@@ -38,13 +38,13 @@ from runtime.grammar.source import Grammar
 from runtime.info import Message, ModelInfo, OnProgress, PrefixMatch
 from runtime.numerics.pooling import Pooling
 from runtime.numerics.scoring import log_softmax
+from runtime.numerics.stage_table import REPORTED
 from runtime.options.checking import check_callback, nearest
 from runtime.options.generation import GenerationOptions, resolve_options
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import NO_TOKEN, Float32, Int32, TokenRun, TopLogprobs
 from runtime.sampling.chain import fresh_seed, make_sampler
-from runtime.sampling.report import SHOWN
 from runtime.scheduler.embedding import EmbedJob
 from runtime.scheduler.jobs import (
     AnsweredJob,
@@ -111,7 +111,7 @@ class Operations:
         """Asks for the distributions after the paths, one for each row."""
         urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
         routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
-        whole = rows.top is None or rows.top > HEAD  # else few numbers answer it
+        whole = rows.top is None or rows.top > NORMALISED_HEAD  # else few numbers answer it
         for i, ids in enumerate(batch):
             namespace, before = routing.plain or routing.route(ids)
             jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
@@ -531,7 +531,7 @@ class Operations:
         chosen = resolve_options(call, model=self.text.own.options, ends=self.ends).options if call.resolve else call
         chosen.check(self._engine.backend.info.vocab_size)
         if chosen.stages:
-            chosen = replace(chosen, top_k=max(chosen.top_k, SHOWN))
+            chosen = replace(chosen, top_k=max(chosen.top_k, REPORTED))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         chosen = replace(chosen, seed=seed)
         plain = chosen.adapters is None and not cache_salt

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from runtime.errors import InvalidRequestError
 from runtime.options.generation import STAGE_NAMES
 
-HEAD = 64  # so many of the likeliest of the last order are always there, if it has them
+REPORTED = 64  # likeliest tokens that a report shows of the raw distribution, and of the last order, if it has them
 _AXES = {  # by column: its dtype, its axes after the first (s stages, o score rows, k tokens, b bytes), what fills it
     "names": ("u1", "s", 0),
     "rows": ("u1", "s", 0),
@@ -123,7 +123,7 @@ class StageTable:
             return None
         last, _, weights = self._weighed(i)[-1]
         scores = self.scores[i, self.rows[i, last]]
-        order = np.lexsort((self.ids[i], -scores))[:HEAD]
+        order = np.lexsort((self.ids[i], -scores))[:REPORTED]
         order = order[weights[order] > 0]  # the likeliest of all, without a gap
         if not len(order):
             return None

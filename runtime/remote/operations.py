@@ -28,6 +28,7 @@ from runtime.errors import (
 )
 from runtime.info import CacheReport, Message, Metrics, ModelInfo, OnProgress
 from runtime.numerics.pooling import Pooling
+from runtime.numerics.stage_table import REPORTED
 from runtime.options.generation import DEFAULTS, GenerationOptions, SamplingOptions, resolve_options
 from runtime.options.priority import Priority
 from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
@@ -38,7 +39,6 @@ from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMA
 from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
-from runtime.sampling.report import SHOWN
 from runtime.scheduler.decode.rows import Stream as Answer
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.jobs import GenerateJob
@@ -303,7 +303,7 @@ class RemoteOperations:
             raise UnsupportedFeatureError(f"{host} begins a grammar at the answer's beginning alone; leave grammar_prefix out")
         self._model(chosen.adapters)
         seed = fresh_seed() if chosen.seed is None else chosen.seed
-        recorded = max(chosen.top_k, SHOWN) if chosen.stages and self._draws_here else chosen.top_k
+        recorded = max(chosen.top_k, REPORTED) if chosen.stages and self._draws_here else chosen.top_k
         return replace(chosen, seed=seed, top_k=recorded)
 
     async def _answer(

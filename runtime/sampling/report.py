@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.numerics.sorted_row import SortedRow
-from runtime.numerics.stage_table import HEAD, StageTable
+from runtime.numerics.stage_table import REPORTED, StageTable
 from runtime.options.generation import NUMBERS
 from runtime.records import Float32
 from runtime.sampling.chain import Traced
@@ -19,7 +19,6 @@ from runtime.sampling.pool import View
 
 Ids = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
-SHOWN = HEAD  # tokens that a report shows: so many of the raw distribution, and so many of the last
 
 
 class Told(NamedTuple):
@@ -42,9 +41,9 @@ def told_of(traced: Traced) -> Told:
     steps = traced.steps
     views = [step.view for step in steps]
     raw, last = views[0].order, views[-1].order
-    raw.reach(SHOWN)
+    raw.reach(REPORTED)
     if last is not raw:
-        last.reach(SHOWN)
+        last.reach(REPORTED)
     if last.row is raw.row:  # no stage changed the scores
         numbers = (0,) * len(views)
         ids, scores, kept, held = _in_one_order(views, traced)
@@ -117,7 +116,7 @@ def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, 
     What a view holds is a range of the order, whose first ones are shown; and the drawn one, if it is none of those.
     """
     order, rank, token = views[0].order, traced.rank, traced.token
-    ids, scores = order.ids[:SHOWN], order.ranked.values[None, :SHOWN]
+    ids, scores = order.ids[:REPORTED], order.ranked.values[None, :REPORTED]
     head, alive = len(ids), order.alive
     further = rank >= head
     if further:
@@ -153,8 +152,8 @@ def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ..
 
 def _shown(raw: SortedRow, last: SortedRow, tops: Sequence[int], token: int) -> Ids:
     """The likeliest of the raw distribution in their order, then what else is to be known."""
-    head = raw.ids[:SHOWN]
-    rest = {*tops, token, *last.ids[:SHOWN].tolist()} - set(head.tolist())
+    head = raw.ids[:REPORTED]
+    rest = {*tops, token, *last.ids[:REPORTED].tolist()} - set(head.tolist())
     return np.concatenate([head, np.array(sorted(rest), np.int64)]) if rest else head
 
 

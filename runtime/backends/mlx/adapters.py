@@ -16,7 +16,7 @@ from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 
-HEAD = "lm_head"  # as all of mlx-lm's models call it
+LM_HEAD = "lm_head"  # as all of mlx-lm's models call it
 _UNCALLED = {"mamba": (".dt_proj",)}  # modules whose weights transformers reads without calling them: peft's do nothing there
 
 Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
@@ -98,7 +98,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
         return x.size // x.shape[-1]  # tokens stand in one row, or each in one of its own
 
     def _is_head(self, path: str) -> bool:
-        return path.endswith(HEAD)
+        return path.endswith(LM_HEAD)
 
     def _plus(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
         a, b, scaling = pair

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import HEAD, NormalisedRows
+from runtime.backends.base import NORMALISED_HEAD, NormalisedRows
 from runtime.numerics.ranking import Ranked, RankedRows, RankRequest, likeliest
 from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
@@ -77,7 +77,7 @@ class StayingLogits(ABC):
 
     def normalised(self, chosen: Int64, whole: int) -> NormalisedRows:
         """See `runtime.backends.base.DeviceLogits`."""
-        width = min(HEAD + 1, self._vocab) if whole < len(chosen) else 1
+        width = min(NORMALISED_HEAD + 1, self._vocab) if whole < len(chosen) else 1
         crossed, rows = self._begin_heads(None, width, chosen[:whole], chosen)()
         top, total, log_total, entropy, _ = crossed[:, :5].T
         values, ids = np.split(crossed[whole:, 5:], 2, axis=1)

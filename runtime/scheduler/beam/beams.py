@@ -20,7 +20,7 @@ from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.beam.beam_search import BeamSearch, Link
 from runtime.scheduler.beam.hypotheses import hypothesis, ids_of, scores_of
-from runtime.scheduler.decode.decoding import HEAD
+from runtime.scheduler.decode.decoding import DRAW_HEAD
 from runtime.scheduler.decode.resume import bring_back
 from runtime.scheduler.decode.rows import DEFAULT_MAX_TOKENS, PATIENCE_SECONDS, Vocabulary
 from runtime.scheduler.faults import typed
@@ -190,7 +190,7 @@ class Beams:
         """What crosses of rows that stay on the device; None: they do not, or a grammar's masks are laid over whole rows."""
         if not self._cache.backend.on_device or one.job.constraint is not None:
             return None
-        return RankRequest(max(HEAD, one.search.known), ())
+        return RankRequest(max(DRAW_HEAD, one.search.known), ())
 
     def _stand(self, one: Running) -> None:
         """Recurrent state may have gone along with another job: beams are brought back to where they were."""

@@ -51,7 +51,7 @@ from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
-HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
+DRAW_HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
 
 
 class Decoding:
@@ -295,7 +295,7 @@ class Decoding:
         whole = tuple(sorted({i for row, i in zip(rows, at, strict=True) if row.stream.reads_rows}))
         if len(whole) == len(heats):
             return None
-        return RankRequest(max(HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
+        return RankRequest(max(DRAW_HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
         """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""

@@ -224,7 +224,7 @@ def test_a_model_answers_alike(
 ) -> None:
     # given streams of one text and of another, of which some report their stages
     plain, model = pair
-    monkeypatch.setattr("runtime.scheduler.decode.decoding.HEAD", 8)
+    monkeypatch.setattr("runtime.scheduler.decode.decoding.DRAW_HEAD", 8)
     options = GenerationOptions(max_tokens=12, sampling=sampling, ignore_eos=True, seed=3, top_k=4, stages=stages)
     texts = [random_ids(seed, 20, 1000).tolist() for seed in (5, 6)]
     # when their rows stay on the device
