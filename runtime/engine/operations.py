@@ -160,9 +160,9 @@ class Operations:
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
         """Computes what is not held."""
-        call: Call[Float32] = Call(self.turns.inbox(), self._engine.nudge)
+        call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
         namespace, before = self.route(ids, adapters)
-        job = QueryJob(ids, namespace, before=before, waiters=[(Rows(call, 1), 0)])
+        job = QueryJob(ids, namespace, before=before, whole=False, waiters=[(Rows(call, 1, 0), 0)])  # no number is wanted
         _listen(job, call, on_progress)
         self.turns.submit(self._forgetting(job), job)
         await call.answer()

@@ -522,6 +522,20 @@ def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, w
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
+def test_of_a_text_whose_kv_alone_is_wanted_no_row_crosses(library: str, wide: Path, crossed: list[int]) -> None:
+    text = random_ids(1, 20, 1000).tolist()
+    with staying(library, wide) as model:
+        model.next_token_logprobs_sync([7])
+        crossed.clear()
+        model.cache_kv(text)
+        assert 0 < sum(crossed) <= 2048
+        # then it is computed, and what follows it is known
+        assert model.metrics().tokens_computed == 1 + len(text)
+        model.next_token_logprobs_sync(text)
+        assert model.metrics().tokens_computed == 1 + len(text)
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
 def test_the_first_token_s_row_crosses_with_its_numbers(library: str, wide: Path, crossed: list[int]) -> None:
     with staying(library, wide) as model:
         model.next_token_logprobs_sync([7])
