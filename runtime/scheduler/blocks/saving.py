@@ -196,17 +196,18 @@ class Savings:
         arrays: list[Stored] = []
         scores: list[tuple[int, Scores | None]] = []
         at = 0
-        for node, count in self._cache.trie.walk(saving.spans):
-            first, last = max(link.start - at, 0), min(link.stop - at, count)
-            if first < last:
-                try:
-                    arrays.append(self._cache.room.payloads.export(node.payload, first, last))
-                except MemoryBudgetError:  # the device itself is full
-                    return None
-                scores.append((last - first, None if node.scores is None else node.scores[first:last]))
-            at += count
-            if at >= link.stop:
-                break
+        with self._cache.trie.hold(saving.spans):  # a device that is full has whatever no lease holds evicted in the middle
+            for node, count in self._cache.trie.walk(saving.spans):
+                first, last = max(link.start - at, 0), min(link.stop - at, count)
+                if first < last:
+                    try:
+                        arrays.append(self._cache.room.payloads.export(node.payload, first, last))
+                    except MemoryBudgetError:  # the device itself is full
+                        return None
+                    scores.append((last - first, None if node.scores is None else node.scores[first:last]))
+                at += count
+                if at >= link.stop:
+                    break
         if at < link.stop or (link.state and not any(name.startswith("state") for name in arrays[-1])):
             return None
         if not link.state:

@@ -17,7 +17,7 @@ import pytest
 from runtime import load
 from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.blocks.options import BlockOptions
-from runtime.errors import BlockFileError, InvalidRequestError, UnsupportedFeatureError
+from runtime.errors import BlockFileError, InvalidRequestError, MemoryBudgetError, UnsupportedFeatureError
 from runtime.info import BlocksSaved
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.scheduler.blocks import saving
@@ -155,6 +155,66 @@ def test_what_was_moved_in_memory_is_saved_from_where_it_is(options: BlockOption
     with fake_model(blocks=options) as model:
         assert_right(model.next_token_logprobs_sync([*stem, 7]), [*stem, 7])
         assert model.metrics().tokens_restored == 300
+
+
+@pytest.mark.parametrize("full_at", [0, 2])  # copies, one for each part of a block
+def test_a_full_device_evicts_no_path_while_a_block_of_it_is_copied(
+    full_at: int, store: MemoryBlocks, options: BlockOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = 0
+    take = FakeBackend.take
+
+    def full_once(self: FakeBackend, pack: Any, slots: Any) -> Any:
+        nonlocal copies
+        copies += 1
+        if copies == full_at + 1:
+            raise MemoryBudgetError("out of memory")
+        return take(self, pack, slots)
+
+    # given a path in several edges, which no request uses, beside another one
+    ids = some_ids(1, 200)
+    with fake_model(blocks=options) as model:
+        for end in (70, 100, 150):
+            model.cache_kv([*ids[:end], 3, 4])
+        model.cache_kv(ids)
+        model.cache_kv(some_ids(2, 50))
+        # when the device is full in the middle of a copy, so that what no request uses is given up
+        monkeypatch.setattr(FakeBackend, "take", full_once)
+        saved = model.save_blocks(ids)
+        # then the path is saved all the same
+        assert (saved.written, saved.tokens) == (4, 200)
+        assert copies > full_at + 1
+        assert not model.prefix_match(some_ids(2, 50)).tokens
+        assert not model.info.warnings
+        audit(model)
+    with fake_model(blocks=options) as model:
+        assert_right(model.next_token_logprobs_sync([*ids, 7]), [*ids, 7])
+        assert model.metrics().tokens_restored == 200
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_what_is_evicted_between_two_blocks_is_saved_up_to_there(
+    recurrent: bool, options: BlockOptions, store: MemoryBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evict(name: str) -> None:
+        if name == "put" and len(store.blocks) == 2:
+            trie = engine_of(model).scheduler.cache.trie
+            engine_of(model).call(lambda: trie.evict(trie.bytes // 2)).result(20)
+
+    ids = some_ids(1, 1000)
+    monkeypatch.setattr(saving, "BATCH_BYTES", 1)
+    with fake_model(Behaviour(recurrent=recurrent), blocks=options) as model:
+        for end in (300, 600, 1000):
+            model.cache_kv(ids[:end])
+        store.before = evict
+        saved = model.save_blocks(ids)
+        assert 128 <= saved.tokens < 1000
+        audit(model)
+    store.before = lambda _: None
+    with fake_model(Behaviour(recurrent=recurrent), blocks=options) as model:
+        assert_right(model.next_token_logprobs_sync([*ids, 7]), [*ids, 7], "recurrent" if recurrent else "attention")
+        restored = model.metrics().tokens_restored
+        assert 0 < restored <= saved.tokens if recurrent else restored == saved.tokens
 
 
 def test_a_recurrent_model_keeps_its_checkpoints_beside_the_blocks(store: MemoryBlocks, options: BlockOptions) -> None:
