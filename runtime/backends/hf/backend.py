@@ -184,8 +184,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return weight_bytes(self.model)
 
     def count(self, tokens: int) -> None:
-        self.forwards += 1
-        self.pushed += tokens
+        super().count(tokens)
         if self._counts is not None and (tokens >= MANY_TOKENS) is not self._many:
             self._many = not self._many
             CHOICE.change(self._counts[self._many])
