@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -134,29 +134,34 @@ class ChunkLogits:
 
     Args:
         raw: ``(n, vocab)``, read-only from here on; or where they were computed.
-        ends: Rows after which a path is complete, or this forward's part of it. Ascending.
-        whole: Of these, those of which every entry is wanted; the others may stay on the device.
+        ends: Rows after which a path is complete, ascending: whether every entry is wanted, else it may stay on the device.
+        unfinished: Rows after which the forward's part of a path ends that is not complete: whether they hold numbers is all.
+        block_bytes: Of `LogitsCache`.
     """
 
     raw: Float32 | DeviceLogits
-    ends: Sequence[int]
-    whole: Collection[int]
+    ends: Mapping[int, bool]
+    unfinished: Sequence[int] = ()
+    block_bytes: int = 0
     _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
     after: dict[int, Distribution] = field(init=False)  # what follows those of `ends` that hold numbers
-    broken: set[int] = field(init=False)  # those of `ends` that do not
+    broken: set[int] = field(init=False)  # those of `ends` and `unfinished` that do not
 
     def __post_init__(self) -> None:
         if isinstance(self.raw, np.ndarray):
-            ends, rows = list(self.ends), self.rows(self.ends)
-            if 2 * len(rows) < len(self.raw):  # what is kept must not hold many others in memory
-                rows = rows.copy()
+            ends = [*self.ends, *self.unfinished]
+            rows = self.raw if len(self.ends) == len(self.raw) else self.raw[ends]
             tops, log_totals, masses, finite = normalisers(rows)
+            if self.unfinished:  # what is kept must hold no others in memory
+                rows = rows[: len(self.ends)].copy()
         else:
-            ends = sorted(self.ends, key=lambda end: end not in self.whole)
-            chosen, n = np.array(ends, np.int64), len(self.whole)
+            ends = [*sorted(self.ends, key=lambda end: not self.ends[end]), *self.unfinished]
+            chosen, n = np.array(ends), sum(self.ends.values())
             rows, tops, log_totals, masses, finite, heads = self.raw.normalised(chosen, n)
-            staying = self.raw.take(chosen[n:]) if n < len(ends) else self.raw
+            rest, staying = chosen[n : len(self.ends)], self.raw
+            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # else none is kept, or each by itself
+                staying = self.raw.take(rest)
         rows.flags.writeable = False
         memory, vocab, self.after = rows, rows.shape[1], {}
         while isinstance(memory.base, np.ndarray):
@@ -168,9 +173,9 @@ class ChunkLogits:
                 self.broken.add(end)
             elif place < len(rows):
                 self.after[end] = Distribution(rows[place], *numbers, memory, vocab)
-            else:
-                row = StayingRow(staying, place - len(rows))
-                self.after[end] = Distribution(row, *numbers, staying, vocab, heads[row.place])
+            elif place < len(self.ends):
+                row = StayingRow(staying, end if staying is self.raw else place - n)
+                self.after[end] = Distribution(row, *numbers, staying, vocab, heads[place - n])
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
         """What some rows, ascending, say of the tokens that followed: see `score_logits`.
@@ -195,17 +200,12 @@ class ChunkLogits:
         return scores, finite
 
     def _score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
-        if isinstance(self.raw, np.ndarray):
-            return score_logits(self.rows(chosen), targets, k)
-        return self.raw.score(np.array(chosen, np.int64), targets, k)
-
-    def rows(self, chosen: Sequence[int]) -> Float32:
-        """Some rows, ascending; no copy where they lie side by side on the host."""
+        places = np.array(chosen)
         if not isinstance(self.raw, np.ndarray):
-            return self.raw.rows(np.array(chosen, np.int64))
+            return self.raw.score(places, targets, k)
         start, stop = chosen[0], chosen[-1] + 1
-        rows: Float32 = self.raw[start:stop] if stop - start == len(chosen) else self.raw[np.array(chosen)]
-        return rows
+        alongside = stop - start == len(chosen)  # then nothing is copied
+        return score_logits(self.raw[start:stop] if alongside else self.raw[places], targets, k)
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class LogitsCache:
     """
 
     def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
-        self._budget = budget
+        self._budget = self.block_bytes = budget  # the largest array that is kept with all that lies in it
         self._room = room
         self._most: int | None = None  # rows
         self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
@@ -255,7 +255,7 @@ class LogitsCache:
             return
         if key in self._rows:
             self.drop(key)
-        if self._most is not None or row.memory.nbytes > self._budget:
+        if row.memory.nbytes > self.block_bytes:
             try:
                 row = row.alone()
             except MemoryBudgetError:  # the device itself has no room for a copy
@@ -276,7 +276,7 @@ class LogitsCache:
 
     def limit(self, rows: int) -> None:
         """At most so many rows from now on, whatever their bytes; 0 keeps none."""
-        self._most = rows
+        self._most, self.block_bytes = rows, 0
         self._shrink(self._budget)
 
     def drop(self, key: Hashable) -> None:
@@ -291,6 +291,7 @@ class LogitsCache:
     def set_budget(self, budget: int) -> None:
         """Another budget in bytes; the least recently used rows beyond it go."""
         self._budget = budget
+        self.block_bytes = budget if self._most is None else 0
         self._shrink(budget)
 
     def clear(self) -> None:

@@ -94,6 +94,7 @@ class Batch:
     """The new tokens of one forward, by workspace."""
 
     most_rows: int  # of logits that are wanted, about
+    block_bytes: int  # of `LogitsCache`
     portions: dict[Workspace, Portion] = field(default_factory=dict)
     size: int = 0  # tokens
     rows: int = 0  # of logits that are wanted so far
@@ -157,18 +158,20 @@ class Batch:
         """
         calls: list[PartialForward] = []
         rows: list[tuple[Portion, int]] = []  # of the answer
-        ends: list[int] = []
-        whole: set[int] = set()
+        ends: dict[int, bool] = {}
+        unfinished: list[int] = []
         for portion in self.portions.values():
             if portion.tokens:
                 want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
                 calls.append(PartialForward(portion.workspace, portion.tokens, portion.parents, want))
                 for row in want:
                     if row in portion.last:
-                        ends.append(len(rows))
+                        place = len(rows)
                         for prefill, index in portion.wanted.get(row, ()):
-                            if prefill.job.whole and index + 1 == prefill.total:
-                                whole.add(len(rows))
+                            if index + 1 == prefill.total:
+                                ends[place] = prefill.job.whole or ends.get(place, False)
+                        if place not in ends:
+                            unfinished.append(place)
                     rows.append((portion, row))
         if not calls:
             return
@@ -178,7 +181,7 @@ class Batch:
             computed = forward(calls, backend.forward_on_device if backend.on_device else backend.compute)
         finally:
             backend.interrupted = None
-        chunk = ChunkLogits(computed, ends, whole)
+        chunk = ChunkLogits(computed, ends, unfinished, self.block_bytes)
         for i in sorted(chunk.broken):
             portion, row = rows[i]
             if portion.workspace.broken(portion.base):

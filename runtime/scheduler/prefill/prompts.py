@@ -185,7 +185,7 @@ class Prompts:
         group = standing
         if not group:
             return 0
-        batch, backend = Batch(self._most_rows), self._cache.backend
+        batch, backend = Batch(self._most_rows, self._cache.vectors.block_bytes), self._cache.backend
         started = time.monotonic()
         try:
             recurrent = group[0].workspace.recurrent

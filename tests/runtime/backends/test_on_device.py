@@ -39,6 +39,7 @@ from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.numerics.scoring import score_logits
 from runtime.options.load import LoadOptions
 from runtime.scheduler.prefill.distributions import ChunkLogits, normalise
+from tests.fakes import settled
 from tests.runtime.backends.reference import Loaded, chain, log_softmax, random_ids
 from tests.tiny_models import tiny_path
 
@@ -522,6 +523,35 @@ def test_rows_for_which_there_is_no_room_do_not_cross_to_be_kept(library: str, w
 
 
 @pytest.mark.parametrize("library", ["hf", "mlx"])
+@pytest.mark.parametrize(("kept", "copied"), [(None, [1, 1]), (0, []), (1, [1, 1])], ids=["all", "none", "one"])
+def test_rows_are_copied_on_the_device_to_be_kept(
+    library: str, kept: int | None, copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a text that ends in a forward in which a part of a longer one does
+    texts = [random_ids(1, 300, 1000).tolist(), random_ids(2, 20, 1000).tolist()]
+    taken: list[int] = []
+    for kind in (TorchLogits, MlxLogits):
+        monkeypatch.setattr(kind, "take", counting(kind.take, taken))
+    with staying(library, tiny_path("llama"), prefill_chunk_tokens=100) as model:
+        if kept is not None:
+            model.keep_vectors(kept)
+        model.batch_top_logprobs_sync(texts, 3)
+        # then only what follows the texts is copied, if it is kept, and once
+        assert taken == copied
+        assert settled(model)[1].vector_bytes == (2 if kept is None else kept) * 4 * model.info.vocab_size
+
+
+def counting(plain: Any, taken: list[int]) -> Any:
+    """`take`, which says how many rows."""
+
+    def take(self: Any, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+        taken.append(len(chosen))
+        return plain(self, chosen)
+
+    return take
+
+
+@pytest.mark.parametrize("library", ["hf", "mlx"])
 def test_of_a_text_whose_kv_alone_is_wanted_no_row_crosses(library: str, wide: Path, crossed: list[int]) -> None:
     text = random_ids(1, 20, 1000).tolist()
     with staying(library, wide) as model:
@@ -562,14 +592,26 @@ def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: 
     np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("device", [*DEVICES, "host"])
+def test_of_parts_of_paths_nothing_is_kept_but_whether_they_are_numbers(device: str) -> None:
+    raw = np.random.default_rng(3).normal(size=(5, 50)).astype(np.float32)
+    raw[3, 7] = np.inf
+    logits = raw.copy() if device == "host" else staying_logits(raw.copy(), device)
+    chunk = ChunkLogits(logits, {1: False, 4: False}, [0, 3], block_bytes=1 << 20)
+    assert chunk.broken == {3}
+    assert {row: own.memory.nbytes for row, own in chunk.after.items()} == dict.fromkeys((1, 4), 2 * 4 * 50)
+    for row, own in chunk.after.items():
+        np.testing.assert_allclose(own.logprobs(), log_softmax(raw[row]), atol=3e-5, rtol=0)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [20, 4000])
 def test_likeliest_entries_of_a_row_that_stays_are_those_of_the_host(vocab: int, device: str) -> None:
     # given rows with many equals, one that is flat, two that are no numbers
     raw = (np.round(np.random.default_rng(3).normal(0, 4, (6, vocab)) * 4) / 4).astype(np.float32)
     raw[2], raw[3, 1], raw[4, 9] = 1.5, np.inf, np.nan
-    chunk = ChunkLogits(staying_logits(raw, device), range(6), [1, 3])
-    here = ChunkLogits(raw, range(6), range(6))
+    chunk = ChunkLogits(staying_logits(raw, device), {row: row in (1, 3) for row in range(6)}, block_bytes=1 << 20)
+    here = ChunkLogits(raw, dict.fromkeys(range(6), True))
     assert chunk.broken == here.broken == {3, 4}
     assert chunk.after.keys() == here.after.keys() == {0, 1, 2, 5}
     # when some of them stay

@@ -59,7 +59,7 @@ def test_rows_weigh_the_same_alone_among_others_and_remembered() -> None:
     temperatures = [0.5 + i / 7 for i in range(11)]
     together = normalise(raw, entropy=True, temperatures=temperatures)
     # then each has the same bits by itself, and as one that is remembered from a prompt
-    remembered = ChunkLogits(raw, range(11), range(11))
+    remembered = ChunkLogits(raw, dict.fromkeys(range(11), True))
     for i, temperature in enumerate(temperatures):
         alone = normalise(raw[i : i + 1], entropy=True, temperatures=[temperature])
         row = remembered.after[i]
