@@ -29,9 +29,9 @@ class TorchLogits(StayingLogits):
         with self._computing():
             return _crossed(self._chosen(chosen))
 
-    def entries(self, row: int, ids: Int64) -> Float32:
+    def _entries(self, rows: slice, ids: Int64) -> Float32:
         with self._computing():
-            return _crossed(self._logits[row, to_device(ids, self._logits.device)].float())
+            return _crossed(self._logits[rows, to_device(ids, self._logits.device)].float())
 
     def _chosen(self, chosen: Int64) -> torch.Tensor:
         return self._logits[to_device(chosen, self._logits.device)].float()

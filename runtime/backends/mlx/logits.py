@@ -45,9 +45,9 @@ class MlxLogits(StayingLogits):
             mx.async_eval(rows)  # type: ignore[no-untyped-call]  # else it would keep all others until it is asked for
             return MlxLogits(rows, self._computing)
 
-    def entries(self, row: int, ids: Int64) -> Float32:
+    def _entries(self, rows: slice, ids: Int64) -> Float32:
         with self._computing():
-            return np.array(self._logits[row, mx.array(ids.astype(np.int32))])
+            return np.array(self._logits[rows, mx.array(ids.astype(np.int32))])
 
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:
         with self._computing():

@@ -35,6 +35,7 @@ class StayingLogits(ABC):
     def __init__(self, n: int, vocab: int) -> None:
         self._n, self._vocab = n, vocab
         self.nbytes = n * vocab * np.dtype(np.float32).itemsize
+        self._named: tuple[Int64, dict[int, Float32]] = np.empty(0, np.int64), {}  # ids, and their entries by row
 
     def __len__(self) -> int:
         return self._n
@@ -47,9 +48,17 @@ class StayingLogits(ABC):
     def take(self, chosen: Int64) -> Self:
         """Some rows, in memory of their own."""
 
-    @abstractmethod
     def entries(self, row: int, ids: Int64) -> Float32:
-        """``(len(ids),)`` of one row."""
+        """``(len(ids),)`` of one row. Those of others cross with it: texts of one forward are mostly asked for the same."""
+        if row not in self._named[1] or not np.array_equal(ids, self._named[0]):
+            at_once = max(BLOCK_ENTRIES // len(ids), 1)
+            start = row - row % at_once
+            self._named = ids, dict(enumerate(self._entries(slice(start, start + at_once), ids), start))
+        return self._named[1].pop(row)
+
+    @abstractmethod
+    def _entries(self, rows: slice, ids: Int64) -> Float32:
+        """``(rows, len(ids))``."""
 
     @abstractmethod
     def _numbers(self, chosen: Int64, targets: Int64, width: int) -> Float32:

@@ -488,10 +488,10 @@ def test_of_the_likeliest_a_few_numbers_cross(
             model.next_token_logprobs_sync(texts[0][:3])
             crossed.clear()
             answered = model.batch_top_logprobs_sync(texts, k, chosen=chosen)
-        # then only more than cross with each row have whole ones cross, all at once
+        # then only more than cross with each row have whole ones cross, and what is named of all texts does at once
+        assert len(crossed) <= 2
         if k > 32:
             assert sum(crossed) >= 4 * 4 * WIDE
-            assert len(crossed) <= 2
         else:
             assert 0 < sum(crossed) <= 4 * 2048
         for own, other in zip(answered, expected, strict=True):
@@ -590,6 +590,15 @@ def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: 
     assert [record.top_ids for record in scored] == [record.top_ids for record in expected]
     own, plain = (np.array([record.logprob for record in records[1:]], np.float64) for records in (scored, expected))
     np.testing.assert_allclose(own, plain, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_entries_of_rows_cross_by_blocks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, ids = np.random.default_rng(3).normal(size=(7, 50)).astype(np.float32), np.array([4, 40, 9])
+    monkeypatch.setattr("runtime.backends.packs.logits.BLOCK_ENTRIES", 10)
+    logits = staying_logits(raw, device)
+    for row, asked in ((5, ids), (3, ids), (3, ids), (6, ids), (5, ids[1:]), (6, ids[1:]), (0, ids)):
+        np.testing.assert_array_equal(logits.entries(row, asked), raw[row, asked])
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "host"])
