@@ -95,7 +95,7 @@ class KvFiles:
                         break
             finally:
                 self._engine.call(copying.close).result()
-            return self._engine.call(lambda: cache.going_on(job, limit)).result()
+            return self._engine.call(lambda: cache.reusable(job, limit)).result()
 
     def _blocks(self) -> Blocks:
         if self._options.blocks is None or not self._options.cache:

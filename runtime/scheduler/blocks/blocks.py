@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,10 +58,8 @@ class Blocks:
         self._fault = ""  # why the file could not be opened
         if options is not None and self.asked:
             self.thread = BlockThread(partial(_open, options), lambda fault: self.post(partial(self._opened, fault)))
-        recurrent = "recurrent" in self._backend.info.attention_kinds
-        self._recurrent = recurrent
-        self.restores = Restores(cache, counters, self.ask, self.failed, restored, recurrent=recurrent)
-        self._savings = Savings(cache, counters, self.ask, self.failed, recurrent=recurrent)
+        self.restores = Restores(cache, counters, self.ask, self.failed, restored)
+        self._savings = Savings(cache, counters, self.ask, self.failed)
 
     @property
     def busy(self) -> bool:
@@ -97,31 +95,28 @@ class Blocks:
 
     def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
         """Has the block thread copy blocks into another file, after all that is to be read; any thread."""
-        listed = list(keys)
-        return self._write(lambda store: store.copy_to(path, listed))
+        return self._write(keys, lambda store, listed: store.copy_to(path, listed))
 
     def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
         """Has it copy blocks out of another file, likewise; any thread."""
-        listed = list(keys)
-        return self._write(lambda store: store.take_from(path, listed))
+        return self._write(keys, lambda store, listed: store.take_from(path, listed))
 
     def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
         """Has it hold these blocks; any thread."""
-        listed = list(keys)
 
-        def hold(store: BlockStore) -> int:
+        def hold(store: BlockStore, listed: list[bytes]) -> int:
             store.pin(name, listed)
             return len(listed)
 
-        return self._write(hold)
+        return self._write(keys, hold)
 
-    def _write(self, act: Callable[[BlockStore], int]) -> Future[int]:
-        thread = self.thread
+    def _write(self, keys: Sequence[bytes], act: Callable[[BlockStore, list[bytes]], int]) -> Future[int]:
+        listed, thread = list(keys), self.thread
         if thread is None:
             refused: Future[int] = Future()
             refused.set_exception(self._refusal())
             return refused
-        return thread.ask(Urgency.WRITE, act)
+        return thread.ask(Urgency.WRITE, lambda store: act(store, listed))
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
         """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.
@@ -131,18 +126,18 @@ class Blocks:
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)
             return
-        spans, recurrent = job.spans(job.ids), self._recurrent
+        spans, recurrent = job.spans(job.ids), self._cache.recurrent
 
         def look(store: BlockStore) -> int:
             links = reach(store, spans, recurrent=recurrent, beyond=warm)
             return links[-1].stop if links else warm
 
         found = self.thread.ask(Urgency.READ, look)
-        found.add_done_callback(lambda done: future.set_result(warm if done.cancelled() or done.exception() else done.result()))
+        found.add_done_callback(lambda done: future.set_result(warm if done.exception() else done.result()))
 
     def failed(self, error: BaseException) -> None:
         """The store could not do what was asked: said once, and the model goes on without."""
-        if isinstance(error, CancelledError) or self.thread is None:  # that it cannot be opened is said already
+        if self.thread is None:  # that it cannot be opened is said already
             return
         text = f"the block file: {told(error)}; conversations reopen by computing them again"
         if text in self._told:

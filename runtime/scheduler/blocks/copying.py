@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from runtime.backends.stored import Stored, concatenated, nbytes
@@ -12,9 +13,41 @@ from runtime.errors import MemoryBudgetError
 from runtime.records import Scores
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.trie import Lease
+from runtime.trie import Lease, Span
 
 PART_BYTES = 12 << 20  # at least one token
+
+
+@dataclass(slots=True)
+class Exported:
+    """Consecutive tokens of a path, as edges hold them."""
+
+    arrays: list[Stored] = field(default_factory=list)
+    scores: list[tuple[int, Scores | None]] = field(default_factory=list)  # each with how many tokens it is of
+
+    def joined(self) -> Stored:
+        """All of it by name."""
+        kv = concatenated(self.arrays) if len(self.arrays) > 1 else self.arrays[0]
+        return {**kv, **as_arrays(self.scores)}
+
+
+def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Exported | None:
+    """Copies tokens `start` to `stop` of a path; None where they are not held.
+
+    Raises:
+        MemoryBudgetError: The device itself is full.
+    """
+    found, at = Exported(), 0
+    with cache.trie.hold(spans):  # a full device has what no lease holds evicted in the middle of a copy
+        for node, count in cache.trie.walk(spans):
+            first, last = max(start - at, 0), min(stop - at, count)
+            if first < last:
+                found.arrays.append(cache.room.payloads.export(node.payload, first, last))
+                found.scores.append((last - first, None if node.scores is None else node.scores[first:last]))
+            at += count
+            if at >= stop:
+                return found
+    return None
 
 
 class Copying:
@@ -54,21 +87,11 @@ class Copying:
         stop = min(self.tokens, at + max(PART_BYTES // max(backend.info.kv_bytes_per_token, 1), 1), *ends[:1])
         if not self._cache.room.make((stop - at) * backend.info.kv_bytes_per_token + backend.state_bytes):
             raise MemoryBudgetError("no room to copy KV: raise kv_cache_bytes (`set_kv_budget`) or end another request")
-        arrays: list[Stored] = []
-        scores: list[tuple[int, Scores | None]] = []
-        start = 0
-        for node, count in self._cache.trie.walk(job.spans(job.ids)):
-            low, high = max(at - start, 0), min(stop - start, count)
-            if low < high:
-                arrays.append(self._cache.room.payloads.export(node.payload, low, high))
-                scores.append((high - low, None if node.scores is None else node.scores[low:high]))
-            start += count
-            if start >= stop:
-                break
-        if start < stop:
+        exported = export(self._cache, job.spans(job.ids), at, stop)
+        if exported is None:
             raise MemoryBudgetError("the cache was cleared while a snapshot was written; try again")
         self._at = stop
-        return Part(at, stop, namespace, {**(concatenated(arrays) if len(arrays) > 1 else arrays[0]), **as_arrays(scores)})
+        return Part(at, stop, namespace, exported.joined())
 
     def add(self, part: Part) -> bool:
         """Hangs a part into the trie; False where there is no room for it, or the cache was cleared."""

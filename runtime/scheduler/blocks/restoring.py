@@ -57,7 +57,9 @@ class Restores:
         ask: Has the block thread do something, and tells the owner thread how it went.
         failed: Hears of a store that cannot do it.
         done: A job goes on; called with its cursor, which is to be left.
-        recurrent: Whether a path goes on only from a checkpoint.
+
+    Attributes:
+        due: Whether `step` has anything to do: a restore that others wait for was dropped.
     """
 
     def __init__(
@@ -67,19 +69,11 @@ class Restores:
         ask: Callable[..., None],
         failed: Callable[[BaseException], None],
         done: Callable[[Prefill], None],
-        *,
-        recurrent: bool,
     ) -> None:
         self._cache, self._counters, self._ask, self._failed, self._done = cache, counters, ask, failed, done
-        self._recurrent = recurrent
         self._running: list[Restore] = []
         self._behind: list[Prefill] = []  # others of paths that are being restored
-        self._lost_leader = False  # one of those was dropped
-
-    @property
-    def due(self) -> bool:
-        """Whether `step` has anything to do."""
-        return self._lost_leader
+        self.due = False
 
     @property
     def cursors(self) -> list[Prefill]:
@@ -89,16 +83,15 @@ class Restores:
     def worth(self, job: Job) -> bool:
         """Whether enough of a path is missing for a look into the block file: what one cannot go on from is missing too."""
         last = len(job.ids) - 1
-        if job.looked or last < LEAST:
-            return False
-        return last - (self._cache.going_on(job, last) if self._recurrent else self._cache.match(job)) >= LEAST
+        return not job.looked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
 
     def begin(self, prefill: Prefill) -> None:
         """Looks for the path's next tokens; the job goes on when they are in place.
 
         The last token is pushed in any case, but a block may end with it. After a checkpoint there one could not go back.
         """
-        limit = prefill.total - self._recurrent
+        recurrent = self._cache.recurrent
+        limit = prefill.total - recurrent
         for other in self._running:
             if common_prefix(other.prefill.tagged[: other.limit], prefill.tagged[:limit]) >= prefill.at + LEAST:
                 self._behind.append(prefill)
@@ -109,7 +102,7 @@ class Restores:
         spans, beyond = prefill.job.spans(prefill.job.ids[:limit]), prefill.at + LEAST - 1
 
         def look(store: BlockStore) -> list[Link]:
-            return reach(store, spans, recurrent=self._recurrent, beyond=beyond)
+            return reach(store, spans, recurrent=recurrent, beyond=beyond)
 
         self._ask(Urgency.READ, look, lambda done: self._guard(restore, partial(self._found, restore, done)))
 
@@ -121,16 +114,13 @@ class Restores:
         restore = next(one for one in self._running if one.prefill is prefill)
         restore.over = restore.ended = True
         self._running.remove(restore)
-        self._lost_leader = True
+        self.due = True
 
     def step(self) -> None:
         """Jobs that waited for a restore that was dropped go on."""
-        if self._lost_leader:
-            self._lost_leader = False
+        if self.due:
+            self.due = False
             self._release_behind()
-
-    def _hear(self, restore: Restore, arrived: Callable[[Future[list[Read]]], None], done: Future[list[Read]]) -> None:
-        self._guard(restore, partial(arrived, done))
 
     def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
         """A restore that fails ends no job: what is not in place yet is computed."""
@@ -147,9 +137,8 @@ class Restores:
     def _found(self, restore: Restore, done: Future[list[Link]]) -> None:
         if restore.over:
             return
-        if done.cancelled() or done.exception():
-            if error := None if done.cancelled() else done.exception():
-                self._failed(error)
+        if error := done.exception():
+            self._failed(error)
             self._end(restore)
             return
         links = self._fitting(restore, done.result())
@@ -172,7 +161,7 @@ class Restores:
         spare = room.budget - in_use - growth - afloat
         most = prefill.lease.length + max(spare, 0) // per_token
         fitting = [link for link in links if link.stop <= most]
-        if self._recurrent and len(fitting) < len(links):
+        if self._cache.recurrent and len(fitting) < len(links):
             return []
         return fitting if fitting and fitting[-1].stop > prefill.at else []
 
@@ -191,7 +180,7 @@ class Restores:
             room.afloat += size
             restore.asked += 1
             arrived = partial(self._arrived, restore, size, len(batch))
-            self._ask(Urgency.READ, partial(_read, batch), partial(self._hear, restore, arrived))
+            self._ask(Urgency.READ, partial(_read, batch), lambda done, act=arrived: self._guard(restore, partial(act, done)))
         if restore.asked == 0:
             self._end(restore)
 
@@ -200,8 +189,8 @@ class Restores:
         try:
             if restore.over:
                 return
-            error = None if done.cancelled() else done.exception()
-            blocks = [] if done.cancelled() or error else done.result()
+            error = done.exception()
+            blocks = [] if error else done.result()
             if error:
                 self._failed(error)
             if not restore.ended:
@@ -305,7 +294,8 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
     if not recurrent:
         found = links[:held]
         if held < len(grid):
-            found += _shorter(store, grid[held], beyond)
+            tip = _ended(store, grid[held], beyond, state=False, tokens=len(grid[held].ids) - 1)
+            found += [] if tip is None else [tip]
         return found if found and found[-1].stop > beyond else []
     for at in range(min(held, len(grid) - 1), -1, -1):
         cell = grid[at]
@@ -315,11 +305,6 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
         if tip is not None:
             return [*links[:at], tip]
     return []
-
-
-def _shorter(store: BlockStore, cell: Cell, beyond: int) -> list[Link]:
-    tip = _ended(store, cell, beyond, state=False, tokens=len(cell.ids) - 1)
-    return [] if tip is None else [tip]
 
 
 def _ended(store: BlockStore, cell: Cell, beyond: int, *, state: bool, tokens: int) -> Link | None:

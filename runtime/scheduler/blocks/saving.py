@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtime.backends.stored import Stored, concatenated, nbytes
+from runtime.backends.stored import nbytes
 from runtime.blocks.chain import BLOCK_TOKENS, Cell, Link, cells
-from runtime.blocks.packing import as_arrays, pack
+from runtime.blocks.packing import pack
 from runtime.blocks.store import Block, BlockStore
 from runtime.blocks.thread import Urgency
 from runtime.errors import BlockFileError, MemoryBudgetError
 from runtime.info import BlocksSaved
-from runtime.records import Scores
+from runtime.scheduler.blocks.copying import Exported, export
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.cache import Cache
@@ -26,7 +26,6 @@ from runtime.trie import Node, Span
 BATCH_BYTES = 12 << 20  # in one transaction; one block at least
 AFLOAT = 2  # batches that were cut and are not written yet
 
-Parts = tuple[Link, list[Stored], list[tuple[int, Scores | None]]]  # the last: with how many tokens each is of
 Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
 
 
@@ -68,19 +67,12 @@ class Savings:
         counters: What was done.
         ask: Has the block thread do something, and tells the owner thread how it went.
         failed: Hears of a store that cannot do it.
-        recurrent: Whether state is saved where a payload ends with one.
     """
 
     def __init__(
-        self,
-        cache: Cache,
-        counters: Counters,
-        ask: Callable[..., None],
-        failed: Callable[[BaseException], None],
-        *,
-        recurrent: bool,
+        self, cache: Cache, counters: Counters, ask: Callable[..., None], failed: Callable[[BaseException], None]
     ) -> None:
-        self._cache, self._counters, self._ask, self._failed, self._recurrent = cache, counters, ask, failed, recurrent
+        self._cache, self._counters, self._ask, self._failed = cache, counters, ask, failed
         self._running: list[Saving] = []
 
     @property
@@ -99,7 +91,7 @@ class Savings:
         if not saving.links:
             settle(future, BlocksSaved(0, 0, 0, 0, 0.0, 0.0))
             return
-        if replaces is not None and not self._recurrent:
+        if replaces is not None and not self._cache.recurrent:
             ended = (cell for cell in grid if cell.start < replaces < cell.start + len(cell.ids))
             saving.superseded = [cell.link(replaces - cell.start).key for cell in ended]
         self._running.append(saving)
@@ -135,7 +127,7 @@ class Savings:
 
     def _links(self, grid: Sequence[Cell], nodes: Sequence[tuple[Node, int]]) -> list[Link]:
         """All blocks of a path, parents before children."""
-        if not self._recurrent or not grid:
+        if not self._cache.recurrent or not grid:
             return [cell.link() for cell in grid]
         links = [cell.link() for cell in grid if len(cell.ids) == BLOCK_TOKENS or cell is not grid[-1]]
         ends, at = set[int](), 0
@@ -149,7 +141,7 @@ class Savings:
 
     def _looked(self, saving: Saving, done: Future[list[Link]]) -> None:
         saving.looked = True
-        if error := _fault(done):
+        if error := done.exception():
             self._failed(error)
             saving.lose(0)
             if isinstance(error, BlockFileError):
@@ -164,18 +156,18 @@ class Savings:
             saving.lose(saving.todo[0].start)
             self._end(saving)
             return
-        batch: list[Parts] = []
+        batch: list[tuple[Link, Exported]] = []
         size = 0
         while saving.todo and (not batch or (size < BATCH_BYTES and time.monotonic() < until)):
             link = saving.todo[0]
-            parts = self._cut(saving, link, size)
-            if parts is None:  # it is not in memory any more, or there is no room for a copy of it
+            cut = self._cut(saving, link, size)
+            if cut is None:  # it is not in memory any more, or there is no room for a copy of it
                 saving.blocked = bool(batch or saving.afloat)  # perhaps when what is being written is gone
                 if not saving.blocked:
                     saving.lose(link.start)
                 break
-            batch.append(parts)
-            size += sum(nbytes(part) for part in parts[1])
+            batch.append((link, cut))
+            size += sum(map(nbytes, cut.arrays))
             saving.todo.popleft()
         if batch:
             self._cache.room.afloat += size
@@ -187,38 +179,29 @@ class Savings:
         else:
             self._end(saving)
 
-    def _cut(self, saving: Saving, link: Link, beside: int) -> Parts | None:
+    def _cut(self, saving: Saving, link: Link, beside: int) -> Exported | None:
         """A copy of what a block holds; None where it is not in memory, or no room is left beside `beside` other bytes."""
         backend = self._cache.backend
         needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
         if not self._cache.room.make(beside + needed):
             return None
-        arrays: list[Stored] = []
-        scores: list[tuple[int, Scores | None]] = []
-        at = 0
-        with self._cache.trie.hold(saving.spans):  # a device that is full has whatever no lease holds evicted in the middle
-            for node, count in self._cache.trie.walk(saving.spans):
-                first, last = max(link.start - at, 0), min(link.stop - at, count)
-                if first < last:
-                    try:
-                        arrays.append(self._cache.room.payloads.export(node.payload, first, last))
-                    except MemoryBudgetError:  # the device itself is full
-                        return None
-                    scores.append((last - first, None if node.scores is None else node.scores[first:last]))
-                at += count
-                if at >= link.stop:
-                    break
-        if at < link.stop or (link.state and not any(name.startswith("state") for name in arrays[-1])):
+        try:
+            exported = export(self._cache, saving.spans, link.start, link.stop)
+        except MemoryBudgetError:  # the device itself is full
+            return None
+        if exported is None or (link.state and not any(name.startswith("state") for name in exported.arrays[-1])):
             return None
         if not link.state:
-            arrays = [{name: array for name, array in part.items() if not name.startswith("state")} for part in arrays]
-        return link, arrays, scores
+            exported.arrays = [
+                {name: a for name, a in part.items() if not name.startswith("state")} for part in exported.arrays
+            ]
+        return exported
 
     def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
         self._cache.room.afloat -= size
         first = saving.afloat.popleft()
         saving.blocked = False
-        if error := _fault(done):
+        if error := done.exception():
             self._failed(error)
             saving.lose(first.start)
         else:
@@ -259,12 +242,13 @@ class Savings:
         )
 
 
-def _write(batch: Sequence[Parts], superseded: Sequence[bytes], links: Sequence[Link], store: BlockStore) -> Written:
+def _write(
+    batch: Sequence[tuple[Link, Exported]], superseded: Sequence[bytes], links: Sequence[Link], store: BlockStore
+) -> Written:
     """On the block thread: how many blocks and bytes were written, and how many tokens of the path are held now."""
     blocks: list[Block] = []
-    for link, parts, scores in batch:
-        arrays = {**(concatenated(parts) if len(parts) > 1 else parts[0]), **as_arrays(scores)}
-        blocks.append(Block(link.key, link.parent, link.tokens, pack(arrays, {"key": link.key.hex()})))
+    for link, exported in batch:
+        blocks.append(Block(link.key, link.parent, link.tokens, pack(exported.joined(), {"key": link.key.hex()})))
     written = store.put(blocks, superseded=superseded)
     total = sum(len(part) for block in blocks for part in block.data)
     held = batch[-1][0].stop if written == len(blocks) else _held(links, store)
@@ -278,9 +262,3 @@ def _held(links: Sequence[Link], store: BlockStore) -> int:
     held = plain[there - 1].stop if there else 0
     ends = (link.stop for link in links if link.state and link.start <= held < link.stop and store.leading([link.key]))
     return max(ends, default=held)
-
-
-def _fault(done: Future[object] | Future[list[Link]] | Future[Written]) -> BaseException | None:
-    if done.cancelled():
-        return OSError("the model was closed")
-    return done.exception()

@@ -41,6 +41,7 @@ class Cache:
         enabled: False computes everything afresh.
 
     Attributes:
+        recurrent: Whether a path goes on only from a checkpoint.
         room: The budget's book-keeping.
         departures: Jobs that have left.
     """
@@ -48,6 +49,7 @@ class Cache:
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
         self.backend = backend
         self.enabled = enabled
+        self.recurrent = "recurrent" in backend.info.attention_kinds
         self.room = KvBudget(backend, budget, enabled=enabled)
         self.trie = self.room.trie
         self.vectors = self.room.vectors
@@ -271,19 +273,15 @@ class Cache:
             pins=len(self.pins.leases),
         )
 
-    def going_on(self, job: Job, limit: int) -> int:
-        """Of the path's first `limit` tokens, after how many of those that are held one can go on."""
-        with self.trie.lookup(job.spans(job.ids[:limit])) as lease:
-            return lease.length
+    def reusable(self, job: Job, limit: int | None = None) -> int:
+        """Of the path's first `limit` tokens those that need no forward: with recurrent layers up to the last checkpoint.
 
-    def reusable(self, job: Job) -> int:
-        """Tokens of the path that need no forward: with recurrent layers up to the last checkpoint. Touches nothing."""
-        if "recurrent" not in self.backend.info.attention_kinds:
-            return self.match(job)
+        Touches nothing.
+        """
         found = at = 0
-        for node, count in self.trie.walk(job.spans(job.ids)):
+        for node, count in self.trie.walk(job.spans(job.ids[:limit])):
             at += count
-            if count == len(node.tokens) and node.resumable:
+            if not self.recurrent or (node.resumable and count == len(node.tokens)):
                 found = at
         return found
 
