@@ -57,6 +57,7 @@ from runtime.scheduler.jobs import (
     Rows,
     ScoreJob,
     StayingJob,
+    Turn,
     settle,
 )
 from runtime.scheduler.readings import READINGS
@@ -253,12 +254,12 @@ class Operations:
                 for i, (ids, own) in enumerate(zip(prompts, options, strict=True)):
                     with naming_prompt(i):
                         jobs[i] = await self._begin(ids, own)
-            waiting = deque(jobs.values())
+            waiting, turn = deque(jobs.values()), Turn(one_by_one=True)
             self._held[id(group)] = running_loop(), waiting
 
             def start_next() -> None:
                 if waiting:
-                    waiting[0].submitted = time.monotonic()
+                    waiting[0].submitted, waiting[0].turn = time.monotonic(), turn
                     self.turns.submit(waiting[0])
                     waiting.popleft()
 

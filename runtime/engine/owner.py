@@ -75,7 +75,8 @@ class Engine:
         """Hands jobs over as one batch; any thread. They fail where the model was closed, or is another process's."""
         turn = Turn()
         for job in jobs:
-            job.turn = turn
+            if not job.turn.one_by_one:
+                job.turn = turn
         if os.getpid() == self._pid:  # in a forked child no thread answers, and any lock may be held for ever
             with self._wake:
                 if not self._closing:

@@ -31,8 +31,9 @@ def nothing(_: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Jobs that were handed over together: they share their turns with those of other callers, however many they are."""
+    """Jobs that were handed over together, or by one call: they share turns with those of others, however many they are."""
 
+    one_by_one: bool = False  # whether a call hands them over as others of it end
     served: int = 0  # the round in which one of them was last pushed
 
 

@@ -66,11 +66,11 @@ class Pace:
 def _interrupts(job: Job, others: Sequence[Job]) -> bool:
     """Whether a job that has just come ends a long forward of others, the most urgent first.
 
-    Not one that is less urgent, nor background work, nor what asks the same as they.
+    Not one that is less urgent, nor one of the same call, nor background work, nor what asks the same as they.
     """
     if isinstance(job, CallJob):
         return True
-    if job.abandoned or job.priority > others[0].priority or job.priority == Priority.BACKGROUND:
+    if job.abandoned or job.turn is others[0].turn or job.priority > others[0].priority or job.priority == Priority.BACKGROUND:
         return False
     return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import LanguageModel, load
+from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
 from runtime.backends.fake import Behaviour
 from runtime.errors import SessionClosedError
 from runtime.options.priority import Priority
@@ -25,6 +26,7 @@ from tests.tiny_models import tiny_path
 
 SHORT, LONG = 160, 600  # tokens that a model of 400 tokens a second computes in 0.4 and 1.5 seconds
 NEW = [3, 1, 4, 1, 5]
+GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Model:
@@ -118,6 +120,43 @@ def test_where_others_come_forwards_are_short_for_a_while(monkeypatch: pytest.Mo
         first = next(place for place, size in enumerate(model.sizes) if place and size > SHORT)
         assert 3 * 400 <= sum(model.sizes[1:first]) <= 3 * 400 + 2 * SHORT
         assert min(model.sizes[first:-1]) >= LONG - 1  # rounded
+
+
+def test_prompts_that_one_call_hands_over_one_by_one_go_in_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [some_ids(seed, 30) for seed in range(2, 102)]  # more than are worked on at a time
+
+    async def answers(model: LanguageModel) -> list[int]:
+        return [number async for number, _ in model.generate_many(texts, GenerationOptions(max_tokens=1, sampling=GREEDY))]
+
+    with calm_model(monkeypatch) as model:
+        assert sorted(asyncio.run(answers(model.model))) == [*range(100)]
+        # then no forward is given up for the next one, which comes while it runs, and most are long
+        assert sum(model.sizes) <= 100 * 30
+        assert sum(size for size in model.sizes if size > SHORT) > 0.5 * 100 * 30
+
+
+def test_who_asks_beside_many_prompts_of_one_call_has_half_of_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, other = [some_ids(seed, 30) for seed in range(2, 202)], some_ids(300, 600)
+
+    async def tokens_until_answered(model: Model) -> int:
+        """That are computed from the question to its answer."""
+        begun = asyncio.Event()
+
+        async def many() -> None:
+            async for _ in model.model.generate_many(texts, GenerationOptions(max_tokens=4, ignore_eos=True, sampling=GREEDY)):
+                begun.set()
+
+        work = asyncio.create_task(many())
+        await begun.wait()
+        before = sum(model.sizes)
+        async for _ in model.model.generate(other, GenerationOptions(max_tokens=1, sampling=GREEDY)):
+            pass
+        found = sum(model.sizes) - before
+        await work
+        return found
+
+    with calm_model(monkeypatch) as model:
+        assert asyncio.run(tokens_until_answered(model)) < 0.4 * sum(model.sizes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
