@@ -146,23 +146,23 @@ async def _beside(model: LanguageModel, chats: Sequence[Ids], n: int, query: Ids
 
 
 def _streams(case: Case, text: Text, rounds: int, tell: Told) -> Findings:
-    """Each on the threads that it takes where nothing is said."""
+    """The peer on all cores, ours on one: with two pools of OpenMP's threads in a process these outnumber the cores."""
     prompts = [text(PROMPT) for _ in range(STREAMS)]
     tell(f"{STREAMS_ROW}: loading")
     peer: Any
     if case.backend == "hf":
         from benchmarks.peers.torch_peers import TorchStreams
 
-        peer, name, bar, own = TorchStreams(case.folder), "transformers.generate, one batch", 0.6, {"threads": None}
+        peer, name, bar = TorchStreams(case.folder), "transformers.generate, one batch", 0.6
         theirs = {name: partial(peer.together, prompts, NEW), BARE: partial(peer.together, prompts, NEW, bare=True)}
         least, why = BARE, BARE_LIMIT
     else:
         from benchmarks.peers.mlx_peers import MlxPromptCache
 
-        peer, name, bar, own = MlxPromptCache(case.folder), "mlx_lm's BatchGenerator", 1.0, {}
+        peer, name, bar = MlxPromptCache(case.folder), "mlx_lm's BatchGenerator", 1.0
         theirs = {name: partial(_lap, peer, prompts)}
         least, why = FORWARDS, FORWARDS_LIMIT
-    with closing(Ours(case.folder, case.backend, **own)) as ours, closing(peer):
+    with closing(Ours(case.folder, case.backend)) as ours, closing(peer):
         run = partial(_lap, ours, prompts)
         contenders: dict[str, Callable[[], Lap]] = {OURS: run, **theirs}
         if least == FORWARDS:

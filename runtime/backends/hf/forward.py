@@ -245,10 +245,10 @@ def own_sdpa(
             if plain:
                 causal = mask is None and n > 1
                 attended = scaled_dot_product_attention(part, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=True)
-                parts.append(attended.transpose(1, 2))
             else:
-                parts.append(own_sdpa(module, part, keys, values, mask, **kwargs)[0])
-        return torch.cat(parts, 1), None
+                attended = own_sdpa(module, part, keys, values, mask, **kwargs)[0].transpose(1, 2)
+            parts.append(attended)
+        return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
     ragged: RaggedKeys | None = getattr(key, "ragged", None)
     if ragged is not None:
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
