@@ -24,7 +24,6 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import ALONE_SECONDS, CHUNK_SECONDS
 from runtime.scheduler.workers import BackgroundJob, Means, Worker
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
@@ -119,7 +118,7 @@ class Embeddings(Worker[_Work]):
         if waits:
             return
         self._lacking = None
-        quota = min(self._pace.chunk(CHUNK_SECONDS if beside else ALONE_SECONDS), self._options.max_batch_tokens)
+        quota = self._quota(beside=beside)
         work = self.running.pop(0)
         self.running.append(work)
         if work.long is not None or len(work.job.paths[work.left[-1]]) > quota:

@@ -26,7 +26,6 @@ from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import ALONE_SECONDS, CHUNK_SECONDS
 from runtime.scheduler.workers import BackgroundJob, Means, Worker
 
 SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
@@ -180,8 +179,7 @@ class Readings(Worker[_Work]):
                 return
         work.lacking = None
         try:
-            quota = self._pace.chunk(CHUNK_SECONDS if beside else ALONE_SECONDS)
-            self._forward(work, min(quota, self._options.max_batch_tokens))
+            self._forward(work, self._quota(beside=beside))
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
             if isinstance(error, NoRoomError) and len(self._cache.room.live) > (work.prefill is not None):
                 self.begin_anew(work)  # others hold what is needed

@@ -86,6 +86,10 @@ class Worker(ABC, Generic[W]):
     def step(self, *, beside: bool) -> None:
         """One forward for the job served longest ago; `beside`: other requests wait for this step's end."""
 
+    def _quota(self, *, beside: bool) -> int:
+        """Tokens of the next forward."""
+        return min(self._pace.beside() if beside else self._pace.background(), self._options.max_batch_tokens)
+
     @abstractmethod
     def end(self, work: W, error: BaseException | None) -> None:
         """The job ends unfinished: with the error, or because it was cancelled."""

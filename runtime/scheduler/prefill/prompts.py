@@ -47,10 +47,21 @@ class Pace:
     def __init__(self, speed: float, most: int) -> None:
         self._speed, self._most = speed, most
         self.measured = False  # else the speed is a guess
+        self.urgent = time.monotonic()  # when work that is not in the background was last seen
 
     def chunk(self, seconds: float) -> int:
         """Tokens of a forward that takes so long."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
+
+    def beside(self) -> int:
+        """Tokens of a forward whose end other requests wait for."""
+        self.urgent = time.monotonic()
+        return self.chunk(CHUNK_SECONDS)
+
+    def background(self) -> int:
+        """Tokens of a forward of background work that cannot be interrupted: the more, the longer nothing else came."""
+        quiet = time.monotonic() - self.urgent
+        return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
 
     def seconds(self, tokens: int) -> float:
         """How long a forward of so many tokens takes."""
@@ -117,7 +128,6 @@ class Prompts:
         self._park = park
         self._others_give_way = others_give_way
         self._round = 0
-        self._urgent = time.monotonic()  # when work that is not in the background was last seen
         self._disturbed = -math.inf  # when two callers last had jobs here at once
         self._hurried = False  # whether a job for which a forward was interrupted waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
@@ -137,9 +147,9 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        quota = self.pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
+        quota = self.pace.beside() if decoding else self._alone()
         if decoding:
-            self._urgent = self._disturbed = time.monotonic()
+            self._disturbed = time.monotonic()
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)
             quota = max(quota, min(short, self.pace.chunk(ALONE_SECONDS)))
         quota = min(quota, self._batch_tokens)
@@ -152,7 +162,7 @@ class Prompts:
         """Tokens of the next forward, where no generation waits for it: a longer one costs less for each."""
         now, first = time.monotonic(), self.running[0].job  # the most urgent one
         if first.priority < Priority.BACKGROUND:
-            self._urgent = now
+            self.pace.urgent = now
             for prefill in self.running:
                 if prefill.job.priority == first.priority and prefill.job.turn is not first.turn:
                     self._disturbed = now
@@ -162,7 +172,7 @@ class Prompts:
         if self._cache.backend.interruptible:
             calm = self.pace.measured and now - self._disturbed >= CALM_SECONDS
             return self.pace.chunk(LONG_SECONDS if calm else ALONE_SECONDS)
-        return self.pace.chunk(min(max(QUIET_SHARE * (now - self._urgent), ALONE_SECONDS), LONG_SECONDS))
+        return self.pace.background()
 
     def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
         """Whether a forward of `group` is to be given up: for other jobs that came, or because no caller waits for any of it.

@@ -230,6 +230,21 @@ def test_looks_at_the_cache_again_and_again_leave_most_of_the_time(
         assert 0.95 * 300 * 30 <= sum(model.sizes) <= 1.5 * 300 * 30  # some texts begin alike
 
 
+@pytest.mark.parametrize(("quiet", "first"), [(0.0, SHORT), (20.0, LONG)])
+def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
+    quiet: float, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with calm_model(monkeypatch) as model:
+        monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
+        namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
+        model.wait(quiet)
+        job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(some_ids(2, 3_000), np.int32)], places=[[0]])
+        engine_of(model.model).submit([job])
+        assert isinstance(job.future, Future)
+        assert np.isfinite(job.future.result(60)).all()
+        assert (model.sizes[0], sum(model.sizes)) == (first, 3_000)
+
+
 def test_a_guessed_speed_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     with fake_model(Behaviour(interruptible=True, before_forward=lambda tokens: sizes.append(len(tokens)))) as model:
