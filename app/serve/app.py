@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.serve.chat import chat
 from app.serve.completions import complete
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
 SEND_SECONDS: Final = 60.0  # until a client has read enough for the next piece
+HEAD_SECONDS: Final = 20.0  # until the head of a connection's first, or next, request is whole
 Handler = Callable[[Engine, Any], Awaitable[Answer]]
 
 
@@ -275,6 +277,32 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
+class _Connection(H11Protocol):
+    """Closes a connection that sends no request, on which uvicorn would wait for ever: it counts among `MOST_CONNECTIONS`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._late = self._await_head()
+
+    def on_response_complete(self) -> None:
+        self._late.cancel()
+        self._late = self._await_head()  # first: the next request may have come already, and begins within
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> asyncio.TimerHandle:
+        answered = self.cycle
+
+        def late() -> None:
+            if self.cycle is answered:
+                self.timeout_keep_alive_handler()
+
+        return self.loop.call_later(HEAD_SECONDS, late)
+
+
 class _Uvicorn(uvicorn.Server):
     """Says when it answers, and leaves signals to `serve`, which closes the engine after the port."""
 
@@ -320,6 +348,7 @@ async def serve(
         lifespan="off",
         server_header=False,
         date_header=False,
+        http=_Connection,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ssl_certfile=ssl[0] if ssl else None,

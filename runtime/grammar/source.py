@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from runtime.errors import GrammarError
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 # Characters of a source: llguidance takes time that grows with the square of a regex or a rule, less so of a schema.
 MAX_CHARACTERS = {"json_schema": 1 << 17, "regex": 1 << 13, "lark": 1 << 14}
+TOO_DEEP: Final = (
+    "the JSON schema is nested too deeply to be read: move its inner parts into $defs, and write a $ref in their place"
+)
 _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}
 
 
@@ -55,7 +58,7 @@ class Grammar:
         _check_size(made)
         try:
             text = json.dumps(dict(made), ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as fault:
+        except (TypeError, ValueError) as fault:
             raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
         return cls("json_schema", text).check_source()
 
@@ -142,7 +145,7 @@ def _check_size(schema: Mapping[Any, Any]) -> None:
     try:
         size = least(schema)
     except RecursionError as fault:
-        raise GrammarError(f"the JSON schema holds what JSON cannot: {fault}") from fault
+        raise GrammarError(TOO_DEEP) from fault
     if size > most:
         raise GrammarError(
             f"the JSON schema has at least {size:,} characters written out; at most {most:,} are read: shorten it, or write "
@@ -164,5 +167,7 @@ def _schema_of(given: type) -> object:
 def _read_json(text: str) -> object:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as fault:
+    except ValueError as fault:
         raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
+    except RecursionError as fault:
+        raise GrammarError(TOO_DEEP) from fault

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Self
 
 from runtime.grammar.constraint import Constraint
@@ -77,6 +78,12 @@ class StopFinder:
                 self._back[following] = self._next[back].get(char, 0)
                 self._longest[following] = self._longest[following] or self._longest[self._back[following]]
                 waiting.append(following)
+
+
+@lru_cache(maxsize=4)
+def stop_finder(stops: tuple[str, ...]) -> StopFinder:
+    """One that is forked for each branch of a request: they share its tables."""
+    return StopFinder(stops)
 
 
 def own_end(constraint: Constraint | None, *, eos: bool) -> Finish:

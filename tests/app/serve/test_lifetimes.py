@@ -80,6 +80,23 @@ def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pyt
     until(lambda: idle(served))
 
 
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_client_that_sends_no_request_is_dropped_and_one_that_waits_for_its_answer_is_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
+        client.settimeout(PATIENCE_SECONDS)
+        begun = time.monotonic()
+        client.sendall(first + b"GET /health HTTP/1.1\r\nHost: ")  # the rest never comes
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.count(b" 200 OK") == bool(first)
+        assert time.monotonic() - begun >= 0.5
+    long = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "logprobs": -1}
+    monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.01)
+    assert served.post(PATH, **long)["usage"]["completion_tokens"] == 300
+
+
 @pytest.mark.slow
 def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served) -> None:
     clients = 64

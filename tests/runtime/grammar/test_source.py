@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,13 @@ from runtime.grammar.source import MAX_CHARACTERS
 from runtime.transport.messages import encode
 from runtime.transport.methods import METHODS
 from tests.runtime.grammar.samples import ALL, SCHEMA, Parcel
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
 
 
 def test_a_schema_is_taken_as_a_dictionary_as_text_and_as_a_pydantic_class() -> None:
@@ -36,7 +44,8 @@ def test_a_schema_is_taken_as_a_dictionary_as_text_and_as_a_pydantic_class() -> 
         ({"enum": {1, 2}}, "holds what JSON cannot: Object of type set"),
         ({"minimum": float("nan")}, "Out of range float"),
         ({"const": "\ud800"}, "half of a character"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (nested(2000), "nested too deeply to be read: move its inner parts"),
     ],
 )
 def test_what_is_no_schema_is_said_at_once(given: object, said: str) -> None:

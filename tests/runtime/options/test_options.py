@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtime import BeamOptions, LanguageModel
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, OptionError
 from runtime.options.aliases import _PLACES, OPTION_NAMES, elsewhere
 from runtime.options.checking import nearest
 from runtime.options.generation import GenerationOptions, SamplingOptions
@@ -84,6 +84,12 @@ def test_a_bad_generation_is_refused_by_name_and_value(name: str, value: Any) ->
         GenerationOptions(**{name: value}).check()
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+def test_stop_strings_have_a_length_that_an_engine_can_hold() -> None:
+    GenerationOptions(stop=("a" * 65_535, "b")).check()
+    with pytest.raises(OptionError, match="stop has 65,537 characters in all; at most 65,536 are read"):
+        GenerationOptions(stop=("a" * 65_536, "b")).check()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime import LanguageModel, run_sync
 from runtime.numerics.scoring import empty_scores
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Finish, TokenRun
@@ -109,3 +111,19 @@ def test_a_stop_string_that_is_never_complete_loses_nothing() -> None:
         text = "".join(r.text for r in whole)
         held = GenerationOptions(max_tokens=6, seed=3, ignore_eos=True, top_k=0, stop=(text + "never",))
         assert [r.token_id for r in model.generate_sync([1, 2, 3], held)] == [r.token_id for r in whole]
+
+
+def test_the_branches_of_a_request_share_what_is_made_of_a_long_stop_string() -> None:
+    options = GenerationOptions(max_tokens=2, ignore_eos=True, top_k=0, stop=("x" * 5000,))
+
+    async def peak(model: LanguageModel, branches: int) -> int:
+        tracemalloc.start()
+        async for _ in model.continue_many([1, 2, 3], branches, options):
+            pass
+        held = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return held
+
+    with fake_model() as model:
+        alone = run_sync(peak(model, 1))
+        assert run_sync(peak(model, 20)) < 5 * alone
