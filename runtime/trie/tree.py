@@ -546,15 +546,9 @@ def _merged(known: Scores, more: Scores) -> Scores | None:
     if more.top_ids.shape[1] != known.top_ids.shape[1]:
         complete = bool((more.rank > 0).sum() >= (known.rank > 0).sum())
         return more if complete and more.top_ids.shape[1] > known.top_ids.shape[1] else None
-    gaps = (known.rank == 0) & (more.rank > 0)
-    if not gaps.any():
+    gaps = np.flatnonzero((known.rank == 0) & (more.rank > 0))
+    if not len(gaps):
         return None
-    wide = gaps[:, None]
-    return Scores(
-        logprob=np.where(gaps, more.logprob, known.logprob),
-        rank=np.where(gaps, more.rank, known.rank),
-        entropy=np.where(gaps, more.entropy, known.entropy),
-        top_ids=np.where(wide, more.top_ids, known.top_ids),
-        top_logprobs=np.where(wide, more.top_logprobs, known.top_logprobs),
-        covered_mass=np.where(gaps, more.covered_mass, known.covered_mass),
-    )
+    whole = known[:]  # a copy
+    whole.write(gaps, more, gaps)
+    return whole

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 LARGEST_EDGES = 20
 TAIL_TOKENS = 8
 SHORT_TAIL = 64  # tokens
-COLUMNS = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass")
 
 
 class Cache:
@@ -218,12 +217,9 @@ class Cache:
         with self.trie.lookup(job.spans(job.ids), exact=True) as lease:
             at = 0
             for node in lease.node.path() if lease.length else ():
-                end = at + len(node.tokens)
                 if node.scores is not None and node.scores.top_ids.shape[1] >= job.k:
-                    part = narrow(node.scores, job.k)
-                    for column in COLUMNS:
-                        getattr(known, column)[at:end] = getattr(part, column)
-                at = end
+                    fill_gaps(known, narrow(node.scores, job.k), at)
+                at += len(node.tokens)
         return known
 
     def keep_scores(self, lease: Lease, scores: Scores) -> None:
@@ -268,7 +264,7 @@ class Cache:
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
-            working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
+            working_bytes=self.room.slack,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins.leases),
         )
@@ -343,7 +339,8 @@ class Cache:
     def _publish_copy(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """`publish` of tokens under one namespace where the trie holds copies; none of what is there already."""
         lease, workspace = prefill.lease, prefill.workspace
-        if self.ahead and (ahead := self._copied_ahead(workspace, slot, len(tokens))) is not None:
+        if self.ahead and (ahead := self.ahead.pop((workspace, slot, len(tokens)), None)) is not None:
+            self.room.pending -= self.backend.payload_bytes(ahead)
             self.trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
             return
         found = self.trie.follow(lease, namespace, tokens, scores)
@@ -377,12 +374,6 @@ class Cache:
             log.exception("computed KV could not be kept")
             return None
 
-    def _copied_ahead(self, workspace: Workspace, slot: int, count: int) -> Payload | None:
-        ahead = self.ahead.pop((workspace, slot, count), None)
-        if ahead is not None:
-            self.room.pending -= self.backend.payload_bytes(ahead)
-        return ahead
-
     def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
         """Remembers, once for each token, that there was no room to keep what was computed."""
         prefill.workspace.sole = True
@@ -394,10 +385,8 @@ class Cache:
 
 def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
     """Takes rows of `fresh` into `known`, from row `first` on, where nothing was known."""
-    part = slice(first, first + len(fresh))
-    missing = known.rank[part] == 0
-    for column in COLUMNS:
-        getattr(known, column)[part][missing] = getattr(fresh, column)[missing]
+    missing = np.flatnonzero(known.rank[first : first + len(fresh)] == 0)
+    known.write(first + missing, fresh, missing)
 
 
 def _has_new_tail(prefill: Prefill) -> bool:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.adapters.stacks import Tags
 from runtime.backends.base import Backend
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError
-from runtime.info import ModelInfo
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.pins import Pins
 from runtime.scheduler.kv.workspace import Memory, NoRoomError, SlotRun, Tagged, Workspace
@@ -37,15 +36,6 @@ VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
-
-
-def crowd_of(info: ModelInfo) -> int:
-    """Slots up to which unrelated rows share a pack.
-
-    One forward for all beats one for each as long as the attention that is wasted on strangers (two products over hidden
-    size and layers per slot) is at most half of what a row costs in the weights.
-    """
-    return max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
 
 
 class Payloads:
@@ -128,15 +118,6 @@ class Payloads:
         return self._backend.export(payload, start, stop)
 
 
-class Placed(Protocol):
-    """A path on its way into the model."""
-
-    workspace: Workspace
-    tagged: Tagged
-    at: int  # tokens in place
-    total: int
-
-
 class Workspaces:
     """A path goes where most of it stands already; strangers get a pack of their own.
 
@@ -155,8 +136,11 @@ class Workspaces:
         self._memory = memory
         self._limit = 128 if backend.together else 8  # packs kept at a time: few where each costs a forward of its own
         self._kin = KIN_TOKENS if backend.together and backend.apart else 0
-        self.crowd = crowd_of(backend.info)
-        self.tags = Tags(backend.info.kv_fingerprint)  # one pack may hold tokens under different adapters
+        # One forward for all beats one for each as long as the attention that is wasted on strangers (two products over hidden
+        # size and layers per slot) is at most half of what a row costs in the weights.
+        info = backend.info
+        self.crowd = max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
+        self.tags = Tags(info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: dict[Workspace, None] = {}
         self.busy: dict[Workspace, None] = {}  # those that requests use
@@ -174,7 +158,7 @@ class Workspaces:
         *,
         alone: bool = False,
         reach: int = 0,
-        live: Collection[Placed] = (),
+        live: Collection[Prefill] = (),
         node: Node | None = None,
     ) -> tuple[Workspace, list[int]]:
         """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
@@ -271,7 +255,7 @@ class Workspaces:
                 best, deepest, found = workspace, depth, trail
         return best, found
 
-    def _joined(self, ids: Tagged, live: Iterable[Placed]) -> Workspace | None:
+    def _joined(self, ids: Tagged, live: Iterable[Prefill]) -> Workspace | None:
         """Where a path with the same beginning is on its way, if it is worth while to share that, or costs nothing."""
         filled: dict[Workspace, int] = {}
         common: dict[Workspace, int] = {}
@@ -353,7 +337,7 @@ class KvBudget:
         held = self.bytes
         short = held + size - self.budget
         if short > 0 and self.in_place:
-            if not self._reclaim(held - short):
+            if not self._reclaim(self.budget - size):
                 return False
             held = self.bytes
         elif short > 0:
@@ -377,7 +361,7 @@ class KvBudget:
         Returns:
             False, and nothing was given up, where that is known not to be enough; or it turned out so.
         """
-        lacking = self.bytes - target - self.trie.evictable_bytes - self._slack
+        lacking = self.bytes - target - self.trie.evictable_bytes - self.slack
         if lacking > 0 and not self.pins.give_way(lacking):
             return False
         self._close_empty()
@@ -399,7 +383,7 @@ class KvBudget:
         return self.bytes <= target
 
     @property
-    def _slack(self) -> int:
+    def slack(self) -> int:
         """Bytes of packs that no edge refers to; some of them running requests stand on."""
         return self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
 
@@ -429,13 +413,7 @@ class KvBudget:
                 break
             with suppress(MemoryBudgetError):  # the device itself: it stays as it is
                 self._compact(workspace, [])
-                if workspace.capacity <= workspace.needed:
-                    continue
-                cost = self._backend.resize_cost(workspace.pack, workspace.needed)
-                if cost.moment <= max(self.budget, self._allowed) - self.bytes:
-                    self.peak = max(self.peak, self.bytes + cost.moment)
-                    workspace.resize(workspace.needed)
-                else:
+                if not self._tighten(workspace):
                     refused = refused or workspace
         return refused
 
@@ -689,14 +667,17 @@ class KvBudget:
         if self.in_place or self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
             workspace.compact(kept, tips)
 
-    def _tighten(self, workspace: Workspace) -> None:
-        """Gives back what a pack has reserved and does not fill, if there is room to copy the rest."""
-        spare = workspace.capacity > workspace.needed
+    def _tighten(self, workspace: Workspace) -> bool:
+        """Gives back what a pack has reserved and does not fill; False where there is no room to copy the rest."""
+        if workspace.capacity <= workspace.needed:
+            return True
         moment = self._backend.resize_cost(workspace.pack, workspace.needed).moment
-        free = self.budget - self.bytes >= moment if self.in_place else spare and self.make(moment)
-        if spare and free:
-            self.peak = max(self.peak, self.bytes + moment)
-            workspace.resize(workspace.needed)
+        free = max(self.budget, self._allowed) - self.bytes
+        if moment > free and (self.in_place or not self.make(moment)):
+            return False
+        self.peak = max(self.peak, self.bytes + moment)
+        workspace.resize(workspace.needed)
+        return True
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count

@@ -323,26 +323,23 @@ class Workspace:
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
-        with self._in_use():
-            return self._load(lease, slot, depth)
-
-    def _load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
-        self.settle(to_write=True)
         at = 0
-        for node in lease.node.path():
-            start, at = at, at + len(node.tokens)
-            if at <= depth:
-                continue
-            skip = max(depth - start, 0)
-            tokens = node.tokens[skip:].astype(np.int64) + self.tags.tag(node.namespace)
-            for payload, first, count in self._parts(node.payload, skip):
-                self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
-                for token in tokens[:count].tolist():
-                    slot = self.paths.add(slot, token)
-                tokens = tokens[count:]
-                self.filled(len(self.paths.parents) - self.computed)
-            self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
-        self.weigh()
+        with self._in_use():
+            self.settle(to_write=True)
+            for node in lease.node.path():
+                start, at = at, at + len(node.tokens)
+                if at <= depth:
+                    continue
+                skip = max(depth - start, 0)
+                tokens = node.tokens[skip:].astype(np.int64) + self.tags.tag(node.namespace)
+                for payload, first, count in self._parts(node.payload, skip):
+                    self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
+                    for token in tokens[:count].tolist():
+                        slot = self.paths.add(slot, token)
+                    tokens = tokens[count:]
+                    self.filled(len(self.paths.parents) - self.computed)
+                self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
+            self.weigh()
         return slot, max(at, depth)
 
     def _parts(self, payload: Payload, skip: int) -> Iterator[tuple[Payload, int, int]]:
