@@ -152,7 +152,8 @@ class Embeddings(Worker[_Work]):
         chosen: Chosen = []
         longest = len(lead.job.paths[lead.left[-1]])
         useful = 0
-        for work in (lead, *(other for other in self.running if _may_join(other, lead))):
+        alike = (w for w in self.running if w is not lead and w.long is None and w.job.namespace == lead.job.namespace)
+        for work in (lead, *alike):
             at = len(work.left)
             while at and len(chosen) < self._options.batch_rows:
                 length = len(work.job.paths[work.left[at - 1]])
@@ -176,7 +177,8 @@ class Embeddings(Worker[_Work]):
                 f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
                 "or end another request"
             )
-        started, stacks = time.monotonic(), _stacks(chosen[0][0].job, tokens.size)
+        started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # that of all of them
+        stacks = TokenStacks.uniform(stack, tokens.size) if stack else None
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
@@ -303,14 +305,3 @@ def _key(job: EmbedJob, number: int) -> tuple[object, ...]:
 def _padding(useful: int) -> int:
     """Tokens of padding that a slice with so many useful ones may have."""
     return max(useful // PADDING_SHARE, min(useful, FREE_PADDING))
-
-
-def _may_join(other: _Work, lead: _Work) -> bool:
-    """Whether another job's texts may go in one forward with the lead's."""
-    return other is not lead and other.long is None and other.job.namespace == lead.job.namespace
-
-
-def _stacks(job: EmbedJob, tokens: int) -> TokenStacks | None:
-    """The adapters of all of a job's tokens."""
-    stack = stack_of(job.namespace)
-    return TokenStacks.uniform(stack, tokens) if stack else None

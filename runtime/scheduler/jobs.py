@@ -65,6 +65,7 @@ class Job:
     parks: int = 0  # how often it was sent back to wait for room
     beside: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
     whole: bool = False  # whether every entry of what follows the path is wanted: else it may stay on the device
+    _key: tuple[Namespace, bytes] | None = None
 
     def fail(self, error: BaseException) -> None:
         """Tells the caller; a bare path has none."""
@@ -79,8 +80,10 @@ class Job:
 
     @property
     def key(self) -> tuple[Namespace, bytes]:
-        """The full path: what two equal queries share."""
-        return (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
+        """The full path: what two equal queries share. It never changes, so that it is worked out once."""
+        if self._key is None:
+            self._key = (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
+        return self._key
 
     def spans(self, ids: Int32) -> list[Span]:
         """`ids`, the path or a part of it from its beginning (or with what was generated), by namespace."""
@@ -160,14 +163,6 @@ class QueryJob(Job):
 
     waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row; none any more once they are answered
     whole: bool = True
-    _key: tuple[Namespace, bytes] | None = None
-
-    @property
-    def key(self) -> tuple[Namespace, bytes]:
-        """As of any job; its path never changes, so that it is worked out once."""
-        if self._key is None:
-            self._key = (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
-        return self._key
 
     def fail(self, error: BaseException) -> None:
         """Every waiter gets the error."""
@@ -274,15 +269,11 @@ class GenerateJob(StayingJob):
 
 
 @dataclass(slots=True, eq=False)
-class CallJob(Job):
+class CallJob(AnsweredJob):
     """Anything else that must happen on the owner thread between two steps."""
 
     call: Callable[[], Any] = lambda: None
     future: Future[Any] = field(default_factory=Future)
-
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
 
 
 def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:

@@ -82,15 +82,9 @@ class Scheduler:
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
-            make_way=lambda: self._background.make_way() or self._prompts.make_way(),
+            make_way=self._make_way,
         )
-        self._beams = Beams(
-            self.cache,
-            self.counters,
-            self._ledger,
-            lambda: self._background.make_way() or self._prompts.make_way(),
-            vocabulary,
-        )
+        self._beams = Beams(self.cache, self.counters, self._ledger, self._make_way, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
             GenerateJob: self._decoding.start,
             FanJob: self._decoding.start,
@@ -193,15 +187,11 @@ class Scheduler:
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
         ends += [partial(self._end_restore, prefill, error) for prefill in self.blocks.restores.cursors]
         ends.append(partial(self._background.fail_all, error))
-        ends += [partial(self._fail_waiting, job, error) for job in self._waiting]
+        ends += [partial(self._fail, job, error) for job in self._waiting]
         ends += [partial(settle, future, error=error) for _, future in self._leaving]
         all_of(ends)
         self._waiting.clear()
         self._leaving.clear()
-
-    def _fail_waiting(self, job: Job, error: BaseException) -> None:
-        self._ledger.leave(job, "error")
-        job.fail(error)
 
     def unload(self) -> None:
         """Frees what was cached and the draft model, ends the block thread; nothing runs any more."""
@@ -254,6 +244,10 @@ class Scheduler:
         self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
         job.fail(typed(error))
 
+    def _make_way(self) -> bool:
+        """For what is being answered: less urgent work of another kind goes back to wait, or a prompt. False: there is none."""
+        return self._background.make_way() or self._prompts.make_way()
+
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
         self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.beside))
@@ -264,20 +258,16 @@ class Scheduler:
         Of use where memory is short, or others wait for it.
         """
         room, job = self.cache.room, prefill.job
-        if self._waiting.parked and self._keeps_out(job):
-            return False
+        for elder, needed in self._waiting.parked.items():
+            before = elder.priority <= job.priority and elder.order < job.order
+            if before and room.spare() < needed <= room.spare(elder.order):
+                return False  # it waits for its juniors alone, and would have to wait for this one too
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # what several have in common is computed, and stands there, once
         while room.spare() < 0 and len(room.live) > 1:
             if not (self._background.make_way(job) or self._prompts.make_way(job=job)):
                 return False
         return True
-
-    def _keeps_out(self, job: Job) -> bool:
-        """Whether a parked job that waits for its juniors alone would have to wait for this one too."""
-        room = self.cache.room
-        elders = [(other, needed) for other, needed in self._waiting.parked.items() if _before(other, job)]
-        return any(room.spare() < needed <= room.spare(other.order) for other, needed in elders)
 
     def _admit(self, job: Job) -> None:
         if isinstance(job, CallJob):
@@ -343,11 +333,6 @@ class Scheduler:
         elif isinstance(job, StayingJob):
             job.leave()
         self.blocks.restores.drop(cursor)
-
-
-def _before(elder: Job, job: Job) -> bool:
-    """Whether a job comes before another one that is not more urgent."""
-    return elder.priority <= job.priority and elder.order < job.order
 
 
 class Lane(NamedTuple):

@@ -264,7 +264,7 @@ class Cache:
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,
             last_cause=cause,
-            working_bytes=self.room.slack,
+            working_bytes=self.workspaces.nbytes - self.room.payloads.tokens * self.backend.slot_bytes,
             vector_bytes=self.vectors.bytes + self.pins.nbytes,
             pins=len(self.pins.leases),
         )

@@ -361,7 +361,9 @@ class KvBudget:
         Returns:
             False, and nothing was given up, where that is known not to be enough; or it turned out so.
         """
-        lacking = self.bytes - target - self.trie.evictable_bytes - self.slack
+        # bytes of packs that no edge refers to; some of them running requests stand on
+        slack = self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
+        lacking = self.bytes - target - self.trie.evictable_bytes - slack
         if lacking > 0 and not self.pins.give_way(lacking):
             return False
         self._close_empty()
@@ -381,11 +383,6 @@ class KvBudget:
             last = last or not evicted
             spared = None if last else refused
         return self.bytes <= target
-
-    @property
-    def slack(self) -> int:
-        """Bytes of packs that no edge refers to; some of them running requests stand on."""
-        return self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
 
     def _close_empty(self) -> None:
         """Frees the packs whose last edge is gone."""
