@@ -45,7 +45,6 @@ class Restore:
     links: deque[Link] = field(default_factory=deque)  # not asked for yet
     asked: int = 0  # batches
     ended: bool = False  # nothing more is asked for
-    over: bool = False  # the job goes on, or is gone
 
 
 class Restores:
@@ -112,7 +111,7 @@ class Restores:
             self._behind.remove(prefill)
             return
         restore = next(one for one in self._running if one.prefill is prefill)
-        restore.over = restore.ended = True
+        restore.ended = True
         self._running.remove(restore)
         self.due = True
 
@@ -129,13 +128,13 @@ class Restores:
         except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
             restore.ended = True
             self._failed(typed(error))
-            if not restore.over and not restore.asked:
+            if restore in self._running and not restore.asked:
                 self._end(restore)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _found(self, restore: Restore, done: Future[list[Link]]) -> None:
-        if restore.over:
+        if restore not in self._running:
             return
         if error := done.exception():
             self._failed(error)
@@ -187,7 +186,7 @@ class Restores:
     def _arrived(self, restore: Restore, size: int, asked: int, done: Future[list[Read]]) -> None:
         restore.asked -= 1
         try:
-            if restore.over:
+            if restore not in self._running:
                 return
             error = done.exception()
             blocks = [] if error else done.result()
@@ -248,7 +247,7 @@ class Restores:
         return not found.refused
 
     def _end(self, restore: Restore) -> None:
-        restore.over = restore.ended = True
+        restore.ended = True
         self._running.remove(restore)
         self._counters.publish(self._cache)
         self._done(restore.prefill)

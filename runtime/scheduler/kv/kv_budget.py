@@ -345,10 +345,8 @@ class KvBudget:
             if lacking > 0 and not self.pins.give_way(lacking):
                 return False
             short -= self.workspaces.free(short, spare_sole=True)
-            if short > 0:
-                short -= self.trie.evict(short)
-            if short > 0:
-                self.workspaces.free(short)
+            short -= self.trie.evict(short)
+            self.workspaces.free(short)
             held = self.bytes
         free = held + size <= self.budget
         if free:
