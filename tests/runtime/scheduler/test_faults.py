@@ -17,6 +17,7 @@ from runtime.errors import NonFiniteLogitsError, RuntimeFault
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import TokenRecord
 from tests.fakes import KINDS, Gate, assert_right, engine_of, fake_model, reference, settled, some_ids
+from tests.runtime.model.trouble import troubled
 
 GUILTY = 258  # a token that only guilty prompts hold
 
@@ -235,18 +236,15 @@ def test_answers_are_finite_and_sum_to_one_after_everything() -> None:
 
 def test_a_bad_row_leaves_nothing_pending() -> None:
     # given eight texts that share a stem, whose tails are copied for the trie in one go, and one of them is bad
-    stem = some_ids(1, 4)
-    with fake_model(Behaviour(nan_on=frozenset({GUILTY}))) as model:
+    with troubled("hf", "llama", device="cpu", kv_dtype="q8") as case:
+        model, stem = case.model, case.ids(1, 4)
+        case.faults.bad_on = {case.guilty: np.nan}
         model.next_token_logprobs_sync(stem)
-
-        async def main() -> list[object]:
-            texts = [[*stem, GUILTY if i == 3 else i + 60] for i in range(8)]
-            return list(await asyncio.gather(*map(model.next_token_logprobs, texts), return_exceptions=True))
-
         # when they are asked for at once
-        got = asyncio.run(main())
+        got = asyncio.run(outcomes(model, [[*stem, case.guilty if i == 3 else i + 60] for i in range(8)]))
         assert [isinstance(one, NonFiniteLogitsError) for one in got] == [i == 3 for i in range(8)]
-        # then the copy of the bad one does not stay behind
-        cache = engine_of(model).scheduler.cache
+        # then the others are kept, and the copy of the bad one does not stay behind
+        assert [model.prefix_match([*stem, i + 60]).tokens for i in range(8)] == [4 if i == 3 else 5 for i in range(8)]
         settled(model)
+        cache = engine_of(model).scheduler.cache
         assert engine_of(model).call(lambda: (cache.room.pending, cache.ahead)).result() == (0, {})
