@@ -21,23 +21,14 @@ from runtime.scheduler.prefill.prompts import Pace, yields
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a worker works with.
-
-    Attributes:
-        backend: The model.
-        options: Batch limits.
-        cache: Where packs and KV come from.
-        counters: What was done.
-        ledger: Which requests came and went.
-        pace: How much goes into one forward.
-    """
+    """What a worker works with."""
 
     backend: Backend
-    options: LoadOptions
+    options: LoadOptions  # batch limits
     cache: Cache
     counters: Counters
     ledger: RequestMetrics
-    pace: Pace
+    pace: Pace  # how much goes into one forward
 
 
 @dataclass(slots=True, eq=False)

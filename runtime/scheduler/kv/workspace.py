@@ -227,8 +227,9 @@ class SharedFetch:
             except BaseException as error:
                 self._error = error
                 raise
-        if self.logits is None:
-            raise self._error or RuntimeError("the forward gave no logits")
+        if self._error is not None:
+            raise self._error
+        assert self.logits is not None
         return self.logits.part(rows) if isinstance(self.logits, RankedRows) else self.logits[rows]
 
 
