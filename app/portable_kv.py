@@ -19,6 +19,7 @@ from typing import Any, Final
 from app.block_files import apart
 from app.supervisor import Supervisor
 from app.workbench.models.settings import BUDGET
+from app.workbench.refusals import intact
 from app.workbench.transfer.exports import FORMATS, write_export
 from app.workbench.tree.reading import load_whole
 from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifest, block_keys
@@ -51,7 +52,7 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
 
 
 async def _named(store: SessionStore, fingerprint: str, ids: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-    known = await store.model(fingerprint)
+    known = await intact(store.model(fingerprint))
     try:
         manifest = Manifest.from_mapping((known or {})["manifest"])
     except (KeyError, TypeError, InvalidRequestError):  # stored by an earlier version, or elsewhere

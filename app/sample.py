@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.workbench.prompt.recorder import chunk
+from app.workbench.refusals import intact
 from app.workbench.tree.runs import content_of
 from runtime import StageTable, TokenRun, texts_of
 from storage import NewNode, SessionStore
@@ -28,7 +29,7 @@ async def ensure_sample(store: SessionStore) -> int:
 
 async def first_sample(store: SessionStore) -> int | None:
     """The same at a start of the app, which puts it there once; None where it was deleted since."""
-    if await store.setting(PUT_SETTING) is None:
+    if await intact(store.setting(PUT_SETTING)) is None:
         found = await ensure_sample(store)
         await store.set_setting(PUT_SETTING, True)
         return found
@@ -67,7 +68,7 @@ async def put_sample(store: SessionStore, session: dict[str, Any]) -> int:
     tokens = [b""] * (1 + max(int(i) for i in session["vocabulary"]))
     for token, data in session["vocabulary"].items():
         tokens[int(token)] = bytes.fromhex(data)
-    if await store.setting("vocabulary") is None:
+    if await intact(store.setting("vocabulary")) is None:
         await store.save_vocabulary(session["fingerprint"], tokens)
         await store.set_setting("vocabulary", session["fingerprint"])
     return session_id

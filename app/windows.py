@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -13,10 +12,10 @@ from typing import Any, get_type_hints
 from msgspec import ValidationError, convert
 
 from app.workbench import AppWorkbench
-from storage import SessionStore, StoreDamagedError
+from app.workbench.refusals import intact
+from storage import SessionStore
 from ui import MainWindow, WindowState
 
-log = logging.getLogger(__name__)
 WINDOW_SETTING = "window"
 FILES_SETTING = "draft files"
 STEP = 32  # pixels between a window and the one that was opened from it
@@ -30,7 +29,7 @@ class KeptWindows:
 
     async def read(self, store: SessionStore) -> object:
         """What was written last, for `AppWindows`."""
-        kept, files = [await _setting(store, key) for key in (WINDOW_SETTING, FILES_SETTING)]
+        kept, files = [await intact(store.setting(key)) for key in (WINDOW_SETTING, FILES_SETTING)]
         if not isinstance(kept, Mapping):
             return None
         self._files = _rows(files)
@@ -188,14 +187,6 @@ def _state(kept: object) -> WindowState | None:
         with suppress(ValidationError):
             whole |= {name: convert(kept[name], kind)} if name in kept else {}
     return WindowState(**whole)
-
-
-async def _setting(store: SessionStore, key: str) -> object:
-    try:
-        return await store.setting(key)
-    except StoreDamagedError as fault:  # the window opens without
-        log.warning("%s", fault)
-        return None
 
 
 def _rows(kept: object) -> list[list[Any]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from app.supervisor import Supervisor
 from runtime import EngineDiedError, GrammarError, LanguageModel, RuntimeFault
-from storage import StoreError
+from storage import StoreDamagedError, StoreError
 from ui import QT_TRANSLATE_NOOP, Refusal, lacking, translate
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BUSY = QT_TRANSLATE_NOOP("Workbench", "an answer is being written here; stop it first (Ctrl-.)")
@@ -44,6 +46,15 @@ async def stored(work: Coroutine[Any, Any, T]) -> T:
         return await work
     except StoreError as fault:
         raise Refusal(str(fault)) from fault
+
+
+async def intact(work: Coroutine[Any, Any, T | None]) -> T | None:
+    """What the store answers of something that is saved again in time, or can be done without; None where that is damaged."""
+    try:
+        return await work
+    except StoreDamagedError as fault:
+        log.warning("%s", fault)
+        return None
 
 
 async def refused(work: Awaitable[T]) -> T:

@@ -12,6 +12,7 @@ import numpy as np
 from app.sample import FILE, ensure_sample, first_sample, run_from
 from runtime import Origin, SamplingOptions, TokenRun, replay_draw
 from storage import SessionStore
+from tests.storage.helpers import sql
 from tests.tools.record_sample import run_to
 
 
@@ -86,6 +87,9 @@ def test_a_sample_that_was_deleted_stays_away(tmp_path: Path) -> None:
         assert await first_sample(store) == sample
         await store.trash_session(sample)
         assert await first_sample(store) is None
+        sql(store.path, "UPDATE settings SET value = '0' WHERE key IN ('sample', 'vocabulary')")
+        again = await first_sample(store)  # whether it was put there is not known any more: the app starts, with it
+        assert await first_sample(store) == again is not None
         await store.close()
 
     asyncio.run(scene())

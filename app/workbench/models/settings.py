@@ -16,7 +16,7 @@ from msgspec.structs import asdict, fields, replace
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench.models.views import backend_choices, models_here
-from app.workbench.refusals import stored
+from app.workbench.refusals import intact, stored
 from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
@@ -132,7 +132,7 @@ def blocks_in(data: DataFolder, budget: int = BUDGET) -> dict[str, Any]:
 
 async def disk_budget(store: SessionStore) -> int:
     """The bytes that the settings allow; opened with less, the block file drops the rest."""
-    values, _ = read_settings(await store.setting(SETTING))
+    values, _ = read_settings(await intact(store.setting(SETTING)))
     return values.disk_bytes or BUDGET
 
 
@@ -238,7 +238,7 @@ class Settings:
             raise Refusal(str(fault)) from fault
 
     async def hints(self) -> frozenset[str]:
-        held = await stored(self._store.setting(HINTS_SETTING))
+        held = await intact(self._store.setting(HINTS_SETTING))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
     async def dismiss_hint(self, name: str) -> bool:

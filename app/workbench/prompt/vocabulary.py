@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from app.workbench.refusals import intact
 from app.workbench.setup.adapters import Speaker, Stack
 from runtime import LanguageModel, SessionConfig
-from storage import SessionStore, StoreDamagedError, vocabulary_digest
+from storage import SessionStore, vocabulary_digest
 from ui import Refusal, translate
 
 SETTING = "vocabulary"  # the digest of the one used last
@@ -80,10 +81,10 @@ class Vocabulary(TokenBytes):
         self._told: set[str] = set()  # fingerprints of stacks of adapters that the store knows
 
     async def load(self) -> None:
-        """Reads the one that was used last, if none is there yet."""
+        """Reads the one that was used last, if none is there yet; where it is damaged, the next model brings its own."""
         if not self._tokens:
-            digest = await self._store.setting(SETTING)
-            self._take((await self._store.vocabulary(digest) if isinstance(digest, str) else None) or [])
+            digest = await intact(self._store.setting(SETTING))
+            self._take((await intact(self._store.vocabulary(digest)) if isinstance(digest, str) else None) or [])
 
     async def learn(self, model: LanguageModel) -> None:
         """Takes the model's, and saves it for later."""
@@ -94,7 +95,9 @@ class Vocabulary(TokenBytes):
         digest = self._digest = await asyncio.to_thread(vocabulary_digest, tokens)
         self._take(tokens)
         self._of = model.info.model_fingerprint
-        if await self._held(digest) != self._tokens:  # nothing is there, it is damaged, or something else was planted
+        if (
+            await intact(self._store.vocabulary(digest)) != self._tokens
+        ):  # nothing is there, it is damaged, or something else was planted
             await self._store.save_vocabulary(digest, self._tokens)
         await self._say_what_it_is(model, digest)
         await self._store.set_setting(SETTING, digest)
@@ -113,23 +116,17 @@ class Vocabulary(TokenBytes):
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
         known |= {"quantisation": info.quantisation} if info.quantisation else {}
         known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
-        if await self._store.model(fingerprint) != known:
+        if await intact(self._store.model(fingerprint)) != known:
             await self._store.save_model(fingerprint, known)
         ran = await fingerprints_that_ran(self._store)
         if ran[-1:] != [fingerprint]:
             others = [each for each in ran if each != fingerprint]
             await self._store.set_setting(RAN, [*others, fingerprint][-MOST_RAN:])
 
-    async def _held(self, digest: str) -> list[bytes] | None:
-        try:
-            return await self._store.vocabulary(digest)
-        except StoreDamagedError:
-            return None
-
 
 async def fingerprints_that_ran(store: SessionStore) -> list[str]:
     """Of the models that were loaded in this data folder, the last one last."""
-    held = await store.setting(RAN)
+    held = await intact(store.setting(RAN))
     return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 

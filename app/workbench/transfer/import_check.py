@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from app.workbench.prompt.vocabulary import fingerprints_that_ran
+from app.workbench.refusals import intact
 from runtime import InvalidRequestError, Manifest, list_models
 from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, translate
@@ -24,9 +25,9 @@ async def what_is_taken(store: SessionStore, nodes: Iterable[NodeRow]) -> list[s
     A fingerprint decides, not a name: it stands for weights, precision, engine and tokenizer.
     """
     ran = await fingerprints_that_ran(store)
-    here = {fingerprint: await store.model(fingerprint) or {} for fingerprint in ran}
+    here = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in ran}
     wrote = dict.fromkeys(node.kv_fingerprint for node in nodes if node.kv_fingerprint)
-    strange = {fingerprint: await store.model(fingerprint) or {} for fingerprint in wrote if fingerprint not in here}
+    strange = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in wrote if fingerprint not in here}
     return [_told(fingerprint, known, here) for fingerprint, known in strange.items()]
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, beams_of, options_of
+from app.workbench.refusals import intact
 from app.workbench.tree.reading import load_whole
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Turn
@@ -27,7 +28,7 @@ async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | 
     said = [segment.node for segment in path if segment.node.token_count or segment.node.text]
     fingerprints = {node.kv_fingerprint if node.token_count else None for node in said}
     fingerprint = fingerprints.pop() if len(fingerprints) == 1 else None
-    known = None if fingerprint is None else await store.model(fingerprint)
+    known = None if fingerprint is None else await intact(store.model(fingerprint))
     if fingerprint is None or known is None:
         return None
     return await asyncio.to_thread(_snapshot, session, known)  # a long path takes its time

@@ -17,6 +17,7 @@ from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.adapters.toys import toy_adapter
 from tests.runtime.loading.gguf_files import small_llama
 from tests.runtime.loading.packed import packed
+from tests.storage.helpers import sql
 from tests.tiny_models import tiny_path
 from ui import EngineState, ModelsChanged, Refusal
 
@@ -207,6 +208,9 @@ def test_hints_are_dismissed_for_good(play: Play) -> None:
         assert await s.workbench.settings.hints() == {"models"}
         await s.workbench.settings.dismiss_hint("models")
         assert await s.workbench.settings.hints() == set()
+        sql(s.store.path, "UPDATE settings SET value = '0' WHERE key = 'hints'")
+        assert await s.workbench.settings.dismiss_hint("tokens")  # what was damaged is shown once more
+        assert await s.workbench.settings.hints() == {"models"}
 
     play(first)
     play(second)

@@ -33,6 +33,31 @@ def test_a_wrong_vocabulary_is_replaced(tmp_path: Path, damage: str) -> None:
         with_store(path, learn)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE vocabularies SET tokens = x'90'",
+        "UPDATE models SET info = '{}'",
+        "UPDATE settings SET value = '0' WHERE key = 'vocabulary'",
+        "UPDATE settings SET value = '0' WHERE key = 'ran'",
+    ],
+)
+def test_what_is_damaged_of_a_model_keeps_no_session_closed_and_is_saved_anew_by_the_model(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "sessions.sqlite3"
+    with fake_model() as model:
+
+        async def learn(store: SessionStore) -> None:
+            vocabulary = Vocabulary(store)
+            await vocabulary.load()
+            await vocabulary.learn(model)
+            assert vocabulary.is_known
+            assert await store.verify() == []
+
+        with_store(path, learn)
+        sql(path, damage)
+        with_store(path, learn)
+
+
 def test_tokens_are_found_by_what_they_contain() -> None:
     found = TokenBytes([b"rain", b" Rain", b"ing", b" train", b"rainbow", b" rains", b"\xff"])
     assert found.containing("rain", 9) == (0, 1, 5, 4, 3)
