@@ -26,7 +26,7 @@ TRANSFER = "transfer"  # the key of all: one runs at a time
 
 
 class Transfers(QObject):
-    """One transfer at a time; a second one waits for the first to be stopped or done.
+    """One transfer at a time; files to import wait for the one before to be done or stopped.
 
     Args:
         workbench: The use cases.
@@ -56,7 +56,8 @@ class Transfers(QObject):
         self._running = Stoppables(controller.tasks)
         self._closing = False
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
-        self._offered: tuple[tuple[int, ...], Path] | None = None  # sessions whose KV can be taken, and from where
+        self._waiting: list[Path] = []  # files that are imported next
+        self._offered: list[tuple[tuple[int, ...], Path]] = []  # sessions whose KV can be taken, and from where
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
 
@@ -86,9 +87,15 @@ class Transfers(QObject):
         self._begin(self.tr("exporting"), work, partial(self._exported, form, path))
 
     def take(self, path: Path) -> None:
-        """Imports a file and shows its first session."""
+        """Imports a file and shows its first session, after what is under way."""
+        if TRANSFER in self._running:
+            self._waiting.append(path)
+        else:
+            self._import(path)
+
+    def _import(self, path: Path, *, after_another: bool = False) -> None:
         work = partial(self._workbench.transfers.import_file, path, self._status.transfer.show_progress)
-        self._begin(self.tr("importing"), work, partial(self._imported, path))
+        self._begin(self.tr("importing"), work, partial(self._imported, path), keep_notice=after_another)
 
     def score(self) -> None:
         """Gives the tokens of the session shown the numbers that they lack."""
@@ -106,24 +113,39 @@ class Transfers(QObject):
         self._closing = True
         await self._running.cancel()
 
-    def _begin(self, words: str, work: Callable[[], Coroutine[Any, Any, T]], done: Callable[[T], None]) -> None:
+    def _begin(
+        self,
+        words: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        done: Callable[[T], None],
+        *,
+        keep_notice: bool = False,
+    ) -> None:
         if TRANSFER in self._running:
             self._notice.say(self.tr("another import, export or scoring is running; stop it or wait for it"))
             return
-        self._notice.clear()
-        self._offered = None
+        if not keep_notice:
+            self._notice.clear()
+            self._offered = []
         self._status.transfer.begin(words)
         self._running.begin(
             TRANSFER,
             work,
             done=partial(self._end, done),
             stopped=partial(self._end, self._stopped),
-            refused=partial(self._end, self._notice.say),
+            refused=partial(self._end, self._say),
         )
 
     def _end(self, tell: Callable[..., None], *told: object) -> None:
         self._status.transfer.end()
         tell(*told)
+        if self._waiting and not self._closing and TRANSFER not in self._running:
+            self._import(self._waiting.pop(0), after_another=True)
+
+    def _say(self, words: str) -> None:
+        """Below what is left to read of the files before."""
+        action = self.tr("Accept KV") if self._offered else ""
+        self._notice.say("\n".join(filter(None, [self._notice.words, words])), action)
 
     def _stopped(self) -> None:
         if not self._closing:
@@ -143,10 +165,10 @@ class Transfers(QObject):
         self._remember(path)
         if result.carries_kv:
             words = self.tr("{0}. It contains KV, which cannot be verified: accept it only from people you trust")
-            self._offered = (result.sessions, path)
-            self._notice.say(words.format(self._told(result, path)), self.tr("Accept KV"))
+            self._offered.append((result.sessions, path))
+            self._say(words.format(self._told(result, path)))
         elif result.notes:
-            self._notice.say(self._told(result, path))
+            self._say(self._told(result, path))
         else:
             self._toast.say(self._told(result, path))
         self._controller.sessions.search("")
@@ -157,14 +179,17 @@ class Transfers(QObject):
         self.recent[:] = [path, *(each for each in self.recent if each != path)][:MOST_RECENT]
 
     def _take_offered(self) -> None:
-        offered, self._offered = self._offered, None
-        if offered is not None:
-            session_ids, path = offered
-            work = partial(self._workbench.transfers.take_kv, session_ids, path, self._status.transfer.show_progress)
-            self._begin(self.tr("importing KV"), work, partial(self._kv_taken, path))
+        if self._offered:
+            offered = self._offered
+            names = ", ".join(path.name for _, path in offered)
+            self._begin(self.tr("importing KV"), partial(self._take_kv, offered), partial(self._kv_taken, names))
 
-    def _kv_taken(self, path: Path, blocks: int) -> None:
-        self._toast.say(self.tr("{0:,} KV blocks were imported from {1}").format(blocks, path.name))
+    async def _take_kv(self, offered: Sequence[tuple[tuple[int, ...], Path]]) -> int:
+        show, take_kv = self._status.transfer.show_progress, self._workbench.transfers.take_kv
+        return sum([await take_kv(session_ids, path, show) for session_ids, path in offered])
+
+    def _kv_taken(self, names: str, blocks: int) -> None:
+        self._toast.say(self.tr("{0:,} KV blocks were imported from {1}").format(blocks, names))
 
     def _told(self, result: ImportResult, path: Path) -> str:
         count = len(result.sessions)

@@ -102,6 +102,26 @@ def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbenc
     in_window(scene)
 
 
+def test_files_that_are_named_together_are_imported_one_after_the_other(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a.kv.elsewise", "b.kv.elsewise", "c.json")]
+
+    async def scene(window: MainWindow) -> None:
+        notice = window.parts.composer.notice
+        for file in files:
+            window.transfers.take(file)
+        await until(lambda: "imported c.json" in notice.words)
+        assert bench.asked("import_file") == [(file,) for file in files]
+        assert [line.split(";")[0] for line in notice.words.splitlines()] == [f"imported {file.name}" for file in files]
+        button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Accept KV")
+        QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+        await until(lambda: window.parts.toast.words == "2,468 KV blocks were imported from a.kv.elsewise, b.kv.elsewise")
+        assert bench.asked("take_kv") == [((TRIP,), file) for file in files[:2]]
+
+    in_window(scene)
+
+
 def test_what_is_refused_is_said_in_the_window(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         bench.refusal = "in.json, line 3, node 7: its parent 9 <b>is</b> not there"
@@ -120,9 +140,9 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
         window.transfers.export(TRIP, FORMATS["json"].format, tmp_path / "a.json")
         await until(lambda: bar.label.text() == "exporting 66 %")
         # a second one is refused meanwhile
-        window.transfers.take(tmp_path / "in.json")
+        window.transfers.score()
         assert "another import, export or scoring" in window.parts.composer.notice.words
-        assert bench.asked("import_file") == []
+        assert bench.asked("score_session") == []
         bar.stop_button.setFocus()
         QTest.keyClick(bar.stop_button, Qt.Key.Key_Space)
         await until(lambda: not bar.isVisible())
