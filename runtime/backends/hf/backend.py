@@ -29,7 +29,7 @@ from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.hf.offload import Offload
 from runtime.backends.hf.payload import TorchPayload, codec_of
 from runtime.backends.hf.readings import Readings
-from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, one_thread
+from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, Threads, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import (
@@ -108,8 +108,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        self._counts: tuple[int, int] | None = None  # of threads, for few tokens and for many
-        self._many = False  # whether the last forward was over many
+        self._threads: Threads | None = None  # None: the user's own
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -150,7 +149,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if loaded.offload is not None:
             warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
-            self._counts = CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
+            self._threads = CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
@@ -185,9 +184,8 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def count(self, tokens: int) -> None:
         super().count(tokens)
-        if self._counts is not None and (tokens >= MANY_TOKENS) is not self._many:
-            self._many = not self._many
-            CHOICE.change(self._counts[self._many])
+        if self._threads is not None and (tokens >= MANY_TOKENS or self._threads.count != self._threads.few):
+            self._threads.take(tokens)
 
     def open_pack(self) -> TorchPack:
         return TorchPack(self._plan, self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))

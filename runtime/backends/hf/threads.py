@@ -1,8 +1,9 @@
 """How many threads a model's tokens are computed with on a CPU: measured once on an idle machine, kept with the model.
 
 More threads than memory can feed only wait for each other, and a small model's modules are too short to share. That holds for
-single tokens: a forward over many has all cores, as with llama.cpp's `--threads-batch`. Nothing is measured or changed where
-the user said how many: by `LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by `torch.set_num_threads`.
+single tokens: a forward over many has all cores, as with llama.cpp's `--threads-batch`. A core that another process keeps busy
+has no thread: all others would wait for it. Nothing is measured or changed where the user said how many: by
+`LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by `torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
 
 import psutil
 import torch
@@ -27,6 +27,7 @@ LAPS = 5  # forwards of one token for each count; the fastest counts
 WORTH = 0.97  # of the time, for twice the threads
 QUIET = 0.1  # of all processors' time: what others may use while a measurement is made that is kept
 TICK = 0.02  # seconds: two of the system's ticks, by which it counts
+LOOK_SECONDS = 0.1  # at least, between two looks at what others use
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -41,7 +42,7 @@ class ThreadChoice:
         torch.set_num_threads(count)
         self._set.add(count)
 
-    def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> tuple[int, int] | None:
+    def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> Threads | None:
         """Sets the count that is kept for a model on this machine, or the fastest; the user's own is left alone.
 
         Args:
@@ -50,8 +51,8 @@ class ThreadChoice:
             forward: Computes one token.
 
         Returns:
-            The counts for a forward over few tokens, which was measured, and over many (`MANY_TOKENS`), which was not: all
-            cores. None: the user has said how many.
+            Those of the model from now on: for a forward over few tokens as many as were measured, over many all cores. None:
+            the user has said how many.
         """
         if self.chosen_by_user():
             return None
@@ -60,13 +61,13 @@ class ThreadChoice:
         kept = measurement(digest, key)
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
-            with Disturbance() as disturbance:
-                found = probe(forward, most, torch.set_num_threads)
-            if not disturbance.busy():
+            others = Others()
+            found = probe(forward, most, torch.set_num_threads)
+            if others.cores() <= QUIET * (psutil.cpu_count() or 1):
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         few = fastest(found)
         self.set(few)
-        return few, most if found.get(most, math.inf) < SPOILT * found[few] else few
+        return Threads(self, few, most if found.get(most, math.inf) < SPOILT * found[few] else few)
 
     def change(self, count: int) -> None:
         """From now on so many, unless another count was set outside this program."""
@@ -80,26 +81,58 @@ class ThreadChoice:
         return torch.get_num_threads() not in {*self._set, cores(), _logical()}
 
 
-class Disturbance:
-    """What other processes computed within its `with` block: beside them more threads look slower than they are."""
+class Threads:
+    """Those of one model's forwards, in a process that has one count for all models.
 
-    def __enter__(self) -> Self:
-        self._began = time.perf_counter(), self._others()
-        return self
+    Args:
+        choice: Where it is set.
+        few: For a forward over few tokens, on idle cores.
+        many: Over `MANY_TOKENS` and more.
 
-    def __exit__(self, *_: object) -> None:
-        wall, others = (now - then for now, then in zip((time.perf_counter(), self._others()), self._began, strict=True))
-        self._share = max(others - TICK, 0.0) / max(wall * (psutil.cpu_count() or 1), TICK)
+    Attributes:
+        few: For a forward over few tokens now.
+        count: Of the last forward.
+    """
 
-    def busy(self) -> bool:
-        """Whether they had more than `QUIET` of the machine's processors."""
-        return self._share > QUIET
+    def __init__(self, choice: ThreadChoice, few: int, many: int) -> None:
+        self._choice, self._most = choice, (few, many)
+        self._others = Others()
+        self.few = self.count = few
+
+    def take(self, tokens: int) -> None:
+        """Sets how many the next forward has; before one over many tokens it is looked how many cores others leave to it."""
+        count = self.few
+        if tokens >= MANY_TOKENS:
+            few, many = self._most
+            free = max(many - round(self._others.cores()), (many + 1) // 2)
+            self.few, count = min(few, free), min(many, free)
+        if count != self.count:
+            self.count = count
+            self._choice.change(count)
+
+
+class Others:
+    """What other processes compute on the cores that this one may use."""
+
+    def __init__(self) -> None:
+        self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
+
+    def cores(self) -> float:
+        """How many they kept busy since this was last asked, or before that where it was asked a moment ago."""
+        passed = time.perf_counter() - self._began
+        if passed >= LOOK_SECONDS:
+            computed = self._seconds()
+            self._busy = max(computed - self._computed - TICK, 0.0) / passed
+            self._began, self._computed = self._began + passed, computed
+        return self._busy
 
     @staticmethod
-    def _others() -> float:
+    def _seconds() -> float:
         """CPU seconds of all processes but this one, since the machine started."""
-        system, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return sum(system) - system.idle - getattr(system, "iowait", 0.0) - own.user - own.system
+        system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
+        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(system))
+        busy = sum(sum(core) - core.idle - getattr(core, "iowait", 0.0) for i, core in enumerate(system) if i in mine)
+        return busy - own.user - own.system
 
 
 @contextmanager

@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -41,15 +42,28 @@ class Machine:
         self.now += self.seconds[self.threads]
 
 
+class Core(NamedTuple):
+    """Its seconds as psutil tells them."""
+
+    user: float
+    nice: float
+    system: float
+    idle: float
+    iowait: float
+
+
+OTHERS = choosing.Others.cores
+
+
 @pytest.fixture(autouse=True)
 def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty shelf, and a process in which no number of threads was set."""
+    """An empty shelf, and a process in which no number of threads was set, alone on a machine of four cores."""
     before = torch.get_num_threads()
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "shelf"))
     for name in choosing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(choosing, "QUIET", math.inf)  # other tests may be running
     monkeypatch.setattr(choosing, "cores", lambda: 4)
+    monkeypatch.setattr(choosing.Others, "cores", lambda _: 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(choosing, "CHOICE", ThreadChoice())
     yield
@@ -97,7 +111,7 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(choosing, "BUDGET_SECONDS", math.inf)  # the forwards take no time, but the machine may be busy
     calls: list[int] = []
     choice = ThreadChoice()
-    few, many = choice.measure("digest", "float32", lambda: calls.append(torch.get_num_threads())) or (0, 0)
+    few, many = measured(choice, lambda: calls.append(torch.get_num_threads()))
     key = f"threads, float32, {machine(4)}"
     assert {int(n) for n in measurement("digest", key)} == {4, 2, 1}
     assert few in {4, 2, 1}
@@ -105,7 +119,7 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
     # another process finds it
     keep_measurement("digest", key, {"4": 0.2, "2": 0.1, "1": 0.3})
     calls.clear()
-    assert ThreadChoice().measure("digest", "float32", lambda: calls.append(0)) == (2, 4)
+    assert measured(ThreadChoice(), lambda: calls.append(0)) == (2, 4)
     assert not calls
     # other weights, another machine, and a model that was removed measure anew
     ThreadChoice().measure("digest", "int8", lambda: calls.append(0))
@@ -117,16 +131,16 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "QUIET", 0.1)
+    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
     burning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
-        choice = ThreadChoice().measure("digest", "float32", lambda: time.sleep(0.05))
+        threads = ThreadChoice().measure("digest", "float32", lambda: time.sleep(0.05))
     finally:
         for process in burning:
             process.kill()
             process.wait()
-    assert choice is not None
-    assert choice[0] in {4, 2, 1}
+    assert threads is not None
+    assert threads.few in {4, 2, 1}
     assert not measurement("digest", f"threads, float32, {machine(4)}")
 
 
@@ -170,7 +184,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_many_tokens_have_all_cores_unless_another_count_was_set(counts: list[int]) -> None:
     keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
     choice = ThreadChoice()
-    assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) == (2, 4)
+    assert measured(choice) == (2, 4)
     for count in (4, 2, 4):
         choice.change(count)
         assert counts[-1] == count
@@ -207,18 +221,57 @@ def test_where_all_cores_spoil_a_token_many_tokens_do_not_have_them_either() -> 
     key = f"threads, float32, {machine(4)}"
     for seconds, many in ((0.29, 4), (0.31, 2)):
         keep_measurement("digest", key, {"4": seconds, "2": 0.1, "1": 0.3})
-        assert ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured")) == (2, many)
+        assert measured(ThreadChoice()) == (2, many)
+
+
+def test_a_core_that_another_process_keeps_busy_has_no_thread(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
+    busy = 0.0
+    monkeypatch.setattr(choosing.Others, "cores", lambda _: busy)
+    keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.1, "2": 0.2, "1": 0.3})
+    threads = ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured"))
+    assert threads is not None
+    for busy, free in ((0.3, 4), (1.1, 3), (4.0, 2), (0.0, 4)):  # noqa: B007  # half of them stay
+        for tokens in (MANY_TOKENS, 1):
+            threads.take(tokens)
+            assert counts[-1] == free
+
+
+def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, own, system = 10.0, SimpleNamespace(user=1.0, system=1.0), [Core(2.0, 0.0, 1.0, 7.0, 0.0)] * 3
+    library = SimpleNamespace(cpu_times=lambda *, percpu: system, Process=lambda: SimpleNamespace(cpu_times=lambda: own))
+    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing, "psutil", library)
+    monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(choosing, "os", SimpleNamespace(sched_getaffinity=lambda _: {0, 2}))
+    others = choosing.Others()
+    # given a second in which this process computes for one, another for one beside it, and a third where this one may not
+    now, own = 11.0, SimpleNamespace(user=1.8, system=1.2)
+    system = [Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(2.0, 0.9, 1.1, 7.0, 0.0)]
+    assert others.cores() == pytest.approx(1.0 - choosing.TICK)
+    # when a second passes in which the disk is waited for, then that is what a look a moment later says as well
+    now, system = 12.0, [core._replace(iowait=1.0) for core in system]
+    assert others.cores() == 0.0
+    now, system = 12.01, [core._replace(user=9.0) for core in system]
+    assert others.cores() == 0.0
 
 
 def test_a_count_that_was_only_tried_is_not_taken_for_ours(counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "cores", lambda: 6)
     counts.append(6)
     choice = ThreadChoice()
-    few, many = choice.measure("digest", "float32", lambda: time.sleep(0.01 * counts[-1])) or (0, 0)
-    assert (few, many) == (1, 1)  # six take six times as long
+    assert measured(choice, lambda: time.sleep(0.01 * counts[-1])) == (1, 1)  # six take six times as long
     torch.set_num_threads(3)
     assert choice.chosen_by_user()
     assert choice.measure("digest", "float32", lambda: pytest.fail("measured")) is None
+
+
+def measured(choice: ThreadChoice, forward: Callable[[], object] = lambda: pytest.fail("measured")) -> tuple[int, int]:
+    """How many threads few tokens have, and many."""
+    threads = choice.measure("digest", "float32", forward)
+    assert threads is not None
+    few = threads.count
+    threads.take(MANY_TOKENS)
+    return few, threads.count
 
 
 @contextmanager
