@@ -28,7 +28,7 @@ from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import beside, free_name, keep_as, sync_folder
 from storage.repair import integrity
-from storage.repair.backup import findings
+from storage.repair.backup import daily_backups, findings
 from storage.rows import DamageKind, DamageRow, Role, Salvage
 from storage.schema import create, definitions
 from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
@@ -279,6 +279,8 @@ def _whole_number(value: object) -> int:
 def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
     """Replaces the damaged file at `path` by a new one with all that could be read; blocking, seconds to minutes.
 
+    Where that is nothing, the new one is read from the latest daily backup from which anything can be.
+
     Only for the one writer of the data folder, while no process has the store open. The damaged file, with its journal, stands
     beside it afterwards; until the new one is whole and on the disk nothing is changed.
 
@@ -288,26 +290,38 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 
     Raises:
         StoreMissingError: There is no file.
-        StoreDamagedError: Nothing of it can be read; it stays where it is.
+        StoreDamagedError: Nothing of it can be read, nor of a backup; it stays where it is.
         StoreFullError, StoreReadOnlyError: The new file cannot be written; nothing was changed.
     """
     if not path.is_file():
         raise StoreMissingError(f"{path}: there is nothing to recover from")
     with typed_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".recovering-") as name:
-        folder = Path(name)
-        draft = folder / path.name
-        create(draft)
-        refill = SalvageWriter(draft)
-        try:
-            with closing(_open_copy(path, folder)) as damaged:
-                lost = _read_into(refill, damaged, progress)
-            sessions_found, turns, left_out = refill.finish()
-        finally:
-            refill.close()
-        if not sessions_found:
+        for source in (path, *reversed(daily_backups(path))):
+            folder = Path(name) / source.name
+            folder.mkdir()
+            draft = folder / path.name
+            sessions_found, turns, lost = _read_anew(source, draft, progress)
+            if sessions_found:
+                break
+        else:
             raise StoreDamagedError(f"{path}: nothing in it can be read; it was left as it is")
         kept = _put_in_place(path, draft)
-    return Salvage(sessions_found, turns, (*lost, *left_out), kept)
+    if source != path:
+        lost = [f"nothing in the file itself can be read; what is newer than the backup {source.name} is missing", *lost]
+    return Salvage(sessions_found, turns, tuple(lost), kept)
+
+
+def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, int, list[str]]:
+    """Makes the draft of what can be read: how many sessions and turns, and what is lost."""
+    create(draft)
+    refill = SalvageWriter(draft)
+    try:
+        with closing(_open_copy(source, draft.parent)) as damaged:
+            lost = _read_into(refill, damaged, progress)
+        sessions_found, turns, left_out = refill.finish()
+    finally:
+        refill.close()
+    return sessions_found, turns, [*lost, *left_out]
 
 
 def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:

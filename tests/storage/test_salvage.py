@@ -181,6 +181,22 @@ def test_what_holds_nothing_of_ours_stays_as_it_is(path: Path, content: bytes) -
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_the_latest_backup_is_read_where_nothing_of_the_file_can_be(path: Path) -> None:
+    with_store(path, fill)
+    before = with_store(path, texts)
+    backup = with_store(path, lambda store: store.back_up_daily())
+    assert backup is not None
+    worse = backup.with_name(backup.name.replace("000001", "000002"))
+    for broken in (path, worse):
+        broken.write_bytes(b"x" * 100_000)
+    found = salvage(path)
+    assert found.sessions == SESSIONS
+    assert [backup.name in words for words in found.lost] == [True]
+    assert with_store(path, texts) == before
+    assert found.kept.read_bytes() == worse.read_bytes()
+    assert backup.exists()
+
+
 def test_no_file_is_no_damage(path: Path) -> None:
     with pytest.raises(StoreMissingError):
         salvage(path)

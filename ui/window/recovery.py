@@ -40,8 +40,8 @@ class RecoveryPage(QWidget):
         self.title = Label(self.tr("Your sessions cannot be opened"), "", interface_font(20, QFont.Weight.DemiBold))
         self.problem = self._words(problem, "")
         recover = self.tr(
-            "Recovering copies what can still be read into a new file and keeps the damaged one under another name. "
-            "A fresh folder leaves everything as it is; new sessions go to {0}"
+            "Recovering copies what can still be read, or else the latest backup, into a new file and keeps the damaged one "
+            "under another name. A fresh folder leaves everything as it is; new sessions go to {0}"
         )
         again = self.tr("Try again when the cause is gone. A fresh folder leaves everything as it is; new sessions go to {0}")
         self.hint = self._words((recover if damaged else again).format(fresh), "soft")
