@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from runtime.errors import GrammarError
-from runtime.grammar.source import Grammar
+from runtime.grammar.source import TOO_DEEP, Grammar, read_json
 
 CHILD_STACK: Final = 64 << 20  # rules that refer to rules are compiled recursively
 OUR_STACK: Final = 2 * CHILD_STACK  # what went well there goes well here
@@ -35,12 +34,9 @@ def json_defaults(source: str) -> dict[str, Any]:
     """What holds for blanks in JSON where the schema's own ``x-guidance`` says nothing of them.
 
     Raises:
-        GrammarError: The schema is no JSON object.
+        GrammarError: The schema is no JSON object, or nested too deeply.
     """
-    try:
-        schema = json.loads(source)
-    except (ValueError, RecursionError) as fault:
-        raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
+    schema = read_json(source)
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema is an object, not {source!r:.80}")
     own = schema.get("x-guidance")
@@ -48,6 +44,8 @@ def json_defaults(source: str) -> dict[str, Any]:
 
 
 def readable(message: str) -> str:
-    """A message of llguidance without what it says of its own verbosity, and not longer than a screen."""
+    """A message of llguidance in words that say what to do, or without its own verbosity and not longer than a screen."""
     text = message.replace("<non-verbose/>", "").strip()
+    if text.startswith("recursion limit exceeded at line"):  # its JSON reader's, at about 125 levels
+        return f"it is {TOO_DEEP}"
     return text if len(text) <= 2000 else f"{text[:2000]} ..."

@@ -12,9 +12,7 @@ from runtime.errors import GrammarError
 GrammarKind = Literal["json_schema", "regex", "lark"]
 # Characters of a source: llguidance takes time that grows with the square of a regex or a rule, less so of a schema.
 MAX_CHARACTERS = {"json_schema": 1 << 17, "regex": 1 << 13, "lark": 1 << 14}
-TOO_DEEP: Final = (
-    "the JSON schema is nested too deeply to be read: move its inner parts into $defs, and write a $ref in their place"
-)
+TOO_DEEP: Final = "nested too deeply to be read: move its inner parts into $defs, and write a $ref in their place"
 _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}
 
 
@@ -50,7 +48,7 @@ class Grammar:
         if isinstance(schema, type):
             made = _schema_of(schema)
         elif isinstance(schema, str):
-            made = _read_json(schema)
+            made = read_json(schema)
         if not isinstance(made, Mapping):
             raise GrammarError(f"a JSON schema is a dictionary, its JSON text or a pydantic class, not {schema!r:.80}")
         if isinstance(schema, str):
@@ -145,7 +143,7 @@ def _check_size(schema: Mapping[Any, Any]) -> None:
     try:
         size = least(schema)
     except RecursionError as fault:
-        raise GrammarError(TOO_DEEP) from fault
+        raise GrammarError(f"the JSON schema is {TOO_DEEP}") from fault
     if size > most:
         raise GrammarError(
             f"the JSON schema has at least {size:,} characters written out; at most {most:,} are read: shorten it, or write "
@@ -164,10 +162,15 @@ def _schema_of(given: type) -> object:
         raise GrammarError(f"{given.__name__} cannot be told as a JSON schema: {fault}") from fault
 
 
-def _read_json(text: str) -> object:
+def read_json(text: str) -> object:
+    """A schema's text as Python has it.
+
+    Raises:
+        GrammarError: It is no JSON, or nested too deeply.
+    """
     try:
         return json.loads(text)
     except ValueError as fault:
         raise GrammarError(f"the JSON schema is not JSON: {fault}") from fault
     except RecursionError as fault:
-        raise GrammarError(TOO_DEEP) from fault
+        raise GrammarError(f"the JSON schema is {TOO_DEEP}") from fault

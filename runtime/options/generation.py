@@ -166,15 +166,6 @@ _NAMES = tuple(f.name for f in fields(SamplingOptions))
 MOST_ALTERNATIVES: Final = 1000
 ALTERNATIVES: Final = whole(0, MOST_ALTERNATIVES, of="alternatives recorded")
 MOST_STOP: Final = 65_536  # characters of all stop strings: an engine holds a few hundred bytes for each
-_TEXTS: Final = many("texts, none of them empty", lambda each: isinstance(each, str) and each != "")
-
-
-def stop_texts(value: Any) -> str | None:
-    """The rule of `stop`."""
-    fault = _TEXTS(value)
-    if fault is None and (size := sum(map(len, value))) > MOST_STOP:
-        return f"{{option}} has {size:,} characters in all; at most {MOST_STOP:,} are read: give fewer or shorter texts"
-    return fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +174,7 @@ class GenerationOptions:
 
     max_tokens: int | None = option(None, whole(1))  # default 512, or what is left of the context
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    stop: tuple[str, ...] = option((), stop_texts)
+    stop: tuple[str, ...] = option((), many("texts, none of them empty", lambda each: isinstance(each, str) and each != ""))
     ignore_eos: bool = option(False, flag)
     # end the answer in place of the model's own and its format's stops
     eos_token_ids: tuple[int, ...] | None = option(None, many("token ids", lambda each: is_whole(each, 0)))
@@ -228,6 +219,12 @@ class GenerationOptions:
         if vocab is not None:
             for token in self.eos_token_ids or ():
                 check_token("eos_token_ids", token, vocab)
+            size = sum(map(len, self.stop))
+            if size > MOST_STOP:  # options that an earlier version stored are read all the same
+                words = (
+                    f"{{option}} has {size:,} characters in all; at most {MOST_STOP:,} are read: give fewer or shorter texts"
+                )
+                raise OptionError(words, "stop", shown(self.stop))
         if self.speculative is not None:
             self.speculative.check()
         if self.adapters is not None:

@@ -17,7 +17,7 @@ from app.workbench.answers.provenance import MADE, beams_of
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, intact, refusing
+from app.workbench.refusals import GONE, intact, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, Speaker
 from app.workbench.setup.values import spoken_name, with_weights
@@ -208,7 +208,7 @@ class Drawings:
             return ""
         if model is not None and model.info.numbers_fingerprint == fingerprint:
             return spoken_name(model.info)
-        known = await intact(self._store.model(fingerprint)) or {}
+        known = await stored(intact(self._store.model(fingerprint))) or {}
         name = known.get("name")
         return with_weights(name, known.get("quantisation")) if isinstance(name, str) else ""
 

@@ -238,7 +238,7 @@ class Settings:
             raise Refusal(str(fault)) from fault
 
     async def hints(self) -> frozenset[str]:
-        held = await intact(self._store.setting(HINTS_SETTING))
+        held = await stored(intact(self._store.setting(HINTS_SETTING)))
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
     async def dismiss_hint(self, name: str) -> bool:

@@ -27,6 +27,15 @@ async def fill(store: SessionStore, *, full: bool) -> None:
     await store._database.read(change)
 
 
+def test_what_can_be_done_without_is_refused_in_words_where_the_store_does_not_answer(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.store.close()
+        with pytest.raises(Refusal, match="closed"):
+            await s.workbench.settings.hints()
+
+    play(scene)
+
+
 def test_a_disk_that_is_full_before_the_message_refuses_it(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id = await s.asked()

@@ -67,6 +67,8 @@ def test_a_source_is_a_text_of_bounded_length() -> None:
         (Grammar("json_schema", '{"type": "nope"}'), "Invalid type: nope"),
         (Grammar("json_schema", "true"), "is an object, not 'true'"),
         (Grammar("json_schema", "{"), "is not JSON"),
+        (Grammar("json_schema", '{"a":' * 20_000), "nested too deeply to be read: move its inner parts"),
+        (Grammar.json_schema(nested(200)), "nested too deeply to be read: move its inner parts"),
         (Grammar("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'), r"minimum \(3\) is greater than maximum"),
         (Grammar("json_schema", '{"$ref": "file:///etc/passwd"}'), "does not fetch resources"),
         (Grammar("json_schema", '{"type":"object","properties":{"a":{"$ref":"#/$defs/no"}}}'), "no"),
