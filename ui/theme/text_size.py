@@ -44,7 +44,10 @@ def resize_text(application: QApplication, scale: float) -> None:
     ratio = scale / text_scale()
     if ratio == 1:
         return
-    before = {widget: widget.font().pointSizeF() for widget in application.allWidgets()}
+    before: dict[QWidget, float] = {}
+    for widget in application.allWidgets():
+        widget.ensurePolished()  # else its first look at a style sheet that was replaced meanwhile brings the former font back
+        before[widget] = widget.font().pointSizeF()
     set_text_scale(scale)
     application.setFont(interface_font())
     for widget, size in before.items():

@@ -9,7 +9,7 @@ from importlib import resources
 
 import pytest
 from PySide6.QtGui import QFont, QFontDatabase, QFontInfo, QFontMetricsF
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from ui import DARK, HIGH_DARK, HIGH_LIGHT, LIGHT, Palette, Scheme, apply_theme
 from ui.theme import current_theme
@@ -18,6 +18,7 @@ from ui.theme.icons import icon
 from ui.theme.style import style_sheet
 from ui.theme.text_size import resize_text
 from ui.widgets.controls import Check, Combo
+from ui.widgets.labels import Label
 from ui.window.status import EngineDot
 from ui.window.topbar import ModelChip
 
@@ -104,6 +105,23 @@ def test_it_follows_the_system(app: QApplication) -> None:
     theme = apply_theme(app, Scheme.SYSTEM)
     assert theme.palette in (LIGHT, DARK)
     apply_theme(app, Scheme.LIGHT)
+
+
+def test_what_was_not_shown_yet_has_the_size_of_the_text_in_other_colours_too(app: QApplication) -> None:
+    window = QWidget()
+    panel = QWidget(window)
+    label = Label("words", "soft", interface_font(12.5), panel)
+    at_100 = label.font().pointSizeF()
+    panel.hide()
+    apply_theme(app, Scheme.DARK)
+    resize_text(app, 2.0)
+    window.show()
+    panel.show()
+    shown = label.font().pointSizeF()
+    resize_text(app, 1.0)
+    apply_theme(app, Scheme.LIGHT)
+    window.deleteLater()
+    assert shown == 2 * at_100
 
 
 def test_what_is_drawn_grows_with_the_text(app: QApplication) -> None:
