@@ -531,8 +531,10 @@ class LanguageModel:
             UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
         """
         chosen = given(options, named)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-            raise InvalidRequestError(f"complete takes a text or a list of messages, not {type(prompt).__name__}")
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence) or (prompt and is_whole(plain_number(prompt[0]), 0)):
+            raise InvalidRequestError(
+                f"complete takes a text or a list of messages, not {type(prompt).__name__}; generate continues token ids"
+            )
         texts = [prompt] if isinstance(prompt, str) else [m.get("content") for m in prompt if isinstance(m, Mapping)]
         check_fits(self, *(text for text in texts if isinstance(text, str)))
         ids = await (self.tokenize_async(prompt) if isinstance(prompt, str) else self.render_chat_async(prompt))

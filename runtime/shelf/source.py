@@ -9,7 +9,8 @@ from resources.files import kind_of_file
 from runtime.backends.registry import default_backend
 from runtime.errors import ModelLoadError, ModelMissingError
 from runtime.loading.config import quantised_with
-from runtime.loading.integrity import known_sha256, read_manifest
+from runtime.loading.gguf.convert import check_gguf
+from runtime.loading.integrity import known_sha256, read_manifest, remembered_sha256
 from runtime.loading.model_folder import PICKLES, ModelFolder, open_folder, read_json
 from runtime.loading.paths import is_model_id, models_dir
 from runtime.shelf.atomic_install import find_folder
@@ -76,6 +77,8 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
         raise ModelLoadError(f"{path}: a pickle, which is never opened because it can run code; choose safetensors or GGUF")
     if path.suffix.lower() == ".safetensors":
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
+    if remembered_sha256(path) is None:
+        check_gguf(path)  # reads the header alone: of a large file that is none, or is cut short, the rest takes minutes
     digest = known_sha256(path)
     for quantised in _forms(backend):
         found = find_imported(form_digest(digest, quantised=quantised))

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime import GenerationOptions, InvalidRequestError, LanguageModel, RuntimeFault, load, spawn
@@ -144,3 +145,9 @@ def test_options_by_name_are_those_of_the_object(model: LanguageModel) -> None:
             list(ask(options, max_tokens=3))
         with pytest.raises(InvalidRequestError, match="unknown option 'num_beams'"):
             list(ask(num_beams=3))
+
+
+@pytest.mark.parametrize("ids", [[5, 6], (5,), [np.int64(5)], np.array([5, 6])])
+def test_complete_says_what_continues_token_ids(model: LanguageModel, ids: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not (list|tuple|ndarray); generate continues token ids"):
+        model.complete_sync(ids)

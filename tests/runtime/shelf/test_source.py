@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ModelLoadError
-from runtime.loading.integrity import MANIFEST
+from runtime.loading.integrity import MANIFEST, remembered_sha256
 from runtime.loading.paths import models_dir
 from runtime.shelf.importing import import_model
 from runtime.shelf.model_shelf import ModelShelf, list_models
@@ -85,6 +85,15 @@ def test_a_pickle_is_not_opened(name: str, shelf: Path, tmp_path: Path) -> None:
 def test_weights_alone_are_no_model(shelf: Path) -> None:
     with pytest.raises(ModelLoadError, match="give the folder"):
         resolve(tiny_path("llama") / "model.safetensors")
+
+
+@pytest.mark.parametrize(("cut", "said"), [(0, "not a GGUF file"), (-1, "truncated or damaged")])
+def test_what_its_header_shows_to_be_damaged_is_not_read_whole(cut: int, said: str, shelf: Path, tmp_path: Path) -> None:
+    path = small_llama().write(tmp_path / "small.gguf")
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ModelLoadError, match=said):
+        resolve(path)
+    assert remembered_sha256(path) is None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"])
