@@ -52,13 +52,20 @@ class OverflowBar(QFrame):
     def offer(self, composition: Composition) -> None:
         """Says what does not fit."""
         assert composition.context_length is not None  # else it is not known that it does not fit
-        over = composition.context_used - composition.context_length
-        self.said.setText(
-            self.tr(
+        length, alone = composition.context_length, composition.tokens or 0
+        fits_alone = alone < length
+        if fits_alone:
+            said = self.tr(
                 "{0} tokens too many for the context of {1}. "
                 "Turns that are left out stay in the tree; the model does not see them."
-            ).format(count(over), count(composition.context_length))
-        )
+            ).format(count(composition.context_used - length), count(length))
+        else:
+            said = self.tr(
+                "The message alone has {0} tokens, and the context has room for {1}: shorten it, or remove a file."
+            ).format(count(alone), count(length))
+        self.said.setText(said)
+        self.leave_out.setVisible(fits_alone)
+        self.new.setVisible(fits_alone)
         self.setAccessibleName(self.said.text())
         self.larger.setVisible(composition.can_grow)
         whole = composition.whole_context

@@ -346,6 +346,30 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
     in_window(scene)
 
 
+def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer, ways = window.parts.composer, window.parts.composer.overflow
+        counting(bench, Composition(9000, None, 9100, 8192))
+        QTest.keyClicks(composer.field, "Too long")
+        await until(lambda: "908 too many" in composer.meter.context.text())
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert ways.isVisible()
+        assert "shorten it, or remove a file" in ways.said.text()
+        assert not ways.leave_out.isVisible()
+        assert not ways.new.isVisible()
+        # what was written before is in the way of a shorter one
+        counting(bench, Composition(12, None, 8200, 8192))
+        QTest.keyClick(composer.field, Qt.Key.Key_Backspace)
+        await until(lambda: "8 too many" in composer.meter.context.text().replace("908", ""))
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert ways.leave_out.isVisible()
+        assert ways.new.isVisible()
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
