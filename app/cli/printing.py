@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
+from unicodedata import category
 
 import click
 from rich.cells import cell_len
@@ -340,8 +341,10 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text from an untrusted file, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    """A text from an untrusted file, without control characters; spaces of all kinds stay, and what joins emoji and letters."""
+    return "".join(
+        char if char.isprintable() or category(char) == "Zs" or char in f"{ZERO_WIDTH_JOINER}\u200c" else "?" for char in text
+    )
 
 
 def _format(entry: ShelfEntry) -> str:

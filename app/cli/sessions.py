@@ -17,6 +17,7 @@ from rich.text import Text
 
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
+from app.cli.printing import one_line
 from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
@@ -65,7 +66,7 @@ def show_command(settings: Settings, session_id: int) -> None:
     if _nothing_yet(settings):
         raise click.exceptions.Exit(1)
     session = with_store(settings, lambda store: load_whole(store, session_id))
-    click.echo(f"# {session.title}")
+    click.echo(f"# {one_line(session.title)}")
     for turn in session.tree.turns(session.tip):
         if content := session.content(turn):
             click.echo(f"\n{turn.role}: {content}")
@@ -192,8 +193,12 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
     table = headed("id", "title", "branches", "changed", *(("folder", "tags") if placed else ()), right=("id", "branches"))
     for row in rows:
         changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
-        title = f"{row.title} (sample)" if row.is_sample else row.title
-        place = (Text(folders.get(row.folder_id or 0, "")), Text(", ".join(row.tags))) if placed else ()
+        title = f"{one_line(row.title)} (sample)" if row.is_sample else one_line(row.title)
+        place = (
+            tuple(Text(one_line(words)) for words in (folders.get(row.folder_id or 0, ""), ", ".join(row.tags)))
+            if placed
+            else ()
+        )
         table.add_row(str(row.id), Text(title), str(row.branches), changed, *place)
     print_table(table)
 
@@ -338,7 +343,7 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
         imported = await store.import_file(file, progress)
         for session_id in imported.sessions:
             tree = await store.load_session(session_id)
-            click.echo(f"{session_id}\t{tree.session.title}")
+            click.echo(f"{session_id}\t{one_line(tree.session.title)}")
             for note in await what_is_taken(store, tree.nodes):
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:

@@ -202,6 +202,17 @@ def test_a_long_title_stays_on_one_line_for_other_programs(elsewise: Elsewise) -
     assert title.strip() in elsewise("sessions", "list").out
 
 
+def test_a_title_does_nothing_in_a_terminal(elsewise: Elsewise, data: Path) -> None:
+    title, shown = "\x1b]0;x\x07a\u202eb\u3000c 👩\u200d👧", "?]0;x?a?b\u3000c 👩\u200d👧"
+    elsewise("ask", "hi", "--session", title, *ASK)
+    file = data.parent / "a.elsewise"
+    elsewise("sessions", "export", "1", str(file), "--portable")
+    for command in (("list",), ("show", "1"), ("import", str(file))):
+        out = elsewise("sessions", *command).out
+        assert shown in out
+        assert title not in out
+
+
 def test_an_unknown_session_is_named(elsewise: Elsewise) -> None:
     elsewise("ask", "hi", "--session", "A", *ASK)
     done = elsewise("sessions", "show", "99")
