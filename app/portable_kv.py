@@ -127,7 +127,8 @@ def carries_blocks(file: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as conn:
             conn.execute("PRAGMA trusted_schema = OFF")
-            found = conn.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'kv_blocks' AND type = 'table'").fetchone()
-            return bool(found[0])
+            sql = "SELECT EXISTS (SELECT 1 FROM kv_blocks) FROM sqlite_schema WHERE name = 'kv_blocks' AND type = 'table'"
+            found = conn.execute(sql).fetchone()
+            return bool(found and found[0])
     except sqlite3.Error:
         return False

@@ -19,6 +19,7 @@ from app.portable_kv import keys_of
 from app.workbench.models.settings import disk_budget
 from runtime.blocks.store import Block
 from storage import BlockFile, DataFolderLock, SessionStore, open_blocks
+from tests.storage.helpers import sql
 from tests.storage.transfer.trees import branching
 
 Ask = Callable[..., Result]
@@ -168,6 +169,13 @@ def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: i
     finally:
         store.close_sync()
     assert len(keys) == len(set(keys)) >= 2
+    # a damaged block goes with no file, which then asks for no trust
+    with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
+        blocks.put([Block(keys[0], None, 4, [b"computed"])])
+    sql(data.blocks, "UPDATE kv_blocks SET tokens = 5")
+    without = tmp_path / "without.elsewise"
+    assert "0 KV blocks went with it" in ask("export", session, without, "--portable", "--with-kv").stderr
+    assert "KV" not in ask("import", without).stderr
     with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
         assert blocks.put([Block(keys[0], None, 4, [b"computed"])]) == 1
     file = tmp_path / "a.elsewise"
