@@ -152,6 +152,8 @@ class Scheduler:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
+        if self._decoding.rows or self._beams.running:
+            self._prompts.pace.busy()
         if self._prompts.running:
             self._prompts.step(decoding=bool(self._decoding.rows or self._beams.running))
         decodes = bool(self._decoding.rows or self._beams.running)

@@ -16,7 +16,7 @@ from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
-from runtime.scheduler.prefill.prompts import Pace, yields
+from runtime.scheduler.prefill.prompts import CHUNK_SECONDS, Pace, yields
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Worker(ABC, Generic[W]):
 
     def _quota(self, *, beside: bool) -> int:
         """Tokens of the next forward."""
-        return min(self._pace.beside() if beside else self._pace.background(), self._options.max_batch_tokens)
+        quota = self._pace.chunk(CHUNK_SECONDS) if beside else self._pace.background()
+        return min(quota, self._options.max_batch_tokens)
 
     @abstractmethod
     def end(self, work: W, error: BaseException | None) -> None:

@@ -53,10 +53,9 @@ class Pace:
         """Tokens of a forward that takes so long."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
 
-    def beside(self) -> int:
-        """Tokens of a forward whose end other requests wait for."""
+    def busy(self) -> None:
+        """Work that is not in the background is there."""
         self.urgent = time.monotonic()
-        return self.chunk(CHUNK_SECONDS)
 
     def background(self) -> int:
         """Tokens of a forward of background work that cannot be interrupted: the more, the longer nothing else came."""
@@ -147,7 +146,7 @@ class Prompts:
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
-        quota = self.pace.beside() if decoding else self._alone()
+        quota = self.pace.chunk(CHUNK_SECONDS) if decoding else self._alone()
         if decoding:
             self._disturbed = time.monotonic()
             short = SHORT * sum(p.total - p.at <= SHORT for p in self.running)

@@ -245,6 +245,20 @@ def test_texts_are_embedded_in_long_forwards_once_nothing_else_came_for_a_while(
         assert (model.sizes[0], sum(model.sizes)) == (first, 3_000)
 
 
+def test_texts_that_come_right_after_a_long_answer_are_embedded_in_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    with calm_model(monkeypatch, speed=100.0) as model:
+        monkeypatch.setattr("runtime.scheduler.embedding.time", SimpleNamespace(monotonic=model.clock))
+        options = GenerationOptions(max_tokens=1_500, sampling=GREEDY, ignore_eos=True, top_k=0)  # 15 seconds
+        assert len(list(model.model.generate_sync(NEW, options))) == 1_500
+        model.sizes.clear()
+        namespace, _ = local(model.model).operations.route(np.array(NEW, np.int32), None)
+        job = EmbedJob(np.empty(0, np.int32), namespace, paths=[np.array(some_ids(2, 3_000), np.int32)], places=[[0]])
+        engine_of(model.model).submit([job])
+        assert isinstance(job.future, Future)
+        job.future.result(60)
+        assert model.sizes[0] == 100  # 0.4 seconds at 250 tokens a second, as far as is known by now
+
+
 def test_a_guessed_speed_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     with fake_model(Behaviour(interruptible=True, before_forward=lambda tokens: sizes.append(len(tokens)))) as model:
