@@ -249,17 +249,19 @@ class Operations:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             jobs: dict[int, GenerateJob] = {}
+            turn = Turn(one_by_one=True)
             with self.grammars.holding(each.grammar for each in options if each.grammar is not None):
                 await self._compile_all(options)
                 for i, (ids, own) in enumerate(zip(prompts, options, strict=True)):
                     with naming_prompt(i):
                         jobs[i] = await self._begin(ids, own)
-            waiting, turn = deque(jobs.values()), Turn(one_by_one=True)
+                        jobs[i].turn = turn
+            waiting = deque(jobs.values())
             self._held[id(group)] = running_loop(), waiting
 
             def start_next() -> None:
                 if waiting:
-                    waiting[0].submitted, waiting[0].turn = time.monotonic(), turn
+                    waiting[0].submitted = time.monotonic()
                     self.turns.submit(waiting[0])
                     waiting.popleft()
 

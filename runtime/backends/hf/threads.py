@@ -8,6 +8,7 @@ has no thread: all others would wait for it. Nothing is measured or changed wher
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
@@ -25,10 +26,13 @@ MANY_TOKENS = 64  # of a forward that all cores share
 SPOILT = 3.0  # times the seconds of a token with all cores: then not all are there, as in a container with a share of them
 LAPS = 5  # forwards of one token for each count; the fastest counts
 WORTH = 0.97  # of the time, for twice the threads
-QUIET = 0.1  # of all processors' time: what others may use while a measurement is made that is kept
+QUIET = 0.1  # of the time of our processors: what others may use while a measurement is made that is kept
 TICK = 0.02  # seconds: two of the system's ticks, by which it counts
 LOOK_SECONDS = 0.1  # at least, between two looks at what others use
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of a processor's times; a guest's are in the user's as well
+
+log = logging.getLogger(__name__)
 
 
 class ThreadChoice:
@@ -63,7 +67,7 @@ class ThreadChoice:
         if not found or max(found) > most:
             others = Others()
             found = probe(forward, most, torch.set_num_threads)
-            if others.cores() <= QUIET * (psutil.cpu_count() or 1):
+            if others.cores(0.0) <= QUIET * _logical():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         few = fastest(found)
         self.set(few)
@@ -117,10 +121,10 @@ class Others:
     def __init__(self) -> None:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
-    def cores(self) -> float:
-        """How many they kept busy since this was last asked, or before that where it was asked a moment ago."""
+    def cores(self, least: float = LOOK_SECONDS) -> float:
+        """How many they kept busy since this was last asked; where it was within `least` seconds, what it was then."""
         passed = time.perf_counter() - self._began
-        if passed >= LOOK_SECONDS:
+        if passed >= least:
             computed = self._seconds()
             self._busy = max(computed - self._computed - TICK, 0.0) / passed
             self._began, self._computed = self._began + passed, computed
@@ -128,10 +132,14 @@ class Others:
 
     @staticmethod
     def _seconds() -> float:
-        """CPU seconds of all processes but this one, since the machine started."""
-        system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
+        """CPU seconds of all processes but this one, since the machine started; 0 where the system does not tell them."""
+        try:
+            system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
+        except Exception:  # the border: a /proc that is shut or cut, as in a sandbox, must fail no request
+            log.debug("what other processes compute is not known", exc_info=True)
+            return 0.0
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(system))
-        busy = sum(sum(core) - core.idle - getattr(core, "iowait", 0.0) for i, core in enumerate(system) if i in mine)
+        busy = sum(sum(core) - sum(getattr(core, name, 0.0) for name in NO_WORK) for i, core in enumerate(system) if i in mine)
         return busy - own.user - own.system
 
 

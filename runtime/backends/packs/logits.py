@@ -16,6 +16,7 @@ from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
 
 BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
+NAMED_ENTRIES = 1 << 18  # 1 MiB: what crosses at once of ids that are named, and stays until the rows were asked for
 SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
 
 Bool = npt.NDArray[np.bool_]
@@ -51,7 +52,7 @@ class StayingLogits(ABC):
     def entries(self, row: int, ids: Int64) -> Float32:
         """``(len(ids),)`` of one row. Those of others cross with it: texts of one forward are mostly asked for the same."""
         if row not in self._named[1] or not np.array_equal(ids, self._named[0]):
-            at_once = max(BLOCK_ENTRIES // len(ids), 1)
+            at_once = max(NAMED_ENTRIES // len(ids), 1)
             start = row - row % at_once
             self._named = ids, dict(enumerate(self._entries(slice(start, start + at_once), ids), start))
         return self._named[1].pop(row)

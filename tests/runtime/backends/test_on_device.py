@@ -595,10 +595,17 @@ def test_a_text_that_grows_is_scored_by_the_row_that_stayed(library: str, wide: 
 @pytest.mark.parametrize("device", DEVICES)
 def test_entries_of_rows_cross_by_blocks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, ids = np.random.default_rng(3).normal(size=(7, 50)).astype(np.float32), np.array([4, 40, 9])
-    monkeypatch.setattr("runtime.backends.packs.logits.BLOCK_ENTRIES", 10)
+    monkeypatch.setattr("runtime.backends.packs.logits.NAMED_ENTRIES", 10)
     logits = staying_logits(raw, device)
     for row, asked in ((5, ids), (3, ids), (3, ids), (6, ids), (5, ids[1:]), (6, ids[1:]), (0, ids)):
         np.testing.assert_array_equal(logits.entries(row, asked), raw[row, asked])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_do_not_cross_whole_beside_the_one_that_is_asked_for(device: str, crossed: list[int]) -> None:
+    raw = np.random.default_rng(3).normal(size=(8, 200_000)).astype(np.float32)
+    np.testing.assert_array_equal(staying_logits(raw, device).entries(3, np.arange(200_000)), raw[3])
+    assert sum(crossed) == 4 * 200_000
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "host"])

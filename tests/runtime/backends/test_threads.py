@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 
@@ -50,6 +51,7 @@ class Core(NamedTuple):
     system: float
     idle: float
     iowait: float
+    guest: float = 0.0  # which is in that of the user
 
 
 OTHERS = choosing.Others.cores
@@ -63,7 +65,7 @@ def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in choosing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(choosing, "cores", lambda: 4)
-    monkeypatch.setattr(choosing.Others, "cores", lambda _: 0.0)
+    monkeypatch.setattr(choosing.Others, "cores", lambda *_: 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(choosing, "CHOICE", ThreadChoice())
     yield
@@ -141,6 +143,38 @@ def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: p
             process.wait()
     assert threads is not None
     assert threads.few in {4, 2, 1}
+    assert not measurement("digest", f"threads, float32, {machine(4)}")
+
+
+@pytest.mark.parametrize(("busy", "kept"), [(0.1, True), (1.0, False)])
+def test_where_others_have_the_cores_that_this_process_may_use_nothing_is_kept(
+    busy: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process that may use two cores of 64
+    monkeypatch.setattr(psutil, "cpu_count", lambda **_: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(choosing.Others, "cores", lambda *_: busy)
+    ThreadChoice().measure("digest", "float32", lambda: None)
+    assert bool(measurement("digest", f"threads, float32, {machine(4)}")) == kept
+
+
+def test_beside_others_not_even_a_short_measurement_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a model so small that it is measured in 60 ms, in which another process has one of two cores
+    now = 10.0
+
+    def forward() -> None:
+        nonlocal now
+        now += 0.004
+
+    def times(*, percpu: bool) -> list[Core]:
+        return [Core(now, 0.0, 0.0, 0.0, 0.0), Core(0.0, 0.0, 0.0, now, 0.0)]
+
+    own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0))
+    monkeypatch.setattr(choosing, "psutil", SimpleNamespace(cpu_times=times, Process=lambda: own))
+    monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    ThreadChoice().measure("digest", "float32", forward)
     assert not measurement("digest", f"threads, float32, {machine(4)}")
 
 
@@ -253,6 +287,34 @@ def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: py
     assert others.cores() == 0.0
     now, system = 12.01, [core._replace(user=9.0) for core in system]
     assert others.cores() == 0.0
+
+
+def test_what_a_guest_computes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, system = 10.0, [Core(2.0, 0.0, 1.0, 7.0, 0.0, 0.0)] * 2
+    own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0))
+    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing, "psutil", SimpleNamespace(cpu_times=lambda *, percpu: system, Process=lambda: own))
+    monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    others = choosing.Others()
+    now, system = 11.0, [Core(3.0, 0.0, 1.0, 7.0, 0.0, 1.0), Core(2.0, 0.0, 1.0, 8.0, 0.0, 0.0)]
+    assert others.cores() == pytest.approx(1.0 - choosing.TICK)
+
+
+def test_where_the_system_does_not_tell_what_others_compute_all_cores_are_taken(
+    monkeypatch: pytest.MonkeyPatch, counts: list[int]
+) -> None:
+    # given a sandbox in which the processors' times cannot be read
+    def shut(**_: object) -> list[Core]:
+        raise PermissionError("/proc/stat")
+
+    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(psutil, "cpu_times", shut)
+    keep_measurement(tiny_folder("llama").weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
+    with loaded(None) as (model, seen):
+        assert len(model.next_token_logprobs_sync(some_ids(1, MANY_TOKENS))) == model.info.vocab_size
+        assert seen == [4]
 
 
 def test_a_count_that_was_only_tried_is_not_taken_for_ours(counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
