@@ -567,9 +567,10 @@ class AnswerOptions:
             resolve_options(call, preset=PRESET)
         except (InvalidRequestError, GrammarError) as fault:
             raise click.UsageError(in_options(fault)) from fault
+        model, backend = settings.chosen(flags["model"], flags["backend"])
         return cls(
-            model=flags["model"] or settings.model,
-            backend=flags["backend"] or settings.backend,
+            model=model,
+            backend=backend,
             load=load,
             call={name: value for name, value in call.items() if value is not None},
             naming=naming,

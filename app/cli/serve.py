@@ -118,7 +118,7 @@ def serve(
             raise click.UsageError(f"--tls {path}: there is no such file")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    source, chosen = model or settings.model, backend or settings.backend
+    source, chosen = settings.chosen(model, backend)
     try:
         bound = bind(host, port)
     except OSError as fault:

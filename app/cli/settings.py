@@ -20,6 +20,10 @@ class Settings(Struct, frozen=True):
     model: str
     backend: str
 
+    def chosen(self, model: str | None, backend: str | None) -> tuple[str, str]:
+        """A command's own model and backend, or else these. An empty name (of an unset variable) is refused at the load."""
+        return self.model if model is None else model, self.backend if backend is None else backend
+
 
 def utf8(text: str) -> str:
     """A text as its bytes have it: Python decodes arguments and stdin by the locale, and keeps what it cannot as surrogates.

@@ -339,7 +339,11 @@ async def serve(
         ssl: Paths of a certificate chain and its key.
     """
     stop = stop or asyncio.Event()
-    await engine.model()
+    try:
+        await engine.model()
+    except BaseException:  # else the port stays taken
+        bound.close()
+        raise
     config = uvicorn.Config(
         build_app(engine, access),
         log_config=None,

@@ -71,6 +71,8 @@ class Address:
             raise InvalidRequestError("base_url has a name or a password in it; give the key as api_key")
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidRequestError(f"base_url begins with http:// or https:// and a host, not {shown}")
+        if url.port is not None and not 0 < url.port < 1 << 16:
+            raise InvalidRequestError(f"base_url {shown}: a port is a number from 1 to 65,535, not {url.port}")
         if url.query or url.fragment:
             raise InvalidRequestError("base_url has a query (?...) or a fragment (#...); give the address alone")
         loopback = _is_loopback(url.host)

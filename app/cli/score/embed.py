@@ -74,7 +74,7 @@ def embed(
         raise click.ClickException(f"{out}: there is no folder {out.absolute().parent}")
     options = adapter_options(adapters) | connection_of(connect_to, model, tokenizer, plain_http=plain_http)
     texts = read_texts(file, jsonl=jsonl or file.lower().endswith(".jsonl"))
-    with load_model(model or settings.model, backend or settings.backend, **options) as loaded, reading() as on_progress:
+    with load_model(*settings.chosen(model, backend), **options) as loaded, reading() as on_progress:
         try:
             vectors = asyncio.run(loaded.embed(texts, cast("Pooling", pooling), on_progress=on_progress))
         except RuntimeFault as fault:

@@ -74,7 +74,7 @@ def lens(
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is no position to look at")
-    with load_model(model or settings.model, backend or settings.backend, **options) as loaded:
+    with load_model(*settings.chosen(model, backend), **options) as loaded:
         check_fits(loaded, text, stage=file)
         ids = loaded.tokenize(text)
         followed = [_first_token(loaded, each) for each in tokens]

@@ -124,7 +124,8 @@ def score(
     file = files[0]
     if as_json and as_csv:
         raise click.UsageError("choose one of --json and --csv")
-    beside = bool(against or against_backend or against_adapters or against_weights or against_loads)
+    other_model = against is not None or against_backend is not None
+    beside = other_model or bool(against_adapters or against_weights or against_loads)
     if beside and connect_to:
         raise click.UsageError("--connect scores with one model: leave out --against")
     if kl and not beside:
@@ -138,25 +139,25 @@ def score(
     count = next((given for given in (alternatives, top_k) if given is not None), 3)
     own = load_options("--load", loads) | weights_of(weights)
     other = load_options("--against-load", against_loads) | weights_of(against_weights) | adapter_options(against_adapters)
+    first = settings.chosen(model, backend)
     if out is not None:
         check_out(out, files, resume=resume)
         connection = connection_of(connect_to, model, tokenizer, plain_http=plain_http)
-        with load_model(model or settings.model, backend or settings.backend, **own, **connection) as loaded:
+        with load_model(*first, **(own | connection)) as loaded:
             score_files(loaded, files, out, top_k=count, per_text=rows == "text", resume=resume, loading=own)
         return
     text = read_text(file)
     if not text:
         raise click.ClickException(f"{file}: empty; there is nothing to score")
     if beside:
-        first = model or settings.model, backend or settings.backend
-        second = against or first[0], against_backend or first[1]
+        second = Settings(settings.data, *first).chosen(against, against_backend)
         found = _compare(text, first, second, own, other, kl=kl)
         (write_json if as_json else write_csv if as_csv else write_table)(found)
         for line in words(found):
             click.echo(line, err=True)
         return
     own |= connection_of(connect_to, model, tokenizer, plain_http=plain_http)
-    with load_model(model or settings.model, backend or settings.backend, **own) as loaded:
+    with load_model(*first, **own) as loaded:
         _check_size(loaded, file, text, stride)
         ids = loaded.tokenize(text)
         with reading() as on_progress:

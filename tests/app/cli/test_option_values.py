@@ -14,6 +14,7 @@ from app.cli.options import ELSEWHERE, in_json, in_options
 from runtime import GenerationOptions, LoadOptions, SamplingOptions
 from runtime.options.aliases import _PLACES
 from tests.app.cli.conftest import Elsewise
+from tests.tiny_models import tiny_path
 
 FAKE = ("--backend", "fake")
 VALUES = (
@@ -117,3 +118,18 @@ def test_the_names_in_a_line_are_those_of_json() -> None:
 def test_what_a_load_says_comes_in_options_too(elsewise: Elsewise, tmp_path: Path) -> None:
     done = elsewise("ask", "--raw", "hi", *FAKE, "--load", "context_length=999999999")
     assert (done.code, "--load context_length=999,999,999, but the model has" in done.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["ask", "score", "embed", "lens", "serve", "against"])
+def test_an_empty_name_of_a_model_is_not_taken_for_the_default(elsewise: Elsewise, tmp_path: Path, command: str) -> None:
+    # given a script whose variable is not set
+    text = tmp_path / "a.txt"
+    text.write_text("a b c")
+    arguments = {
+        "ask": ("ask", "hi", "--model", ""),
+        "serve": ("serve", "", "--port", "0"),
+        "against": ("score", str(text), "--model", str(tiny_path("llama")), "--against", ""),
+    }.get(command, (command, str(text), "--model", ""))
+    done = elsewise(*arguments, "--backend", "hf")
+    assert (done.code, done.out) == (1, "")
+    assert "no model was named" in done.err

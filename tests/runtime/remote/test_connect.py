@@ -84,6 +84,8 @@ def test_another_tokenizer_is_not_taken(server: Server, tmp_path: Path, folder: 
         ("http://user:pw@127.0.0.1", "give the key as api_key"),
         ("http://127.0.0.1/?x=1", "query"),
         ("http://example.com", "unencrypted"),
+        ("http://127.0.0.1:99999", "a port is a number from 1 to 65,535, not 99999"),
+        ("http://127.0.0.1:0/v1", "a port is a number"),
     ],
 )
 def test_addresses_that_are_refused(url: str, said: str) -> None:
