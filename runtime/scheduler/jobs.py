@@ -80,7 +80,7 @@ class Job:
 
     @property
     def key(self) -> tuple[Namespace, bytes]:
-        """The full path: what two equal queries share. It never changes, so that it is worked out once."""
+        """The full path: what two equal queries share. Worked out once, before an answer can activate an adapter."""
         if self._key is None:
             self._key = (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
         return self._key
