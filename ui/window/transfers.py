@@ -23,6 +23,7 @@ _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]+')
 LONGEST_NAME = 60  # characters
 MOST_RECENT = 8  # files
 TRANSFER = "transfer"  # the key of all: one runs at a time
+Offer = tuple[tuple[int, ...], Path]  # sessions whose KV can be taken, and from where
 
 
 class Transfers(QObject):
@@ -56,8 +57,8 @@ class Transfers(QObject):
         self._running = Stoppables(controller.tasks)
         self._closing = False
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
-        self._waiting: list[Path] = []  # files that are imported next
-        self._offered: list[tuple[tuple[int, ...], Path]] = []  # sessions whose KV can be taken, and from where
+        self._waiting: list[Callable[[], None]] = []  # what begins next
+        self._offered: dict[str, Offer] = {}  # KV that can be taken, by what is said of it
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
 
@@ -89,7 +90,7 @@ class Transfers(QObject):
     def take(self, path: Path) -> None:
         """Imports a file and shows its first session, after what is under way."""
         if TRANSFER in self._running:
-            self._waiting.append(path)
+            self._waiting.append(partial(self._import, path, after_another=True))
         else:
             self._import(path)
 
@@ -126,7 +127,7 @@ class Transfers(QObject):
             return
         if not keep_notice:
             self._notice.clear()
-            self._offered = []
+            self._offered = {}
         self._status.transfer.begin(words)
         self._running.begin(
             TRANSFER,
@@ -140,12 +141,14 @@ class Transfers(QObject):
         self._status.transfer.end()
         tell(*told)
         if self._waiting and not self._closing and TRANSFER not in self._running:
-            self._import(self._waiting.pop(0), after_another=True)
+            self._waiting.pop(0)()
 
     def _say(self, words: str) -> None:
-        """Below what is left to read of the files before."""
+        """Below what is left to read of the files before; what was dismissed is offered no longer."""
+        said = self._notice.words
+        self._offered = {each: offer for each, offer in self._offered.items() if each in (*said.splitlines(), words)}
         action = self.tr("Accept KV") if self._offered else ""
-        self._notice.say("\n".join(filter(None, [self._notice.words, words])), action)
+        self._notice.say("\n".join(filter(None, [said, words])), action)
 
     def _stopped(self) -> None:
         if not self._closing:
@@ -165,8 +168,9 @@ class Transfers(QObject):
         self._remember(path)
         if result.carries_kv:
             words = self.tr("{0}. It contains KV, which cannot be verified: accept it only from people you trust")
-            self._offered.append((result.sessions, path))
-            self._say(words.format(self._told(result, path)))
+            said = words.format(self._told(result, path))
+            self._offered[said] = result.sessions, path
+            self._say(said)
         elif result.notes:
             self._say(self._told(result, path))
         else:
@@ -179,12 +183,18 @@ class Transfers(QObject):
         self.recent[:] = [path, *(each for each in self.recent if each != path)][:MOST_RECENT]
 
     def _take_offered(self) -> None:
-        if self._offered:
-            offered = self._offered
-            names = ", ".join(path.name for _, path in offered)
-            self._begin(self.tr("importing KV"), partial(self._take_kv, offered), partial(self._kv_taken, names))
+        offered, self._offered = list(self._offered.values()), {}
+        if offered and TRANSFER in self._running:
+            self._waiting.insert(0, partial(self._accept, offered))
+        elif offered:
+            self._accept(offered)
 
-    async def _take_kv(self, offered: Sequence[tuple[tuple[int, ...], Path]]) -> int:
+    def _accept(self, offered: Sequence[Offer]) -> None:
+        names = ", ".join(path.name for _, path in offered)
+        done = partial(self._kv_taken, names)
+        self._begin(self.tr("importing KV"), partial(self._take_kv, offered), done, keep_notice=True)
+
+    async def _take_kv(self, offered: Sequence[Offer]) -> int:
         show, take_kv = self._status.transfer.show_progress, self._workbench.transfers.take_kv
         return sum([await take_kv(session_ids, path, show) for session_ids, path in offered])
 

@@ -122,6 +122,38 @@ def test_files_that_are_named_together_are_imported_one_after_the_other(
     in_window(scene)
 
 
+@pytest.mark.parametrize("answer", ["Accept KV", "dismiss"])
+def test_what_is_said_of_one_file_while_the_next_is_imported_holds_for_that_file(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path, answer: str
+) -> None:
+    files = [tmp_path / name for name in ("a.kv.elsewise", "b.kv.elsewise")]
+
+    async def scene(window: MainWindow) -> None:
+        notice = window.parts.composer.notice
+
+        def accept() -> None:
+            button = next(each for each in notice.findChildren(QPushButton) if each.text() == "Accept KV")
+            QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+
+        bench.gate = asyncio.Semaphore(3)  # steps: those of the first file
+        for file in files:
+            window.transfers.take(file)
+        await until(lambda: "a.kv.elsewise" in notice.words)
+        accept() if answer == "Accept KV" else notice.dismiss()
+        for _ in range(9):
+            bench.gate.release()
+        await until(lambda: "b.kv.elsewise" in notice.words)
+        assert "a.kv.elsewise" not in notice.words
+        if answer == "Accept KV":
+            await until(lambda: bench.asked("take_kv") == [((TRIP,), files[0])])
+            await until(lambda: not window.parts.status.transfer.isVisible())
+        accept()
+        await until(lambda: ((TRIP,), files[1]) in bench.asked("take_kv"))
+        assert len(bench.asked("take_kv")) == (2 if answer == "Accept KV" else 1)
+
+    in_window(scene)
+
+
 def test_what_is_refused_is_said_in_the_window(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         bench.refusal = "in.json, line 3, node 7: its parent 9 <b>is</b> not there"
