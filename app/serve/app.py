@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import time
@@ -278,7 +279,10 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 class _Connection(H11Protocol):
-    """Closes a connection that sends no request, on which uvicorn would wait for ever: it counts among `MOST_CONNECTIONS`."""
+    """Closes a connection that sends no request or reads no answer, on which uvicorn would wait for ever.
+
+    It counts among `MOST_CONNECTIONS`.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -299,8 +303,17 @@ class _Connection(H11Protocol):
         def late() -> None:
             if self.cycle is answered:
                 self.timeout_keep_alive_handler()
+                self._drop_unread()
 
         return self.loop.call_later(HEAD_SECONDS, late)
+
+    def _drop_unread(self, left: float = math.inf) -> None:
+        """Ends a closed connection whose client reads nothing of what is left of its answer."""
+        size = self.transport.get_write_buffer_size()
+        if size < left:
+            self._late = self.loop.call_later(SEND_SECONDS, self._drop_unread, size)
+        else:
+            self.transport.abort()
 
 
 class _Uvicorn(uvicorn.Server):

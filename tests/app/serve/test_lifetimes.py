@@ -97,6 +97,34 @@ def test_a_client_that_sends_no_request_is_dropped_and_one_that_waits_for_its_an
     assert served.post(PATH, **long)["usage"]["completion_tokens"] == 300
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_does_not_read_a_whole_answer_is_dropped_and_a_slow_one_is_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(app_of, "SEND_SECONDS", 1.0)
+    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "logprobs": -1}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE_SECONDS)
+        client.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        client.sendall(head.encode() + body)
+        until(lambda: served.model.metrics().requests_active == 1)
+        until(lambda: served.engine.needed == 0)
+        answer = b""
+        time.sleep(0 if reads else 3)
+        try:
+            while piece := client.recv(1 << 16):
+                answer += piece
+                time.sleep(0.001)
+        except ConnectionResetError:
+            pass
+        fields, _, text = answer.partition(b"\r\n\r\n")
+        length = int(fields.lower().partition(b"content-length: ")[2].split()[0])
+        assert (len(text) == length) is reads
+
+
 @pytest.mark.slow
 def test_many_clients_of_which_half_go_away_leave_nothing_behind(served: Served) -> None:
     clients = 64
