@@ -184,7 +184,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     def count(self, tokens: int) -> None:
         super().count(tokens)
-        if self._threads is not None and (tokens >= MANY_TOKENS or self._threads.count != self._threads.few):
+        if self._threads is not None and (tokens >= MANY_TOKENS or time.monotonic() >= self._threads.due):
             self._threads.take(tokens)
 
     def open_pack(self) -> TorchPack:

@@ -29,6 +29,7 @@ WORTH = 0.97  # of the time, for twice the threads
 QUIET = 0.1  # of the time of our processors: what others may use while a measurement is made that is kept
 TICK = 0.02  # seconds: two of the system's ticks, by which it counts
 LOOK_SECONDS = 0.1  # at least, between two looks at what others use
+AGAIN_SECONDS = 1.0  # between two looks while an answer is written
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of a processor's times; a guest's are in the user's as well
 
@@ -94,22 +95,22 @@ class Threads:
         many: Over `MANY_TOKENS` and more.
 
     Attributes:
-        few: For a forward over few tokens now.
         count: Of the last forward.
+        due: Monotonic seconds from which on a forward over few tokens has to `take`; one over many always has to.
     """
 
     def __init__(self, choice: ThreadChoice, few: int, many: int) -> None:
-        self._choice, self._most = choice, (few, many)
+        self._choice, self._few, self._many = choice, few, many
         self._others = Others()
-        self.few = self.count = few
+        self.count, self.due = few, 0.0
 
     def take(self, tokens: int) -> None:
-        """Sets how many the next forward has; before one over many tokens it is looked how many cores others leave to it."""
-        count = self.few
-        if tokens >= MANY_TOKENS:
-            few, many = self._most
-            free = max(many - round(self._others.cores()), (many + 1) // 2)
-            self.few, count = min(few, free), min(many, free)
+        """Sets how many the next forward has: no more than there are cores that others leave to it, but half of all."""
+        count = self._many if tokens >= MANY_TOKENS else self._few
+        lasts = math.inf if count == 1 else AGAIN_SECONDS
+        self.due = 0.0 if tokens >= MANY_TOKENS else time.monotonic() + lasts
+        if count > 1:
+            count = min(count, max(self._many - round(self._others.cores()), (self._many + 1) // 2))
         if count != self.count:
             self.count = count
             self._choice.change(count)

@@ -142,7 +142,7 @@ def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: p
             process.kill()
             process.wait()
     assert threads is not None
-    assert threads.few in {4, 2, 1}
+    assert threads.count in {4, 2, 1}
     assert not measurement("digest", f"threads, float32, {machine(4)}")
 
 
@@ -268,6 +268,27 @@ def test_a_core_that_another_process_keeps_busy_has_no_thread(monkeypatch: pytes
         for tokens in (MANY_TOKENS, 1):
             threads.take(tokens)
             assert counts[-1] == free
+
+
+@pytest.mark.parametrize(("single", "noticed"), [(0.1, 3), (0.9, 1)])  # seconds of a token with all cores
+def test_a_core_that_becomes_busy_while_an_answer_is_written_has_no_thread(
+    single: float, noticed: int, monkeypatch: pytest.MonkeyPatch, counts: list[int]
+) -> None:
+    folder = tiny_folder("llama")
+    keep_measurement(folder.weights_digest, f"threads, float32, {machine(4)}", {"4": single, "2": 0.8, "1": 0.3})
+    monkeypatch.setattr(choosing, "AGAIN_SECONDS", 0.0)
+    looks: list[int] = []
+    with loaded(None) as (model, seen):
+
+        def busy(_: object) -> float:
+            looks.append(len(seen))
+            return 1.1 if len(seen) > 2 else 0.0
+
+        monkeypatch.setattr(choosing.Others, "cores", busy)
+        asyncio.run(model.sample(some_ids(1, 30), 5, [], temperature=0.0))
+        first = 4 if noticed > 1 else 1
+        assert seen == [first, first, first, noticed, noticed]
+        assert len(looks) == (5 if noticed > 1 else 0)  # one thread finds a core by itself
 
 
 def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
