@@ -35,7 +35,7 @@ COMMANDS = {
     "score": "score.score",
     "serve": "serve",
     "sessions": "sessions",
-    "window": "window",
+    "window": "group",
 }  # by name, the module of `app.cli` that has it
 
 
@@ -98,6 +98,17 @@ def cli(
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
         start_window(context, demo=demo)
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path))
+@click.pass_context
+def window(context: click.Context, files: tuple[Path, ...]) -> None:
+    """Opens the window, as elsewise without a command does, and imports FILES: sessions and GGUF models.
+
+    A window that is already open on the same data folder comes to the front and imports them.
+    """
+    start_window(context, files=files)
 
 
 def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:

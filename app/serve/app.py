@@ -29,7 +29,6 @@ from app.serve.completions import complete
 from app.serve.engine import Engine
 from app.serve.errors import ApiError, api_error
 from app.serve.metrics import metrics
-from app.serve.openapi import Operation, document
 from app.serve.schemas import (
     ChatCompletion,
     ChatRequest,
@@ -41,10 +40,12 @@ from app.serve.schemas import (
     Embeddings,
     ModelCard,
     ModelList,
+    Operation,
     SamplingRequest,
     Tokenized,
     TokenizeRequest,
     TokenizerInfo,
+    document,
 )
 from app.serve.security import Access, cors_headers, read_body
 from app.serve.sse import Answer, body_of

@@ -7,7 +7,7 @@ from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QDialog, QPlainTextEdit, QVBoxLayout, QWidget
 
 from resources.licences import notices
-from ui.port.tokens import __version__
+from ui.port import __version__
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row
 from ui.widgets.labels import Label

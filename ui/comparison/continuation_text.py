@@ -6,8 +6,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from ui.port import Column, TurnStatus, TurnView
-from ui.port.tokens import TokenRun
+from ui.port import Column, TokenRun, TurnStatus, TurnView
 from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure
 from ui.transcript.path import Turn

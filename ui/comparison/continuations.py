@@ -12,8 +12,7 @@ from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from ui.comparison.continuation_text import ColumnText
-from ui.port import Column, ColumnKind, Columns
-from ui.port.tokens import TokenRun
+from ui.port import Column, ColumnKind, Columns, TokenRun
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label, plain_tooltip

@@ -17,7 +17,7 @@ from ui.widgets.controls import Choice, button, row, words
 from ui.widgets.labels import ElidedLabel, IconButton
 
 if TYPE_CHECKING:
-    from ui.port.tokens import Pooling
+    from ui.port import Pooling
 
 MARGIN = 16  # until it is told where the text stands
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "max", "cls")

@@ -27,7 +27,7 @@ from ui.widgets.numbers import count, signed
 from ui.widgets.visible import one_line
 
 if TYPE_CHECKING:
-    from ui.port.tokens import Pooling
+    from ui.port import Pooling
 
 
 ROW_HEIGHT = 27

@@ -15,8 +15,7 @@ from ui.composer.context_panel import OverflowBar
 from ui.composer.draft_cost import DraftCost
 from ui.composer.drafts import NEW, Draft, Drafts, joined, with_files
 from ui.composer.writing_box import WritingBox
-from ui.port import Composition, TextFile
-from ui.port.tokens import TokenRun
+from ui.port import Composition, TextFile, TokenRun
 from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, QRect
 from PySide6.QtGui import QPainter, QTextLayout, QTextLine
 from PySide6.QtWidgets import QPlainTextEdit
 
-from ui.port.tokens import TokenRun
+from ui.port import TokenRun
 from ui.theme.scheme import current_theme
 from ui.transcript.measure import Measure, steps
 from ui.transcript.text.ink import Ink

@@ -12,7 +12,7 @@ from ui.core.shown import typed_text
 from ui.port import ModelRefusal, NoRoomRefusal, SecondChoice, SessionView
 
 if TYPE_CHECKING:
-    from ui.port.tokens import Pooling
+    from ui.port import Pooling
 
 
 SECOND = "second"

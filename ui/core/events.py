@@ -14,8 +14,16 @@ from time import perf_counter
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer
 
-from ui.port import ColumnsChanged, ColumnTokens, DownloadsChanged, Event, SessionChanged, StatusChanged, TokensArrived
-from ui.port.tokens import TokenRun
+from ui.port import (
+    ColumnsChanged,
+    ColumnTokens,
+    DownloadsChanged,
+    Event,
+    SessionChanged,
+    StatusChanged,
+    TokenRun,
+    TokensArrived,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ui.port import SessionView, TurnStatus, TurnView
-from ui.port.tokens import Origin, TokenRecord, TokenRun
+from ui.port import Origin, SessionView, TokenRecord, TokenRun, TurnStatus, TurnView
 
 RUNNING = (TurnStatus.WAITING, TurnStatus.STREAMING)
 

@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from ui.inspector.replay import Outcome, share_of
 from ui.inspector.stage_rows import DialRow, StageRow, StaticRow
 from ui.inspector.tab import Facts
-from ui.port import Made
-from ui.port.tokens import SamplingOptions
+from ui.port import Made, SamplingOptions
 from ui.widgets.controls import button
 from ui.widgets.dials import DIALS
 from ui.widgets.labels import Caption

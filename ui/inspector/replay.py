@@ -12,8 +12,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from ui.core.shown import Spot
-from ui.port import Drawing, translate
-from ui.port.tokens import RuntimeFault, SamplingOptions, Stage
+from ui.port import Drawing, RuntimeFault, SamplingOptions, Stage, translate
 from ui.theme.scheme import current_theme
 
 HEIGHT, LINE_TOP, LINE_HEIGHT = 26, 10, 10

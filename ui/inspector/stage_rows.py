@@ -15,8 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 from ui.inspector import words
 from ui.inspector.replay import Candidate, Outcome
 from ui.inspector.words import token
-from ui.port import translate
-from ui.port.tokens import SAMPLER_STAGES, SamplingOptions, Stage
+from ui.port import SAMPLER_STAGES, SamplingOptions, Stage, translate
 from ui.theme.fonts import caption_font, interface_font, mono_font, scaled
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_digits, fix_height, fix_width, panel_width

@@ -16,8 +16,7 @@ from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
 from ui.inspector.stage_rows import cut_words
 from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
-from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView, translate
-from ui.port.tokens import Origin, TokenRecord
+from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button, row
 from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label

@@ -16,8 +16,7 @@ from ui.inspector.replay import Candidate, DrawLine, Outcome, Row, at_stage, can
 from ui.inspector.stage_rows import CandidateLine, Candidates, cut_words, stage_words
 from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
 from ui.inspector.token import WhyFacts
-from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, StatusView
-from ui.port.tokens import Origin, SamplingOptions
+from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, SamplingOptions, StatusView
 from ui.theme.fonts import interface_font, mono_font
 from ui.widgets.controls import button
 from ui.widgets.labels import Caption, ElidedLabel, Label, Notice

@@ -8,6 +8,7 @@ the listener given to `subscribe`, on the same thread, in order.
 import types
 import typing
 
+from runtime import SAMPLER_STAGES, Origin, RuntimeFault, SamplingOptions, Stage, TokenRecord, TokenRun, __version__
 from ui.port.comparison import NoRoomRefusal, OnCompared, PathComparison, SecondChoice, SimilarTurn, SimilarTurns
 from ui.port.drawing import BeamRules, Column, ColumnKind, Columns, Drawing, TurnDepth, TurnDepthCost
 from ui.port.engine import (
@@ -87,5 +88,7 @@ from ui.port.turns import (
 )
 from ui.port.workbench import Workbench
 
-if not typing.TYPE_CHECKING:  # it sees every name
+if typing.TYPE_CHECKING:  # a type alone: the window opens without its module
+    from runtime import Pooling
+else:  # mypy sees every name
     __all__ = [name for name, each in globals().items() if name[0] != "_" and not isinstance(each, types.ModuleType)]

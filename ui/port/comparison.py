@@ -14,7 +14,7 @@ from ui.port.refusals import Refusal
 from ui.port.settings import AdapterChoice
 
 if TYPE_CHECKING:
-    from ui.port.tokens import Pooling
+    from runtime import Pooling
 
 OnCompared = Callable[[str, int, int], None]  # what is done, how much of how much (0 of 0: not known); on the window's thread
 

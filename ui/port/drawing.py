@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from ui.port.tokens import SamplingOptions, TokenRun
+from runtime import SamplingOptions, TokenRun
 
 if TYPE_CHECKING:  # a type alone: the window opens without its module
     from runtime import LensRun as LensRun

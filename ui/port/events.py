@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from runtime import TokenRun
 from ui.port.drawing import Columns
 from ui.port.engine import StatusView
 from ui.port.models import DownloadsChanged, ModelsChanged
 from ui.port.sessions import SessionView
-from ui.port.tokens import TokenRun
 from ui.port.turns import TurnView
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from ui.port.tokens import SAMPLER_STAGES
+from runtime import SAMPLER_STAGES
 
 _translators: list[Callable[[str, str], str]] = []
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from ui.port.tokens import TokenRun
+from runtime import TokenRun
 from ui.port.transfers import BranchDiff
 from ui.port.turns import TurnView
 

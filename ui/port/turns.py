@@ -8,8 +8,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from runtime import TokenRun
 from ui.port.settings import TextFile, ToolCard
-from ui.port.tokens import TokenRun
 from ui.port.transfers import OnTransfer
 
 

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ui.port import QT_TRANSLATE_NOOP
-from ui.port.tokens import SAMPLER_STAGES
+from ui.port import QT_TRANSLATE_NOOP, SAMPLER_STAGES
 
 _PARAMETERS = [each for spec in SAMPLER_STAGES for each in spec.parameters]
 LABELS = {

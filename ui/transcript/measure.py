@@ -11,8 +11,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from resources.ramp import STEPS_BITS
-from ui.port import TurnDepth
-from ui.port.tokens import TokenRun
+from ui.port import TokenRun, TurnDepth
 
 
 class Mode(StrEnum):

@@ -8,8 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ui.comparison.model_facts import Compared
-from ui.port import QT_TRANSLATE_NOOP, SessionView, TurnDepth, TurnStatus, TurnView, translate
-from ui.port.tokens import Origin, TokenRecord, TokenRun
+from ui.port import QT_TRANSLATE_NOOP, Origin, SessionView, TokenRecord, TokenRun, TurnDepth, TurnStatus, TurnView, translate
 from ui.transcript.measure import Measure, layer_steps
 from ui.transcript.read_mode.markup import open_call
 from ui.transcript.text.compose import is_hidden

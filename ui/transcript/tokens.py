@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.ramp import STEPS_BITS
-from ui.port.tokens import Origin, TokenRecord, TokenRun
+from ui.port import Origin, TokenRecord, TokenRun
 from ui.transcript.measure import Measure, steps
 
 STEP = 0b0000_0111  # place on the colour ramp

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
-from ui.port import SessionView, TurnView
-from ui.port.tokens import TokenRecord, TokenRun
+from ui.port import SessionView, TokenRecord, TokenRun, TurnView
 from ui.theme.palette import LIGHT, Palette
 from ui.transcript.measure import Measure, Mode
 from ui.transcript.overlay.card import Card

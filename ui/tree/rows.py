@@ -10,8 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QStringListModel, Qt, QTimer, Signal
 
-from ui.port import RowText, TreeRow, translate
-from ui.port.tokens import TokenRun
+from ui.port import RowText, TokenRun, TreeRow, translate
 from ui.transcript.measure import Measure, steps
 from ui.widgets.labels import plain_tooltip
 from ui.widgets.numbers import signed

@@ -10,7 +10,7 @@ from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QSlider, QWidget
 
-from ui.port.tokens import SAMPLER_STAGES
+from ui.port import SAMPLER_STAGES
 
 STEPS = 1000
 

@@ -18,6 +18,7 @@ from ui.port import (
     EngineState,
     FolderView,
     ModelChoice,
+    Origin,
     SessionSummary,
     SessionView,
     StatusView,
@@ -25,7 +26,6 @@ from ui.port import (
     TurnDepth,
     TurnView,
 )
-from ui.port.tokens import Origin
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
 from ui.widgets.visible import one_line

@@ -17,9 +17,8 @@ from transformers.utils import logging
 from runtime.backends import facts
 from runtime.backends.hf.forward import OWN, attention_of, use_own_attention
 from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
-from runtime.backends.hf.quantised import quantization_of, replace_quantised
 from runtime.backends.hf.threads import CHOICE
-from runtime.backends.hf.weights import check_weights, pack_and_measure
+from runtime.backends.hf.weights import check_weights, pack_and_measure, quantization_of, replace_quantised
 from runtime.errors import ModelLoadError
 from runtime.loading.config import quantisation_words, shown_json, sizes
 from runtime.loading.measurements import PLAIN, Perplexities

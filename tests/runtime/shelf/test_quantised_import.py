@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from runtime import load
 from runtime.backends.hf.loading import load_model
-from runtime.backends.hf.quantised import AffineEmbedding, AffineLinear
+from runtime.backends.hf.weights import AffineEmbedding, AffineLinear
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.backends.mlx.loading import load_model as load_on_mlx
 from runtime.errors import ModelLoadError, RuntimeFault

@@ -9,8 +9,7 @@ from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, 
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
-from ui.port import translate
-from ui.port.tokens import TokenRecord
+from ui.port import TokenRecord, translate
 from ui.theme.fonts import interface_font, mono_font, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme

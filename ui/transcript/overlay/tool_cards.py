@@ -10,8 +10,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
 
 from ui.composer.draft_field import DraftField
 from ui.core.shown import RUNNING, typed_text
-from ui.port import ToolCard, TurnView
-from ui.port.tokens import TokenRun
+from ui.port import TokenRun, ToolCard, TurnView
 from ui.theme.fonts import interface_font, mono_font
 from ui.transcript import TranscriptView
 from ui.transcript.read_mode.markup import called_name, open_call
