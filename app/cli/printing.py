@@ -139,7 +139,7 @@ class Printer:
 class Wrapper:
     """Writes text as it comes, with line breaks between words; lines inside ``` fences stay whole.
 
-    What a terminal would run_command (escape sequences) is left out. A word is written when it has ended.
+    What a terminal would run (escape sequences) is left out. A word is written when it has ended.
 
     Args:
         stream: Where to.
@@ -158,9 +158,8 @@ class Wrapper:
         if self._width is None:
             self._put(text)
             return
-        for char in text:
-            if char == "\n" or (char >= " " and not "\x7f" <= char <= "\x9f") or char == "\t":
-                self._add(char)
+        for char in without_controls(text):
+            self._add(char)
         if self._fenced:
             self._flush()
         self._stream.flush()
@@ -338,6 +337,11 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
     """That a model is on the shelf, and how it is used."""
     form = f" ({quantised})" if quantised else ""
     return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"
+
+
+def without_controls(text: str) -> str:
+    """A text of several lines without what a terminal would run (escape sequences)."""
+    return "".join(char for char in text if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"))
 
 
 def one_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,13 @@ def serve(
     for path in tls or ():
         if not Path(path).is_file():
             raise click.UsageError(f"--tls {path}: there is no such file")
+    if tls:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls)
+        except OSError as fault:  # ssl.SSLError is one
+            raise click.UsageError(f"--tls {tls[0]} {tls[1]}: they are no certificate and its key ({fault})") from fault
+    if name is not None and not (name.strip() and name.isprintable()):
+        raise click.UsageError("--name: give a name of printable characters")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     source, chosen = settings.chosen(model, backend)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
-from app.cli.printing import one_line
+from app.cli.printing import one_line, without_controls
 from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of
 from app.rescue import recover_in_terminal, remedies
@@ -69,7 +69,7 @@ def show_command(settings: Settings, session_id: int) -> None:
     click.echo(f"# {one_line(session.title)}")
     for turn in session.tree.turns(session.tip):
         if content := session.content(turn):
-            click.echo(f"\n{turn.role}: {content}")
+            click.echo(f"\n{turn.role}: {without_controls(content) if sys.stdout.isatty() else content}")
 
 
 @sessions.command("verify")
@@ -390,7 +390,7 @@ def _print_diff(diff: BranchDiff) -> None:
 
 
 def _indented(sign: str, side: DiffSide) -> str:
-    lines = side.text.strip("\n").split("\n") or [""]
+    lines = without_controls(side.text).strip("\n").split("\n") or [""]
     return "\n".join(f"{sign} {line}" for line in lines)
 
 

@@ -27,7 +27,7 @@ Offer = tuple[tuple[int, ...], Path]  # sessions whose KV can be taken, and from
 
 
 class Transfers(QObject):
-    """One transfer at a time; files to import wait for the one before to be done or stopped.
+    """One transfer at a time; files to import wait for the one before to be done. Stopped, none of them begins.
 
     Args:
         workbench: The use cases.
@@ -58,6 +58,7 @@ class Transfers(QObject):
         self._closing = False
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
         self._waiting: list[Callable[[], None]] = []  # what begins next
+        self._dropped = 0  # of them, those that the last stop dropped
         self._offered: dict[str, Offer] = {}  # KV that can be taken, by what is said of it
         notice.acted.connect(self._take_offered)
         status.transfer.stopped.connect(self.stop)
@@ -106,7 +107,9 @@ class Transfers(QObject):
             self._begin(self.tr("scoring"), work, self._scored)
 
     def stop(self) -> None:
-        """Ends what is under way; nothing of it stays."""
+        """Ends what is under way, of which nothing stays, and what waits for it."""
+        self._dropped = len(self._waiting)
+        self._waiting.clear()
         self._running.stop(TRANSFER)
 
     async def close(self) -> None:
@@ -151,8 +154,10 @@ class Transfers(QObject):
         self._notice.say("\n".join(filter(None, [said, words])), action)
 
     def _stopped(self) -> None:
-        if not self._closing:
-            self._toast.say(self.tr("stopped; nothing was kept"))
+        if self._closing:
+            return
+        words = self.tr("stopped; nothing was kept, and {0:,} more were not begun") if self._dropped else ""
+        self._toast.say(words.format(self._dropped) or self.tr("stopped; nothing was kept"))
 
     def _scored(self, count: int) -> None:
         words = self.tr("{0:,} tokens were scored") if count else self.tr("every token has its numbers already")

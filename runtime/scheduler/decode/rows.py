@@ -23,7 +23,7 @@ from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
 from runtime.sampling.report import Told, tabulated, told_of
-from runtime.scheduler.decode.stops import own_end, stop_finder
+from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.kv.workspace import PartialForward, Workspace
 from runtime.scheduler.prefill.distributions import Distributions, non_finite
@@ -68,7 +68,7 @@ class Stream:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._room = vocabulary.context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
-        self._stops = stop_finder(job.options.stop).fork() if job.options.stop else None
+        self._stops = StopFinder(job.options.stop) if job.options.stop else None
         self._forced: set[int] = set()  # places of tokens beside which the grammar allowed no other
         self._texts: list[str] = []  # of the tokens that were not sent yet
         self._draws: list[float] = []  # of all tokens

@@ -5,36 +5,78 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Self
+from weakref import WeakValueDictionary
 
 from runtime.grammar.constraint import Constraint
 from runtime.records import Finish
 
 
-class StopFinder:
-    """Finds the stop string that is complete first, wherever tokens end; of several complete at once, the longest.
-
-    The automaton of Aho and Corasick (1975): a state is the longest end of the text that some stop string begins with.
+class StopTables:
+    """The automaton of Aho and Corasick (1975): a state is the longest end of the text that some stop string begins with.
 
     Args:
         stops: None of them empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]  # by state
-        self._depth = [0]  # characters of the state
-        self._longest = [0]  # characters of the longest stop string that ends there; 0: none
+        self.next: list[dict[str, int]] = [{}]  # by state
+        self.depth = [0]  # characters of the state
+        self.longest = [0]  # characters of the longest stop string that ends there; 0: none
         for stop in stops:
             self._add(stop)
-        self._back = [0] * len(self._next)  # the state of the longest shorter end
+        self.back = [0] * len(self.next)  # the state of the longest shorter end
         self._link()
-        self._state = 0
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            following = self.next[state].get(char)
+            if following is None:
+                following = self.next[state][char] = len(self.next)
+                self.next.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.longest.append(0)
+            state = following
+        self.longest[state] = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first: a state's shorter ends are linked before it."""
+        waiting = deque(self.next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for char, following in self.next[state].items():
+                back = self.back[state]
+                while back and char not in self.next[back]:
+                    back = self.back[back]
+                self.back[following] = self.next[back].get(char, 0)
+                self.longest[following] = self.longest[following] or self.longest[self.back[following]]
+                waiting.append(following)
+
+
+_IN_USE: WeakValueDictionary[tuple[str, ...], StopTables] = WeakValueDictionary()
+
+
+class StopFinder:
+    """Finds the stop string that is complete first, wherever tokens end; of several complete at once, the longest.
+
+    Those of the same stop strings share their tables, of which a character takes a few hundred bytes.
+
+    Args:
+        stops: None of them empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        key = tuple(stops)
+        tables = _IN_USE.get(key)
+        if tables is None:
+            tables = _IN_USE[key] = StopTables(key)
+        self._tables, self._state = tables, 0
 
     @property
     def pending(self) -> int:
         """Characters at the end of the text that may be the beginning of a stop string."""
-        return self._depth[self._state]
+        return self._tables.depth[self._state]
 
     def feed(self, text: str) -> int | None:
         """Reads on.
@@ -42,48 +84,18 @@ class StopFinder:
         Returns:
             Where the stop string that was found begins, as an offset into `text` (negative: in what was read before).
         """
+        following, back, longest = self._tables.next, self._tables.back, self._tables.longest
         for at, char in enumerate(text, 1):
-            while self._state and char not in self._next[self._state]:
-                self._state = self._back[self._state]
-            self._state = self._next[self._state].get(char, 0)
-            if self._longest[self._state]:
-                return at - self._longest[self._state]
+            while self._state and char not in following[self._state]:
+                self._state = back[self._state]
+            self._state = following[self._state].get(char, 0)
+            if longest[self._state]:
+                return at - longest[self._state]
         return None
 
     def fork(self) -> Self:
         """A second one at the same place of its text."""
-        return copy.copy(self)  # the tables, which do not change any more, are shared
-
-    def _add(self, stop: str) -> None:
-        state = 0
-        for char in stop:
-            following = self._next[state].get(char)
-            if following is None:
-                following = self._next[state][char] = len(self._next)
-                self._next.append({})
-                self._depth.append(self._depth[state] + 1)
-                self._longest.append(0)
-            state = following
-        self._longest[state] = len(stop)
-
-    def _link(self) -> None:
-        """Breadth first: a state's shorter ends are linked before it."""
-        waiting = deque(self._next[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for char, following in self._next[state].items():
-                back = self._back[state]
-                while back and char not in self._next[back]:
-                    back = self._back[back]
-                self._back[following] = self._next[back].get(char, 0)
-                self._longest[following] = self._longest[following] or self._longest[self._back[following]]
-                waiting.append(following)
-
-
-@lru_cache(maxsize=4)
-def stop_finder(stops: tuple[str, ...]) -> StopFinder:
-    """One that is forked for each branch of a request: they share its tables."""
-    return StopFinder(stops)
+        return copy.copy(self)
 
 
 def own_end(constraint: Constraint | None, *, eos: bool) -> Finish:

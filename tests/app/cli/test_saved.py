@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import stat
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,15 @@ def test_a_title_does_nothing_in_a_terminal(elsewise: Elsewise, data: Path) -> N
         out = elsewise("sessions", *command).out
         assert shown in out
         assert title not in out
+
+
+def test_what_was_said_does_nothing_in_a_terminal_and_is_whole_in_a_file(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewise("ask", "a\x1b]0;x\x07b\n\tc\x9bd", "--session", "A", *ASK)
+    assert "user: a\x1b]0;x\x07b\n\tc\x9bd\n" in elsewise("sessions", "show", "1").out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "user: a]0;xb\n\tcd\n" in elsewise("sessions", "show", "1").out
 
 
 def test_an_unknown_session_is_named(elsewise: Elsewise) -> None:

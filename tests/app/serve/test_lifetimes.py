@@ -317,6 +317,9 @@ def test_the_old_name_of_the_key_is_read_with_a_note(elsewise: Elsewise, monkeyp
         (("--key-file", "empty.txt"), "there is no key in it"),
         (("--salt-per-key",), "--salt-per-key needs keys"),
         (("--tls", "no.pem", "no.key"), "there is no such file"),
+        (("--tls", "good.txt", "good.txt"), "they are no certificate and its key"),
+        (("--name", " "), "give a name of printable characters"),
+        (("--name", "caf\udce9"), "give a name of printable characters"),  # as Python reads bytes that are not UTF-8
         (("--load", "nothing=1"), "unknown load option"),
         (("--host", "203.0.113.7", "--key-file", "good.txt"), "--host 203.0.113.7"),
     ],

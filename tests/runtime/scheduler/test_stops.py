@@ -127,3 +127,15 @@ def test_the_branches_of_a_request_share_what_is_made_of_a_long_stop_string() ->
     with fake_model() as model:
         alone = run_sync(peak(model, 1))
         assert run_sync(peak(model, 20)) < 5 * alone
+
+
+def test_long_stop_strings_take_no_memory_once_their_request_has_ended() -> None:
+    options = GenerationOptions(max_tokens=2, ignore_eos=True, top_k=0, stop=("x" * 50_000,))
+    with fake_model() as model:
+        tracemalloc.start()
+        list(model.generate_sync([1, 2, 3], options))
+        list(model.generate_sync([1, 2, 3], GenerationOptions(max_tokens=2, ignore_eos=True, top_k=0)))
+        held, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak > 5_000_000
+    assert held < peak / 10

@@ -187,6 +187,26 @@ def test_progress_is_shown_and_can_be_stopped(in_window: Play, bench: FakeWorkbe
     in_window(scene)
 
 
+def test_stop_ends_the_files_that_wait_as_well(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
+
+    async def scene(window: MainWindow) -> None:
+        bench.gate = asyncio.Semaphore(1)
+        bar = window.parts.status.transfer
+        for file in files:
+            window.transfers.take(file)
+        await until(bar.isVisible)
+        QTest.mouseClick(bar.stop_button, Qt.MouseButton.LeftButton)
+        await until(lambda: not bar.isVisible())
+        assert window.parts.toast.words == "stopped; nothing was kept, and 2 more were not begun"
+        bench.gate = None
+        window.transfers.take(files[2])
+        await until(lambda: "imported c.json" in window.parts.toast.words)
+        assert bench.asked("import_file") == [(files[0],), (files[2],)]
+
+    in_window(scene)
+
+
 def test_a_window_that_closes_stops_the_transfer_first(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         bench.gate = asyncio.Semaphore(1)
