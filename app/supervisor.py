@@ -142,6 +142,11 @@ class Supervisor:
         if self._model is not None:
             self._tell(EngineState.BUSY if busy else EngineState.READY, "")
 
+    def idle(self) -> None:
+        """Nothing is asked of the engine any more, or nothing that was said to be an answer."""
+        if self.state is EngineState.BUSY:
+            self.busy(False)
+
     async def died(self, model: LanguageModel) -> None:
         """A request to `model` met `EngineDiedError`: the next one starts a new process."""
         if model is not self._model:  # it was reported before, and another one may run by now

@@ -121,6 +121,7 @@ class AppWindows:
         window.quit_wanted.connect(self.close)
         window.controller.other_shown.connect(lambda _session_id: self._tell_state())
         window.parts.composer.settled.connect(lambda _text, _replaces: self._tell_state())
+        window.parts.cards.settled.connect(self._tell_state)
         window.closed.connect(lambda: self._forget(window))
         return window
 
@@ -131,7 +132,7 @@ class AppWindows:
     def _open_beside(self, window: MainWindow, state: WindowState | None, session_id: int | None) -> None:
         """One more window: where it stood, or a step from the one it was asked for in, and like that one."""
         workbench = AppWorkbench(self._workbench.services)
-        other = self._add(workbench, state or replace(window.state(), geometry="", unwritten=()), window)
+        other = self._add(workbench, state or replace(window.state(), geometry="", unwritten=(), results=()), window)
         if state is None:
             _step_aside(other, window)
         other.show()

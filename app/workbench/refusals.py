@@ -15,7 +15,6 @@ from ui import QT_TRANSLATE_NOOP, Refusal, lacking, translate
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BUSY = QT_TRANSLATE_NOOP("Workbench", "an answer is being written here; stop it first (Ctrl-.)")
 GONE = QT_TRANSLATE_NOOP("Workbench", "that turn is not part of this session any more")
 
 

@@ -84,6 +84,7 @@ class Services:
         self.adapters = adapters = Adapters(supervisor, tasks)
         setups = Setups(store, supervisor, presets, adapters, call)
         self.running = running = RunningAnswers(store, adapters)
+        running.on_idle = supervisor.idle
         self.sessions = sessions = OpenSessions(store, supervisor, setups, adapters, running, tasks, windows)
         self.pins = BlockPins(store, supervisor, tasks)
         self.saver = BlockSaver(store, supervisor, running, self.pins, windows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -50,6 +50,7 @@ class Composer(QWidget):
         self.version.dismissed.connect(lambda: self._bring(self._before or Draft("")))
         self._replaces: int | None = None
         self._before: Draft | None = None  # what was being written when that was begun
+        self._version_text = ""  # that the version began with
         self.meter = DraftCost(self)
         self._box = box = WritingBox(self.meter)
         self.field, self.chips, self.roles = box.field, box.chips, box.roles
@@ -158,6 +159,11 @@ class Composer(QWidget):
         if self._session == source_id:
             self._session = self._key = copy_id
 
+    def carry_version(self, nodes: Mapping[int, int]) -> None:
+        """The turns that are written anew have other numbers in the copy, which is shown next."""
+        now = self._now().in_copy(nodes)
+        self._replaces, self._before = now.replaces, now.before
+
     def clear_sent(self, session_id: int, text: str) -> None:
         """The message `text` is saved: take it out of the field, unless something else has been written since."""
         if session_id != self._session:
@@ -166,7 +172,7 @@ class Composer(QWidget):
             return
         self._drafts.drop(self._key, text)  # it was put aside where the window is being closed
         before = self._before or Draft("")
-        self._bring(before if self.message == text else joined(self._now(), before))
+        self._bring(before if self.message == text else joined(self._now(), before.whole))
         self.field.document().clearUndoRedoStacks()
 
     def edit(self, node_id: int, old: str, text: str, behind: str = "") -> None:
@@ -180,10 +186,12 @@ class Composer(QWidget):
             text: What the version says up to the cursor.
             behind: What it says behind it.
         """
-        before = self._now() if self._replaces is None else self._before
+        begun = self._replaces is None or self.draft != self._version_text  # else nothing was written in that version yet
+        before = self._now() if begun else self._before
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
         self._bring(Draft(text + behind, node_id, words, utf16_length(text), before=before))
+        self._version_text = self.draft
         self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option

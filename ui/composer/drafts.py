@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,16 @@ class Draft(Struct, frozen=True):
     cursor: int = 0  # QChars
     files: tuple[TextFile, ...] = ()  # that go with it
     before: Draft | None = None  # what was being written when the version was begun
+
+    @property
+    def whole(self) -> Draft:
+        """As one message, with all that was being written before it."""
+        return self if self.before is None else joined(self, self.before.whole)
+
+    def in_copy(self, nodes: Mapping[int, int]) -> Draft:
+        """The same in a copy of the session, whose nodes have other numbers."""
+        before = None if self.before is None else self.before.in_copy(nodes)
+        return replace(self, replaces=None if self.replaces is None else nodes.get(self.replaces), before=before)
 
 
 def joined(first: Draft, second: Draft) -> Draft:
@@ -94,7 +104,7 @@ class Drafts:
             put(held, *shown())
         rows: list[tuple[int | str, ...]] = []
         for key, draft in held.items():
-            whole = joined(draft, draft.before or Draft(""))
+            whole = draft.whole
             if whole.text or whole.files:
                 rows.append((key, whole.text, *(part for file in whole.files for part in (file.name, file.text))))
         return tuple(rows[-MOST_KEPT:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,14 @@ class DraftsController(QObject):
         self._showing.tasks.run(self._workbench.models.grow_context())
 
 
+@dataclass(eq=False, slots=True)
+class Sending:
+    """A message on its way into the store."""
+
+    session_id: int
+    text: str
+
+
 class AnswersController(QObject):
     """Part of `Controller`.
 
@@ -81,19 +90,20 @@ class AnswersController(QObject):
         self._showing = showing
         self._drafts = drafts
         self._workbench = showing.workbench
-        self._sending: tuple[int, str] | None = None  # session and text, until the store has it
+        self._sending: list[Sending] = []  # until the store has them
         self.sent: set[int] = set()  # sessions in which something was said from here
-        showing.watch(lambda session_id: self._sending is not None and self._sending[0] == session_id)
+        showing.watch(lambda session_id: any(each.session_id == session_id for each in self._sending))
 
     def send(self, text: str, replaces: int | None = None) -> None:
         """Sends a message, or another version of the user's turn `replaces`; the draft stays until `draft_saved`."""
         shown = self._showing.shown
         if shown is not None and not self._showing.running:
             self._drafts.drop_score()
-            self._sending = (shown.session_id, text)
+            sending = Sending(shown.session_id, text)
+            self._sending.append(sending)
             self.sent.add(shown.session_id)
             self._showing.activity_changed.emit()
-            self._showing.tasks.run(self._send(shown.session_id, text, replaces))
+            self._showing.tasks.run(self._send(sending, replaces))
 
     def stop(self) -> None:
         if self._showing.shown is not None:
@@ -148,18 +158,19 @@ class AnswersController(QObject):
 
     def saved(self, session_id: int) -> None:
         """The message is stored: a refusal from here on is about the answer."""
-        if self._sending is not None and self._sending[0] == session_id:
-            text = self._sending[1]
-            self._sending = None
-            self.draft_saved.emit(session_id, text)
+        for sending in [each for each in self._sending if each.session_id == session_id]:
+            self._sending.remove(sending)
+            self.draft_saved.emit(session_id, sending.text)
 
     def go_on_in_copy(self, source_id: int, copy_id: int) -> None:
         """Moves what is under way for a session to its copy."""
-        if self._sending is not None and self._sending[0] == source_id:
-            self._sending = (copy_id, self._sending[1])
+        for sending in self._sending:
+            if sending.session_id == source_id:
+                sending.session_id = copy_id
         self.copied.emit(source_id, copy_id)
 
-    async def _send(self, session_id: int, text: str, replaces: int | None) -> None:
+    async def _send(self, sending: Sending, replaces: int | None) -> None:
+        session_id, text = sending.session_id, sending.text
         try:
             await self._workbench.answers.send(session_id, text, replaces)
             self.saved(session_id)
@@ -168,5 +179,6 @@ class AnswersController(QObject):
             if shown is not None and shown.session_id == session_id and shown.view.turns and shown.view.turns[-1].overflowed:
                 self.did_not_fit.emit(session_id, text)
         finally:
-            self._sending = None
+            if sending in self._sending:
+                self._sending.remove(sending)
             self._showing.activity_changed.emit()

@@ -15,6 +15,7 @@ from ui.controller.models import ModelsController, ShelfController
 from ui.controller.sessions import SessionsController
 from ui.controller.showing import Showing
 from ui.controller.tree import TreeController
+from ui.core.shown import RUNNING
 from ui.core.undo import UndoStack
 from ui.port import (
     BranchAdded,
@@ -96,6 +97,7 @@ class Controller(Showing):
         While other windows stand, what was asked for here goes on behind them, to be saved.
         """
         self.events.close()
+        self.closing = True
         self.shown = None  # nothing is asked any more on behalf of a session
         if not await self.workbench.close():
             self.left.emit()
@@ -135,7 +137,8 @@ class Controller(Showing):
                 self.front_wanted.emit()
             case SessionChanged(view):
                 if self.is_shown(view.session_id):
-                    self.answers.saved(view.session_id)
+                    if any(turn.status in RUNNING for turn in view.turns):  # the message is in the store, its answer follows
+                        self.answers.saved(view.session_id)
                     self.show(view)
             case SessionCopied(source_id, view, nodes):
                 if self.is_shown(source_id):

@@ -47,6 +47,7 @@ class Showing(QObject):
         self.shown: Shown | None = None
         self._under_way: list[Callable[[int], bool]] = []
         self._going_back: asyncio.Task[None] | None = None  # on its way: more of the beginning
+        self.closing = False  # the window closes: no other session is shown, whose draft it would take
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,8 @@ class Showing(QObject):
 
     def show(self, view: SessionView) -> None:
         """Shows a view that news brought."""
+        if self.closing:
+            return
         other = not self.is_shown(view.session_id)
         self.shown = Shown(view)
         self.session_shown.emit(view)

@@ -56,7 +56,16 @@ from ui.port.models import (
     ShelfModel,
     TokenView,
 )
-from ui.port.refusals import QT_TRANSLATE_NOOP, ModelRefusal, Refusal, ShownElsewhere, in_window, translate, translate_with
+from ui.port.refusals import (
+    BUSY,
+    QT_TRANSLATE_NOOP,
+    ModelRefusal,
+    Refusal,
+    ShownElsewhere,
+    in_window,
+    translate,
+    translate_with,
+)
 from ui.port.sessions import BranchRow, FolderView, Hit, RowText, SessionSummary, SessionView, TrashedSession, TreeRow
 from ui.port.settings import (
     AdapterChoice,

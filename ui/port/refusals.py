@@ -31,6 +31,7 @@ def translate_with(translator: Callable[[str, str], str]) -> None:
     _translators[:] = [translator]
 
 
+BUSY: Final = QT_TRANSLATE_NOOP("Workbench", "an answer is being written here; stop it first (Ctrl-.)")
 PLACES: Final = {
     "ask": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),
     "models": QT_TRANSLATE_NOOP("Refusals", "Settings > Models"),

@@ -37,6 +37,7 @@ class Turn:
         self._measure = measure
         self._over: Over | None = None
         self._tokens: Tokens | None = None  # made when they are first used
+        self._open_call: tuple[object, tuple[tuple[int, int], ...]] = None, ()  # of so many tokens of a version: `calls`
         self.version = 0
         self.revision = 0
 
@@ -90,9 +91,11 @@ class Turn:
     def calls(self) -> tuple[tuple[int, int], ...]:
         """The characters of `text` that are calls which stand as cards under it, in their order; one in the making is one."""
         if self.view.may_call and self.view.status is TurnStatus.STREAMING:
-            text = self.text
-            start = open_call(text)
-            return () if start is None else ((start, len(text)),)
+            if self._open_call[0] != (self.count, self.version):  # asked for several times a paint
+                text = self.text
+                start = open_call(text)
+                self._open_call = (self.count, self.version), () if start is None else ((start, len(text)),)
+            return self._open_call[1]
         spans = {card.span for card in (*self.view.calls, *self.view.called) if card.span[0] < card.span[1]}
         return tuple(sorted(spans))
 

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWi
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, native, plain_tooltip
+from ui.widgets.labels import ElidedLabel, IconButton, Label, StepButton, announce, native, plain_tooltip
 from ui.widgets.visible import place_of, safe_url, spelled
 
 MOST_PLACE = 40  # characters of a host that are shown in bold
@@ -57,6 +57,7 @@ class LinkBar(QFrame):
         self.open_button.setVisible(url is not None)
         self.setAccessibleName(self.tr("Link to {0}").format(shown))
         self.show()
+        announce(self, self.accessibleName())
 
     def dismiss(self) -> None:
         """Nothing is asked any more."""

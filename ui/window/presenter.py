@@ -13,6 +13,7 @@ from ui.commands.actions import Actions, Possible
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.port import (
+    BUSY,
     Columns,
     Composition,
     EngineState,
@@ -25,6 +26,7 @@ from ui.port import (
     TrashedSession,
     TurnDepth,
     TurnView,
+    translate,
 )
 from ui.theme.scheme import current_theme
 from ui.transcript import Measure, Mode
@@ -52,6 +54,7 @@ class Presenter(QObject):
         self._offering = False  # the draft is a message that did not fit; when it is counted, what can be done is asked
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
+        self._refusal = ""  # the last one that was said
         self._followed: Place | None = None  # a branch leaves here; its token at this place is pinned next
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
@@ -76,7 +79,8 @@ class Presenter(QObject):
         controller.drafts.file_refused.connect(parts.composer.refuse_file)
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
-        controller.refused.connect(parts.composer.notice.say)
+        controller.refused.connect(self._refuse)
+        controller.other_shown.connect(lambda _session_id: self._withdraw(self._refusal))
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.taken.connect(self._tell_taken)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
@@ -180,6 +184,8 @@ class Presenter(QObject):
     def refresh(self) -> None:
         """What can be done now."""
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
+        if not running:
+            self._withdraw(translate("Workbench", BUSY))
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
         self._refresh_acts()
@@ -260,6 +266,17 @@ class Presenter(QObject):
             return (nodes[place[0]], place[1]) if place is not None and place[0] in nodes else None
 
         self._carried = carried(self._parts.transcript.pinned), carried(self._followed)
+        self._parts.composer.carry_version(nodes)
+        self._parts.cards.carry(nodes)
+
+    def _refuse(self, words: str) -> None:
+        self._refusal = words
+        self._parts.composer.notice.say(words)
+
+    def _withdraw(self, words: str) -> None:
+        """A refusal has nothing to do any more with what is shown; other words stay."""
+        if words and self._parts.composer.notice.words == words:
+            self._parts.composer.notice.clear()
 
     def _show_turn(self, turn: TurnView) -> None:
         self._parts.transcript.update_turn(turn)

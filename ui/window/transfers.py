@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from ui.controller import Controller
 from ui.core.tasks import Stoppables
@@ -37,6 +37,8 @@ class Transfers(QObject):
         toast: Says what was done.
         window: Owns the dialogs.
     """
+
+    opening = Signal()  # a session that was imported: it is to be in the list, whatever was searched for
 
     def __init__(
         self,
@@ -180,8 +182,9 @@ class Transfers(QObject):
             self._say(self._told(result, path))
         else:
             self._toast.say(self._told(result, path))
-        self._controller.sessions.search("")
-        if result.sessions:
+        if result.sessions and not is_typing():
+            self.opening.emit()
+            self._controller.sessions.search("")
             self._controller.open(result.sessions[0])
 
     def _remember(self, path: Path) -> None:
@@ -217,6 +220,13 @@ class Transfers(QObject):
         everything = self.tr("Sessions and messages (*.json *.jsonl *.elsewise);;All files (*)")
         dialog.setNameFilter(everything if form is None else translate("Exports", form.files))
         return dialog
+
+
+def is_typing() -> bool:
+    """Whether the keyboard is in a text that was begun: what is shown must not change under it."""
+    field = QApplication.focusWidget()
+    text = field.text() if isinstance(field, QLineEdit) else field.toPlainText() if isinstance(field, QPlainTextEdit) else ""
+    return bool(text.strip())
 
 
 def file_name(title: str) -> str:

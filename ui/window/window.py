@@ -77,6 +77,7 @@ class WindowState:
     sidebar_width: int = SIDEBAR_WIDTH  # pixels at 100 % text
     recent: Sequence[str] = ()  # files that were imported or exported, the last one first
     unwritten: Sequence[tuple[int, int, str]] = ()  # node id, index, and what was typed in the card of that token
+    results: Sequence[tuple[int, Sequence[str]]] = ()  # node id, and what was typed as results of its calls
 
 
 class MainWindow(QMainWindow):
@@ -119,6 +120,7 @@ class MainWindow(QMainWindow):
         if isinstance(state.sidebar_width, int):
             self.parts.sidebar.set_width(state.sidebar_width)
         self.parts.pinned.remember(state.unwritten)
+        self.parts.cards.remember(state.results)
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
@@ -181,8 +183,8 @@ class MainWindow(QMainWindow):
         panels = parts.wants_sidebar, parts.wants_inspector
         width = parts.sidebar.wanted_width
         colours, recent = parts.transcript.measure.value, tuple(map(str, self.transfers.recent))
-        typed = parts.pinned.unwritten()
-        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent, typed)
+        typed = parts.pinned.unwritten(), parts.cards.typed
+        return WindowState(geometry, *panels, self.presenter.mode.value, (), colours, shown, width, recent, *typed)
 
     def come_forward(self) -> None:
         """In front of all others, with the keyboard."""
@@ -251,6 +253,7 @@ class MainWindow(QMainWindow):
         composer.field.picture_pasted.connect(lambda: self.dropped.refuse_pictures(""))
         self.dropped.text_wanted.connect(composer.attach_wanted)
         self.dropped.session_wanted.connect(self.transfers.take)
+        self.transfers.opening.connect(self.parts.sidebar.sessions.search.clear)
         self.dropped.model_wanted.connect(self.open_file)
         self.dropped.refused.connect(composer.refuse_file)
 

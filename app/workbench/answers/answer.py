@@ -14,13 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.workbench.prompt.recorder import Recorder
-from app.workbench.refusals import BUSY, GONE
+from app.workbench.refusals import GONE
 from app.workbench.setup.adapters import Adapters
 from app.workbench.tree.runs import EMPTY, began, content_of
 from app.workbench.tree.session import OpenSession, WholeSession
 from runtime import Finish, GenerationOptions, LanguageModel, Origin, TokenRun
 from storage import NewNode, SessionStore, StoreError
-from ui import AdapterChoice, Refusal, TurnStats, translate
+from ui import BUSY, AdapterChoice, Refusal, TurnStats, translate
 
 if TYPE_CHECKING:
     from app.workbench.answers.provenance import Repeat
@@ -119,6 +119,7 @@ class RunningAnswers:
 
     Attributes:
         on_end: Listeners, each called with answers that have ended and are written: one, or those of one place.
+        on_idle: Called when no session is locked any more.
     """
 
     def __init__(self, store: SessionStore, adapters: Adapters) -> None:
@@ -128,6 +129,7 @@ class RunningAnswers:
         self._idle = asyncio.Event()
         self._idle.set()
         self.on_end: list[OnEnd] = []
+        self.on_idle: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """How many there are."""
@@ -157,6 +159,7 @@ class RunningAnswers:
             del self._by_session[session.id]
             if not self._by_session:
                 self._idle.set()
+                self.on_idle()
             self._adapters.drop(("answer", session.id))
             self._adapters.free(answer.stack or ())
 

@@ -140,6 +140,7 @@ class Streaming:
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
+        before = [session.runs.get(segment.node.id) for segment in segments]
         known = await prepare(speaker)
         self._supervisor.busy(True)
         session.runs[node_id] = known
@@ -153,9 +154,11 @@ class Streaming:
                 await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
-        for turn in session.turn_views():
-            if turn.role != "assistant":
-                self._windows.tell(TurnChanged(session.id, turn))
+        runs = (session.runs.get(segment.node.id) for segment in segments)
+        changed = {segment.node.id for segment, old, new in zip(segments, before, runs, strict=True) if new is not old}
+        for turn, view in zip(session.tree.turns(session.tip, session.earlier), session.turn_views(), strict=True):
+            if turn.role != "assistant" and any(segment.node.id in changed for segment in turn.segments):
+                self._windows.tell(TurnChanged(session.id, view))
         session.states[node_id] = TurnStatus.STREAMING
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         if ends:

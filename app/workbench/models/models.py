@@ -25,12 +25,12 @@ from app.workbench.models.views import (
     title_of,
 )
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import BUSY, refused
+from app.workbench.refusals import refused
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import StoreError
-from ui import BackendChoice, LoadChoice, LoadPlan, ModelChoice, ModelsChanged, Refusal, WeightsForm, translate
+from ui import BUSY, BackendChoice, LoadChoice, LoadPlan, ModelChoice, ModelsChanged, Refusal, WeightsForm, translate
 
 if TYPE_CHECKING:
     from runtime import Connection, Fit, ShelfEntry

@@ -132,7 +132,11 @@ class OpenSessions:
         before = session.tip
         shown = [segment.node.id for segment in session.tree.path(before)]
         session.tip = session.tree.leaf(node_id, shown, as_before=as_before)
-        await stored(self._store.set_current(session.id, session.tip))
+        try:
+            await stored(self._store.set_current(session.id, session.tip))
+        except Refusal:
+            session.tip = before  # as it is shown
+            raise
         if before != session.tip and not session.overflowed(before):  # that question shows why when it is shown again
             await self.drop_failed(session, before)
         await read(self._store, session, session.missing())

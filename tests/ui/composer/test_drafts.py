@@ -18,7 +18,7 @@ from tests.ui.fakes import SAMPLE, TRIP, FakeWorkbench
 from tests.ui.sidebar.test_sidebar import make_sample
 from tests.ui.window.test_conversation import finish, turns
 from tests.ui.window.test_window import closed
-from ui import MainWindow, SessionCopied, TextFile, WindowState
+from ui import MainWindow, Refusal, SessionChanged, SessionCopied, SessionView, TextFile, WindowState
 from ui.composer.drafts import MOST_KEPT, NEW, Draft, Drafts
 
 Play = Callable[[Scene], None]
@@ -73,7 +73,7 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClicks(composer.field, " half")
         await opened(window, OTHER)
         assert (composer.draft, composer.version.words) == ("", "")
-        assert [text for _, text in composer.drafts()] == ["Where should we go in April? half\n\nmy own"]
+        assert [text for _, text in composer.drafts()] == [f"Where should we go in April? half\n\n{begun}\n\nmy own"]
         QTest.keyClicks(composer.field, "for the proofs")
         await opened(window, TRIP)
         assert composer.draft == "Where should we go in April? half"
@@ -83,7 +83,15 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: bench.asked("send") == [(TRIP, "Where should we go in April? half done", question.node_id)])
         await until(lambda: not window.controller.running)
-        assert (composer.draft, composer.version.words) == ("my own", "")  # what was written before the versions
+        # then what was written before comes back, one after the other
+        assert composer.draft == begun
+        composer.version.dismiss()
+        assert (composer.draft, composer.version.words) == ("my own", "")
+        # and a version in which nothing was written leaves nothing behind
+        window.parts.transcript.edit_requested.emit(answer.node_id)
+        window.parts.transcript.edit_requested.emit(question.node_id)
+        composer.version.dismiss()
+        assert (composer.draft, composer.version.words) == ("my own", "")
         await opened(window, OTHER)
         assert composer.draft == "for the proofs"
 
@@ -156,6 +164,109 @@ def test_a_draft_for_the_recording_goes_on_in_its_copy(in_window: Play, bench: F
         assert composer.drafts() == ((77, "Go on"),)
 
     in_window(scene)
+
+
+def test_a_version_of_a_turn_of_the_recording_is_one_of_the_copy_s_turn(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    make_sample(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        view = bench.views[SAMPLE]
+        question = next(turn for turn in view.turns if turn.role == "user")
+        window.parts.transcript.edit_requested.emit(question.node_id)
+        QTest.keyClicks(composer.field, "Rather")
+        begun = composer.draft
+        nodes = {turn.node_id: turn.node_id + 1000 for turn in view.turns}
+        again = tuple(replace_struct(t, node_id=nodes[t.node_id], variants=(nodes[t.node_id],)) for t in view.turns)
+        bench.views[77] = replace_struct(view, session_id=77, is_sample=False, turns=again)
+        bench.emit(SessionCopied(SAMPLE, bench.views[77], nodes))
+        await until(lambda: window.controller.is_shown(77))
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: bench.asked("send") == [(77, begun, question.node_id + 1000)])
+
+    in_window(scene)
+
+
+def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer, full = window.parts.composer, asyncio.Event()
+
+        async def refused(*_: object) -> None:
+            await full.wait()
+            raise Refusal("the disk is full")
+
+        bench.answers.send = refused  # type: ignore[method-assign]  # a store without room, that takes its time
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: window.controller.running)
+        bench.emit(SessionChanged(replace_struct(bench.views[TRIP], title="Another title")))
+        await until(lambda: window.parts.top.title.text() == "Another title")
+        assert composer.draft == "Go"
+        full.set()
+        await until(lambda: "the disk is full" in composer.notice.words)
+        assert composer.draft == "Go"
+
+    in_window(scene)
+
+
+def test_messages_of_two_sessions_on_their_way_are_two(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer, saved, send = window.parts.composer, asyncio.Event(), bench.answers.send
+
+        async def slow(session_id: int, text: str, replaces: int | None = None) -> None:
+            await saved.wait()
+            await send(session_id, text, replaces)
+
+        bench.answers.send = slow  # type: ignore[method-assign]  # a store that takes its time
+        for session_id, text in ((TRIP, "first"), (OTHER, "second")):
+            await opened(window, session_id)
+            QTest.keyClicks(composer.field, text)
+            QTest.keyClick(composer.field, Qt.Key.Key_Return)
+            await until(lambda: window.controller.running)
+        saved.set()
+        await until(lambda: len(bench.asked("send")) == 2 and len(window.controller.tasks) == 0)
+        for session_id in (TRIP, OTHER):
+            await opened(window, session_id)
+            assert composer.draft == ""
+
+    in_window(scene)
+
+
+def test_a_window_that_closes_takes_no_draft_of_a_session_on_its_way(arun: Arun, bench: FakeWorkbench) -> None:
+    async def play() -> None:
+        window = MainWindow(bench)
+        window.show()
+        window.start(TRIP)
+        await until(lambda: window.controller.shown is not None)
+        beside = MainWindow(bench, beside=window)
+        beside.show()
+        window.parts.composer.field.setPlainText("for the trip")
+        await opened(window, OTHER)
+        # given a session that is being opened while its window closes
+        come, open_session = asyncio.Event(), bench.sessions.open
+
+        async def slow(session_id: int) -> SessionView:
+            await come.wait()
+            return await open_session(session_id)
+
+        bench.sessions.open = slow  # type: ignore[method-assign]  # an engine that is busy
+        window.controller.open(TRIP)
+        await asyncio.sleep(0)
+        window.close()
+        come.set()
+        await closed(window, bench)
+        assert (TRIP, "for the trip") in beside.parts.composer.drafts()
+        bench.closed = False
+        await closed(beside, bench)
+        for one in (window, beside):
+            one.deleteLater()
+
+    arun(play())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
@@ -13,7 +14,7 @@ from tests.ui.transcript.conftest import PATIENCE_MS, Show, centre, click, drag,
 from tests.ui.transcript.samples import drawing as drawn
 from tests.ui.transcript.samples import run_of, session, turn, written
 from ui.port import TurnStatus
-from ui.transcript import TranscriptView
+from ui.transcript import Mode, TranscriptView
 
 LISBON = (2, 3)
 
@@ -194,6 +195,30 @@ def test_a_selection_outlives_the_tokens_that_stream_in(qtbot: QtBot, drawing: T
     assert held.startswith("Because the city")
     drawing.append_tokens(4, written(" and| long| lunches=c", first_id=90))
     assert drawing.tokens.selected_text == held
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_selection_outlives_news_of_its_session_and_a_drag_goes_on(qtbot: QtBot, show: Show, mode: Mode) -> None:
+    transcript = show(drawn())
+    transcript.set_mode(mode)
+    settle(qtbot, transcript)
+    pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
+    viewport, view = pane.viewport(), drawn()
+    left, y = pane.column()[0], pane.page.boxes[1].top + pane.page.boxes[1].height // 2 - pane.verticalScrollBar().value()
+    first, last = QPoint(int(left) + 2, int(y)), QPoint(int(left) + 300, int(y))
+    QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=first)
+    QTest.mouseMove(viewport, pos=last)
+    held = pane.selected_text
+    assert held
+    transcript.set_session(replace(view, title="Another title"))
+    assert pane.selected_text == held
+    QTest.mouseMove(viewport, pos=last + QPoint(40, 0))
+    assert len(pane.selected_text) > len(held)
+    # another path under the mouse: the selection begins again where the button was pressed
+    transcript.set_session(replace(view, turns=view.turns[1:]))
+    assert pane.selected_text == ""
+    QTest.mouseMove(viewport, pos=last)
+    QTest.mouseRelease(viewport, Qt.MouseButton.LeftButton, pos=last)
 
 
 def test_dragging_from_the_right_selects_the_same(qtbot: QtBot, drawing: TranscriptView) -> None:

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.window.test_conversation import finish
-from ui import MainWindow, SessionChanged, ToolCard
+from ui import MainWindow, SessionChanged, SessionCopied, ToolCard
 from ui.composer.draft_field import DraftField
 from ui.transcript import Mode
 from ui.transcript.overlay.tool_cards import CallCard, TurnCards
@@ -21,6 +21,7 @@ from ui.transcript.overlay.tool_cards import CallCard, TurnCards
 Play = Callable[[Scene], None]
 HOSTILE = ToolCard("<b>weather</b>", '{\n  "city": "<img src=x> \N{RIGHT-TO-LEFT OVERRIDE}Oslo"\n}')
 CLOCK = ToolCard("clock", "{}")
+OTHER = 3  # a session
 
 
 def calling(bench: FakeWorkbench, *calls: ToolCard) -> int:
@@ -73,6 +74,43 @@ def test_a_call_is_a_card_and_its_result_is_typed(in_window: Play, bench: FakeWo
         cards = await cards_of(window, node, 1)
         assert not cards.send_button.isVisible()
         assert cards.cards[0].result is None
+
+    in_window(scene)
+
+
+def test_results_that_were_typed_are_there_when_their_session_is_shown_again(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        node = calling(bench, HOSTILE, CLOCK)
+        QTest.keyClicks(field((await cards_of(window, node, 2)).cards[1]), "noon")
+        window.controller.open(OTHER)
+        await until(lambda: window.controller.is_shown(OTHER))
+        assert node not in window.parts.cards.turns
+        assert window.state().results == ((node, ["", "noon"]),)
+        window.controller.open(TRIP)
+        cards = await cards_of(window, node, 2)
+        assert cards.results == ["", "noon"]
+        # and in the copy of the session, whose turns have other numbers
+        view = bench.views[TRIP]
+        again = tuple(replace(turn, node_id=turn.node_id + 1000, variants=(turn.node_id + 1000,)) for turn in view.turns)
+        bench.views[77] = replace(view, session_id=77, turns=again)
+        bench.emit(SessionCopied(TRIP, bench.views[77], {turn.node_id: turn.node_id + 1000 for turn in view.turns}))
+        assert (await cards_of(window, node + 1000, 2)).results == ["", "noon"]
+
+    in_window(scene)
+
+
+def test_the_next_window_has_the_results_that_were_typed(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        window.parts.cards.remember([(bench.views[TRIP].turns[-1].node_id, ["sunny"])])
+        node = calling(bench, CLOCK)
+        assert (await cards_of(window, node, 1)).results == ["sunny"]
+        # once they are sent, nothing is left of them
+        QTest.mouseClick(window.parts.cards.turns[node].send_button, Qt.MouseButton.LeftButton)
+        await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["sunny"])])
 
     in_window(scene)
 

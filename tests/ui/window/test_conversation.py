@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
-from ui import EngineState, MainWindow, SessionView, StatusChanged, TokensArrived, TurnChanged, TurnStatus
+from ui import BUSY, EngineState, MainWindow, SessionView, StatusChanged, TokensArrived, TurnChanged, TurnStatus
 from ui.transcript import Mode
 
 Play = Callable[[Scene], None]
@@ -95,6 +95,34 @@ def test_a_refusal_is_shown_inline_and_keeps_the_draft(in_window: Play, bench: F
         # and the next try clears the message
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         await until(lambda: composer.draft == "" and not window.controller.running)
+        assert composer.notice.words == ""
+
+    in_window(scene)
+
+
+def test_a_refusal_is_gone_with_its_reason(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        bench.gate = asyncio.Semaphore(2)
+        QTest.keyClicks(composer.field, "Go")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: turns(window)[-1][1] == "Because of")
+        # what only an answer under way forbids
+        bench.refusal = BUSY
+        window.controller.answers.regenerate()
+        await until(lambda: composer.notice.words == BUSY)
+        for _ in bench.answer:
+            bench.gate.release()
+        await until(lambda: not window.controller.running)
+        assert composer.notice.words == ""
+        # what was refused in one session is not said over another
+        bench.gate, bench.refusal = None, "9,012 tokens do not fit"
+        window.controller.answers.regenerate()
+        await until(lambda: composer.notice.words == "9,012 tokens do not fit")
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3))
         assert composer.notice.words == ""
 
     in_window(scene)

@@ -84,6 +84,27 @@ def test_an_import_is_shown_when_it_is_there(in_window: Play, bench: FakeWorkben
     in_window(scene)
 
 
+def test_an_import_does_not_change_what_is_shown_while_a_message_is_written(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        window.controller.open(3)
+        await until(lambda: window.controller.is_shown(3))
+        window.parts.composer.setFocus()
+        QTest.keyClicks(window.parts.composer.field, "hello wor")
+        window.transfers.take(tmp_path / "c.json")
+        await until(lambda: "imported c.json" in window.parts.toast.words)
+        QTest.keyClicks(window.parts.composer.field, "ld")
+        assert window.controller.is_shown(3)
+        assert window.parts.composer.draft == "hello world"
+        # and once nothing is being written, it is shown
+        window.parts.composer.field.clear()
+        window.transfers.take(tmp_path / "c.json")
+        await until(lambda: window.controller.is_shown(TRIP))
+
+    in_window(scene)
+
+
 def test_kv_is_taken_where_somebody_says_so(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     async def scene(window: MainWindow) -> None:
         notice, file = window.parts.composer.notice, tmp_path / "trip.kv.elsewise"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QVBoxLayout, QWidget
 
@@ -48,6 +48,8 @@ class CallInMaking(QFrame):
         self.source.setText("\n".join(one_line(line)[-LINE_MOST:] for line in lines))
 
 
+REST_MS = 500
+MOST_KEPT = 50  # turns whose typed results outlive the window, the latest
 MOST_LINES = 8  # of arguments that are shown; the answer has all of them
 FIELD_EDGES = 10  # pixels above and below the lines of a field: its frame and padding
 
@@ -60,16 +62,20 @@ class ToolCards(QObject):
     """
 
     answered = Signal(int, object)  # node id, the results: a list[str]
+    settled = Signal()  # what is typed as results stood still for a while
 
     def __init__(self, transcript: TranscriptView) -> None:
         super().__init__(transcript)
         self._transcript = transcript
         self.turns: dict[int, TurnCards] = {}  # by node id
+        self._typed: dict[int, list[str]] = {}  # results that were typed and not sent, of turns that are not shown
         self.making: CallInMaking | None = None  # of the answer that is being written
         self._writing: tuple[int, str] | None = None  # its node id, and its text so far
+        self._rest = QTimer(self, singleShot=True, interval=REST_MS)
+        self._rest.timeout.connect(self.settled)
 
     def show_turns(self, turns: Sequence[TurnView], *, running: bool) -> None:
-        """The cards of these turns. What is being written stays while the calls of its turn are the same."""
+        """The cards of these turns. What was typed stays while the calls of its turn are the same, shown or not."""
         held, self.turns = self.turns, {}
         for turn in turns:
             if turn.calls or turn.called:
@@ -81,11 +87,37 @@ class ToolCards(QObject):
         changed = self._show_making()
         if self.turns != held or changed:
             self._show_under()
-            for gone in held.values():
+            for node_id, gone in held.items():
                 if gone not in self.turns.values():
+                    if node_id not in self.turns:
+                        self._keep(node_id, gone.results)
                     gone.deleteLater()
         for cards in self.turns.values():
             cards.set_running(running)
+
+    def remember(self, typed: Iterable[tuple[int, Sequence[str]]]) -> None:
+        """What was typed in the last window and not sent, as `typed` gave it."""
+        for node_id, results in typed:
+            self._keep(node_id, results)
+
+    @property
+    def typed(self) -> tuple[tuple[int, Sequence[str]], ...]:
+        """Results that were typed and not sent: node id, a text for each call; the latest last."""
+        held = dict(self._typed)
+        for node_id, cards in self.turns.items():
+            if any(cards.results):
+                held[node_id] = cards.results
+        return tuple(held.items())[-MOST_KEPT:]
+
+    def carry(self, nodes: Mapping[int, int]) -> None:
+        """The turns have other numbers in the copy of their session, which is shown next."""
+        for node_id, cards in self.turns.items():
+            if node_id in nodes:
+                self._keep(nodes[node_id], cards.results)
+
+    def _keep(self, node_id: int, results: Sequence[str]) -> None:
+        if any(results):
+            self._typed[node_id] = list(results)
 
     def append_tokens(self, node_id: int, run: TokenRun) -> None:
         """More of the answer that is being written."""
@@ -115,6 +147,8 @@ class ToolCards(QObject):
 
     def _made(self, turn: TurnView) -> TurnCards:
         made = TurnCards(turn)
+        made.results = self._typed.pop(turn.node_id, [])
+        made.edited.connect(self._rest.start)
         made.answered.connect(self.answered)
         made.focused.connect(self._transcript.bring_into_sight)
         return made
@@ -125,6 +159,7 @@ class TurnCards(QWidget):
 
     answered = Signal(int, object)  # node id, the results in the order of the calls
     focused = Signal(object)  # the QWidget that the keyboard came to
+    edited = Signal()  # a result
 
     def __init__(self, turn: TurnView) -> None:
         super().__init__()
@@ -144,6 +179,7 @@ class TurnCards(QWidget):
             column.addWidget(card)
             if card.result is not None:
                 card.result.textChanged.connect(self._refresh)
+                card.result.textChanged.connect(self.edited)
                 card.result.submitted.connect(self._send)
                 card.result.installEventFilter(self)
         column.addLayout(row(self.send_button, 1))
@@ -168,14 +204,22 @@ class TurnCards(QWidget):
         event.accept()  # nothing of the text behind it is selected
 
     def _refresh(self) -> None:
-        self.send_button.setEnabled(not self._running and all(result.strip() for result in self._results()))
+        self.send_button.setEnabled(not self._running and all(result.strip() for result in self.results))
 
-    def _results(self) -> list[str]:
+    @property
+    def results(self) -> list[str]:
+        """What stands in the fields, for each call that is not answered."""
         return [card.result.toPlainText() for card in self.cards if card.result is not None]
+
+    @results.setter
+    def results(self, typed: Sequence[str]) -> None:
+        fields = [card.result for card in self.cards if card.result is not None]
+        for field, text in zip(fields, typed, strict=False):
+            field.setPlainText(text)
 
     def _send(self) -> None:
         if self.can_answer and self.send_button.isEnabled():
-            self.answered.emit(self._node_id, self._results())
+            self.answered.emit(self._node_id, self.results)
 
 
 class CallCard(QFrame):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import is_
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
@@ -98,6 +99,11 @@ class Pane(Scroller[BodyT]):
         self._hovered, self._pointed = None, Action.NONE
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
+
+    def _stays(self, last: int, turns: Sequence[Turn]) -> bool:
+        """Whether the turns down to the place `last` are those that are shown."""
+        shown = [box.turn for box in self._page.boxes[: last + 1]]
+        return len(shown) > last and len(turns) > last and all(map(is_, shown, turns))
 
     # ---- parts under turns ------------------------------------------------------------------------------------------
 

@@ -62,7 +62,9 @@ class ReadPane(Pane[ReadBody]):
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
-        self._select(None, None)
+        spots = [spot for spot in (self._anchor_spot, self._head_spot) if spot is not None]
+        if spots and not self._stays(max(spots).turn, turns):
+            self._select(None, None)
         super().set_turns(turns, changed, to_end=to_end)
 
     def tokens_appended(self, index: int) -> None:
@@ -151,7 +153,7 @@ class ReadPane(Pane[ReadBody]):
         point = event.position().toPoint()
         if self._pressed is not None and event.buttons() & Qt.MouseButton.LeftButton:
             if (point - self._pressed).manhattanLength() >= QApplication.startDragDistance():
-                self._select(self._anchor_spot, self._spot_at(point))
+                self._select(self._anchor_spot or self._spot_at(self._pressed), self._spot_at(point))
             return
         self._point_at_code(point)
         clickable = self._pointed is not Action.NONE or self._on_copy(point) or bool(self._link_at(point))

@@ -83,7 +83,8 @@ class TokensPane(Pane[TokensBody]):
         return TokenAt(turn, self._pinned[1])
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        self._select(None)
+        if self._selection is not None and not self._stays(max(self._selection.anchor, self._selection.head).turn, turns):
+            self._select(None)
         self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
         if self._pinned is not None:
@@ -348,6 +349,9 @@ class TokensPane(Pane[TokensBody]):
 
     def _drag(self, point: QPoint) -> None:
         assert self._pressed is not None
+        if self._selection is None:  # what it was of has gone under the mouse
+            pressed = self._spot_at(self._pressed)
+            self._select(Selection(pressed, pressed))
         assert self._selection is not None
         if self._selection.is_empty and (point - self._pressed).manhattanLength() < QApplication.startDragDistance():
             return
