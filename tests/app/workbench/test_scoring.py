@@ -11,7 +11,7 @@ import pytest
 from app.workbench.tree.runs import content_of
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
-from ui import Refusal
+from ui import EngineState, Refusal, TurnChanged
 
 SAID = (
     ("user", "What is the sea?"), ("assistant", "The sea is 水 and salt."), ("user", "And the rain?"), ("assistant", "Water."),
@@ -93,3 +93,36 @@ def test_scoring_can_be_cancelled_and_what_cannot_be_scored_says_why(play: Play)
             await s.workbench.answers.score(await s.new(), lambda _done, _total: None)
 
     play(scene, engine=Engine(loading=asyncio.Event()))
+
+
+def test_the_engine_is_ready_again_once_what_was_scored_beside_an_answer_is(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, other = await imported(s), await s.new()
+        s.engine.gate = asyncio.Semaphore(1)
+        answering = asyncio.create_task(s.workbench.answers.send(other, "hello"))
+        await until(lambda: s.arrived(other))
+        s.engine.scores = asyncio.Event()
+        scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
+        await until(lambda: len(s.workbench.services.running) == 2)
+        for _ in range(20):
+            s.engine.gate.release()
+        await answering
+        assert s.workbench.status.engine is EngineState.BUSY
+        s.engine.scores.set()
+        await scoring
+        assert s.workbench.status.engine is EngineState.READY
+
+    play(scene)
+
+
+def test_a_message_tells_of_those_turns_alone_that_got_tokens_or_numbers(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked()
+        for text in ("and then?", "and now?"):
+            await s.workbench.answers.send(session_id, text)
+        before = len(s.events)
+        await s.workbench.answers.send(session_id, "is that all?")
+        told = [event.turn for event in s.events[before:] if isinstance(event, TurnChanged) and event.turn.role == "user"]
+        assert [content_of(turn.run) for turn in told] == ["is that all?"]
+
+    play(scene)
