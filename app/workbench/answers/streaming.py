@@ -154,8 +154,8 @@ class Streaming:
                 await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
-        runs = (session.runs.get(segment.node.id) for segment in segments)
-        changed = {segment.node.id for segment, old, new in zip(segments, before, runs, strict=True) if new is not old}
+        after = [session.runs.get(segment.node.id) for segment in segments]
+        changed = {segment.node.id for segment, old, new in zip(segments, before, after, strict=True) if new is not old}
         for turn, view in zip(session.tree.turns(session.tip, session.earlier), session.turn_views(), strict=True):
             if turn.role != "assistant" and any(segment.node.id in changed for segment in turn.segments):
                 self._windows.tell(TurnChanged(session.id, view))

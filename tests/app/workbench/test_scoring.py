@@ -107,10 +107,11 @@ def test_the_engine_is_ready_again_once_what_was_scored_beside_an_answer_is(play
         for _ in range(20):
             s.engine.gate.release()
         await answering
-        assert s.workbench.status.engine is EngineState.BUSY
+        states = [s.workbench.status.engine]
         s.engine.scores.set()
         await scoring
-        assert s.workbench.status.engine is EngineState.READY
+        states.append(s.workbench.status.engine)
+        assert states == [EngineState.BUSY, EngineState.READY]
 
     play(scene)
 

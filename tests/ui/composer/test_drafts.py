@@ -88,8 +88,9 @@ def test_a_draft_stays_with_its_session(in_window: Play, bench: FakeWorkbench) -
         composer.version.dismiss()
         assert (composer.draft, composer.version.words) == ("my own", "")
         # and a version in which nothing was written leaves nothing behind
-        window.parts.transcript.edit_requested.emit(answer.node_id)
-        window.parts.transcript.edit_requested.emit(question.node_id)
+        assert window.controller.shown is not None
+        for turn in window.controller.shown.view.turns[-2:]:
+            window.parts.transcript.edit_requested.emit(turn.node_id)
         composer.version.dismiss()
         assert (composer.draft, composer.version.words) == ("my own", "")
         await opened(window, OTHER)
@@ -194,7 +195,7 @@ def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_wind
     async def scene(window: MainWindow) -> None:
         composer, full = window.parts.composer, asyncio.Event()
 
-        async def refused(*_: object) -> None:
+        async def refused(session_id: int, text: str, replaces: int | None = None) -> None:  # noqa: ARG001  # the Protocol's
             await full.wait()
             raise Refusal("the disk is full")
 

@@ -205,7 +205,7 @@ def test_a_selection_outlives_news_of_its_session_and_a_drag_goes_on(qtbot: QtBo
     pane = transcript.tokens if mode is Mode.TOKENS else transcript.read
     viewport, view = pane.viewport(), drawn()
     left, y = pane.column()[0], pane.page.boxes[1].top + pane.page.boxes[1].height // 2 - pane.verticalScrollBar().value()
-    first, last = QPoint(int(left) + 2, int(y)), QPoint(int(left) + 300, int(y))
+    first, last = QPoint(int(left) + 2, int(y)), QPoint(int(left) + 90, int(y))
     QTest.mousePress(viewport, Qt.MouseButton.LeftButton, pos=first)
     QTest.mouseMove(viewport, pos=last)
     held = pane.selected_text

@@ -93,7 +93,7 @@ def test_an_import_does_not_change_what_is_shown_while_a_message_is_written(
         window.parts.composer.setFocus()
         QTest.keyClicks(window.parts.composer.field, "hello wor")
         window.transfers.take(tmp_path / "c.json")
-        await until(lambda: "imported c.json" in window.parts.toast.words)
+        await until(lambda: _says(window, "imported c.json"))
         QTest.keyClicks(window.parts.composer.field, "ld")
         assert window.controller.is_shown(3)
         assert window.parts.composer.draft == "hello world"
@@ -216,13 +216,13 @@ def test_stop_ends_the_files_that_wait_as_well(in_window: Play, bench: FakeWorkb
         bar = window.parts.status.transfer
         for file in files:
             window.transfers.take(file)
-        await until(bar.isVisible)
+        await until(lambda: bool(bench.asked("import_file")))
         QTest.mouseClick(bar.stop_button, Qt.MouseButton.LeftButton)
         await until(lambda: not bar.isVisible())
         assert window.parts.toast.words == "stopped; nothing was kept, and 2 more were not begun"
         bench.gate = None
         window.transfers.take(files[2])
-        await until(lambda: "imported c.json" in window.parts.toast.words)
+        await until(lambda: _says(window, "imported c.json"))
         assert bench.asked("import_file") == [(files[0],), (files[2],)]
 
     in_window(scene)
