@@ -195,7 +195,7 @@ def test_news_of_a_session_leaves_a_message_that_is_not_in_the_store_yet(in_wind
     async def scene(window: MainWindow) -> None:
         composer, full = window.parts.composer, asyncio.Event()
 
-        async def refused(session_id: int, text: str, replaces: int | None = None) -> None:  # noqa: ARG001  # the Protocol's
+        async def refused(session_id: int, text: str, replaces: int | None = None) -> None:  # the Protocol's
             await full.wait()
             raise Refusal("the disk is full")
 
