@@ -136,11 +136,21 @@ class Registry:
         """Notes that its weights are loaded."""
         self._set(replace(entry, digest=digest, nbytes=nbytes, leaving=False))
 
-    def leave(self, entry: Entry) -> None:
-        """Starts unloading: takes it off the stack and refuses new requests."""
+    def leave(self, name: str) -> Entry | None:
+        """Starts unloading: takes it off the stack and refuses new requests. None: it is not loaded.
+
+        Raises:
+            AdapterError: Unknown, or it is being unloaded.
+        """
         with self._lock:
+            entry = self.find(name)
+            if entry.leaving:
+                raise AdapterError(f"adapter {entry.qualified} is being unloaded already")
+            if entry.digest is None:
+                return None
             self._set(replace(entry, leaving=True))
             self._set_stack([use for use in self._stack if use[0] != entry.qualified])
+            return entry
 
     def stay(self, entry: Entry) -> None:
         """Reverts `leave`."""

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from runtime.adapters.adapter import Adapter
 from runtime.adapters.folder import is_on_shelf, name_of, read_header
 from runtime.adapters.matching import check_base, matched
 from runtime.adapters.registry import Entry, Registry
@@ -19,7 +20,7 @@ from runtime.loading.paths import is_model_id
 
 
 class AdapterOperations:
-    """Changes what is registered, loaded and in force; one change at a time, from any thread.
+    """Changes what is registered, loaded and in force; from any thread.
 
     Args:
         engine: The owner thread.
@@ -31,7 +32,8 @@ class AdapterOperations:
     def __init__(self, engine: Engine, operations: Operations, registry: Registry, base_names: Sequence[str]) -> None:
         self._engine, self._operations, self.registry = engine, operations, registry
         self._base_names = tuple(base_names)
-        self._changing = threading.RLock()
+        self._loading = threading.Lock()  # held while a worker thread waits for the owner thread, which must not take it
+        self._publishing = threading.Lock()
 
     async def add_adapter(self, path: str, name: str | None, any_base: bool) -> str:
         """Registers a folder; its name."""
@@ -63,21 +65,12 @@ class AdapterOperations:
     def _unload(self, name: str) -> Future[None]:
         self._operations.end_turn()  # what this turn of a loop has asked for would be waited for, and could not come
         done: Future[None] = Future()
-        with self._changing:
-            entry = self.registry.find(name)
-            if entry.leaving:
-                raise AdapterError(f"adapter {entry.qualified} is being unloaded already")
-            if entry.digest is None:
-                done.set_result(None)
-                return done
-            self.registry.leave(entry)
-            self._publish()
-        try:
-            self._engine.call(lambda: self._when_unused(entry, done))
-        except BaseException:
-            self.registry.stay(entry)
-            raise
-        return done
+        entry = self.registry.leave(name)
+        if entry is None:
+            done.set_result(None)
+            return done
+        self._publish()
+        return self._operations.settling(done, lambda: self._when_unused(entry, done))
 
     def _add(self, path: str | Path, name: str | None, *, any_base: bool = False) -> str:
         header = read_header(path)
@@ -89,15 +82,18 @@ class AdapterOperations:
         return entry.name
 
     def _load(self, name: str) -> None:
-        with self._changing:
+        with self._loading:
             entry = self.registry.find(self._registered(name))
             if entry.leaving:
                 raise AdapterError(f"adapter {entry.qualified} is being unloaded; load it again when that is done")
             if entry.digest is None:
                 adapter = entry.header.read()
-                held = self._engine.call(lambda: self._engine.backend.load_adapter(adapter)).result()
-                self.registry.loaded(entry, adapter.digest, held)
+                self._engine.call(lambda: self._bring_in(entry, adapter)).result()
                 self._publish()
+
+    def _bring_in(self, entry: Entry, adapter: Adapter) -> None:
+        """On the owner thread, so that no unloading of the same weights comes in between."""
+        self.registry.loaded(entry, adapter.digest, self._engine.backend.load_adapter(adapter))
 
     def _push(self, name: str, scale: float) -> None:
         name = self._registered(name, folders=True)
@@ -139,7 +135,7 @@ class AdapterOperations:
 
     def _publish(self) -> None:
         """`info` names what is registered, loaded and in force."""
-        with self._changing:
+        with self._publishing:
             backend, known = self._engine.backend, self.registry
             backend.info = replace(
                 backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest

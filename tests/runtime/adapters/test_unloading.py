@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import aclosing
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from runtime import BeamOptions, Hypothesis, LanguageModel
+from runtime import BeamOptions, Hypothesis, LanguageModel, load
+from runtime.backends.fake import Behaviour
+from runtime.errors import SessionClosedError
 from runtime.records import Float32
-from tests.fakes import Gate, some_ids
+from tests.fakes import Gate, Turnstile, some_ids, wait_for_close, wait_for_jobs
 from tests.runtime.adapters.toys import GREEDY, wait_until_it_leaves
 
 
@@ -107,3 +111,66 @@ def test_a_batch_that_is_given_up_lets_go(model: LanguageModel) -> None:
 
     asyncio.run(left())
     assert "A_lora" not in model.list_adapters()
+
+
+def begun(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_unloading_one_beside_the_load_of_another_ends(model: LanguageModel) -> None:
+    model.unload_adapter("B")
+    turnstile = Turnstile()
+    turnstile.stand_before(model)
+    turnstile.shut()
+    options = replace(GREEDY, max_tokens=2, adapters=("A",))
+    answering = begun(lambda: list(model.generate_sync(some_ids(3, 9), options)))
+    turnstile.wait()
+    # given an unloading that waits for the end of an answer
+    leaving = begun(lambda: model.unload_adapter("A"))
+    wait_for_jobs(model, 1)
+    turnstile.let_through()
+    turnstile.wait()
+    wait_for_jobs(model, 0)
+    # when another adapter is loaded, and the answer ends in the step before
+    loading = begun(lambda: model.load_adapter("B"))
+    wait_for_jobs(model, 1)
+    turnstile.open()
+    # then both end
+    for thread in (answering, leaving, loading):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert {"A_lora", "B_lora"} & {*model.list_adapters()} == {"B_lora"}
+
+
+def test_unloading_ends_where_the_model_is_closed(toys: dict[str, Path], gate: Gate) -> None:
+    closed: list[str] = []
+
+    def unload() -> None:
+        with pytest.raises(SessionClosedError):
+            model.unload_adapter("A")
+        closed.append("A")
+
+    def query() -> None:
+        with suppress(SessionClosedError):
+            model.next_token_logprobs_sync([1, 2, 3])
+
+    pair = (str(toys["A"]), str(toys["B"]))
+    with load((Behaviour(before_forward=gate), None), backend="fake", adapters=pair) as model:
+        gate.shut()
+        asking = begun(query)
+        assert gate.reached.wait(30)
+        leaving = begun(unload)
+        wait_for_jobs(model, 1)
+        # when it is closed before the unloading was looked at
+        closing = begun(model.close)
+        wait_for_close(model)
+        gate.open()
+        for thread in (asking, leaving, closing):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert closed == ["A"]
+        # and afterwards
+        with pytest.raises(SessionClosedError):
+            model.unload_adapter("B")
