@@ -27,6 +27,7 @@ from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 
 P = ParamSpec("P")
+N = TypeVar("N")
 T = TypeVar("T")
 
 
@@ -230,8 +231,12 @@ class Mailbox:
 
     def _run(self) -> None:
         self._woken = False
-        while self._waiting:
-            self._waiting.popleft()()
+        try:
+            while self._waiting:
+                self._waiting.popleft()()
+        finally:  # one that raised keeps nothing of the others back
+            if self._waiting:
+                self.wake()
 
 
 Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a thread that blocks
@@ -252,6 +257,7 @@ class Reader(Generic[T]):
     left: bool = False
     _arrived: deque[T] = field(default_factory=deque, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    _raised: Exception | None = field(default=None, init=False)  # by a callback of the reader's own
     _process: int = field(default_factory=os.getpid, init=False)
 
     def cancelled(self) -> bool:
@@ -260,9 +266,23 @@ class Reader(Generic[T]):
             return self.left
         return self.inbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
 
+    def report(self, listener: Callable[[N], object], news: N) -> None:
+        """Calls a listener of the reader's own at the reader; what it raises ends the wait."""
+        self.inbox.put(partial(self._hear, listener, news))
+
+    def _hear(self, listener: Callable[[N], object], news: N) -> None:
+        try:
+            listener(news)
+        except Exception as error:  # noqa: BLE001  # the border: the reader raises it
+            self._raised = error
+            self._wake()
+
     def _receive(self, item: T) -> None:
         """The callback that brings something."""
         self._arrived.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -270,15 +290,19 @@ class Reader(Generic[T]):
         """Returns after a callback, which may have brought what was waited for.
 
         Raises:
+            Exception: What a listener raised.
             ForkedError: This thread blocks in a process that was forked meanwhile, where nothing arrives.
         """
-        if isinstance(self.inbox, Mailbox):
-            self._waiter = self.inbox.loop.create_future()
-            await self._waiter
-        elif os.getpid() != self._process:
-            raise ForkedError.of(self._process)
-        else:
-            self.inbox.get()()
+        if self._raised is None:
+            if isinstance(self.inbox, Mailbox):
+                self._waiter = self.inbox.loop.create_future()
+                await self._waiter
+            elif os.getpid() != self._process:
+                raise ForkedError.of(self._process)
+            else:
+                self.inbox.get()()
+        if self._raised is not None:
+            raise self._raised
 
 
 class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
@@ -354,6 +378,7 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
                         yield branch, runs[0] if len(runs) == 1 else TokenRun.concat(runs)
         finally:
             self.left = True
+        error = error or self._raised
         if error is not None:
             raise _raisable(error)
 
@@ -366,7 +391,7 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
     def progress(self, progress: PromptProgress) -> None:
         """How far the prompt is."""
         if self.on_progress is not None:
-            self.inbox.put(partial(self.on_progress, progress))
+            self.report(self.on_progress, progress)
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing follows."""

@@ -430,7 +430,7 @@ class Operations:
         _listen(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
-            job.on_step = lambda step: call.inbox.put(partial(on_step, step))
+            job.on_step = lambda step: call.report(on_step, step)
         self.turns.submit(job)
         return await call.answer()
 
@@ -627,7 +627,7 @@ def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
 def _listen(job: Job, reader: Reader[Any], on_progress: OnProgress | None) -> None:
     check_callback(on_progress)
     if on_progress is not None:
-        job.on_progress = lambda progress: reader.inbox.put(partial(on_progress, progress))
+        job.on_progress = lambda progress: reader.report(on_progress, progress)
 
 
 def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:

@@ -48,12 +48,12 @@ class CallWaiter:
     def progress(self, progress: PromptProgress) -> None:
         """How far its prompt is."""
         if self.on_progress is not None:
-            self.call.inbox.put(partial(self.on_progress, progress))
+            self.call.report(self.on_progress, progress)
 
     def step(self, step: BeamStep) -> None:
         """The beams of a search after one step."""
         if self.on_step is not None:
-            self.call.inbox.put(partial(self.on_step, step))
+            self.call.report(self.on_step, step)
 
     def result(self, value: Any) -> None:
         """The answer."""
@@ -154,7 +154,7 @@ class PipeTransport:
         self._turns.submit(ticket)
         try:
             return await waiter.call.answer()
-        except (asyncio.CancelledError, KeyboardInterrupt):
+        except BaseException:
             self._link.cancel(ticket.id)
             raise
 
@@ -289,7 +289,7 @@ async def spawn(
 
         def tell(heard: LoadProgress) -> None:
             if hear is not None:
-                loaded.inbox.put(partial(_tell, hear, heard, loaded))
+                loaded.report(partial(_tell, hear, loaded), heard)
 
         link = EngineLink(
             make_load,
@@ -306,7 +306,7 @@ async def spawn(
             raise
 
 
-def _tell(on_progress: OnLoad, progress: LoadProgress, loaded: Call[Loaded]) -> None:
+def _tell(on_progress: OnLoad, loaded: Call[Loaded], progress: LoadProgress) -> None:
     if not loaded.done():  # after the model, or a cancelled wait, nothing is heard
         on_progress(progress)
 

@@ -109,6 +109,33 @@ def test_both_listeners_hear_it() -> None:
     assert len(counted) > 5
 
 
+def wrong(_: PromptProgress) -> None:
+    raise ValueError("of the listener")
+
+
+LISTENED: dict[str, Call] = {
+    "score": lambda model: model.score(IDS, on_progress=wrong),
+    "generate": lambda model: collected(model.generate(IDS, OPTIONS, on_progress=wrong)),
+    "continue_many": lambda model: collected(model.continue_many(IDS, 3, OPTIONS, on_progress=wrong)),
+}
+
+
+@pytest.mark.parametrize("name", LISTENED)
+def test_what_a_listener_raises_comes_to_its_own_caller(name: str) -> None:
+    heard: list[PromptProgress] = []
+
+    async def both(model: LanguageModel) -> tuple[Any, Any]:
+        others = model.score(IDS[:200], on_progress=heard.append)
+        mine, other = await asyncio.gather(LISTENED[name](model), others, return_exceptions=True)
+        return mine, other
+
+    with fake_model(prefill_chunk_tokens=32) as model:
+        mine, other = asyncio.run(both(model))
+        assert isinstance(mine, ValueError)
+        assert len(other) == 200
+        assert heard[-1].done == 200
+
+
 def interrupted(done: int, _total: int | None) -> None:
     if done >= 100:
         raise KeyboardInterrupt

@@ -67,6 +67,21 @@ def test_a_mailbox_keeps_order_and_loses_nothing() -> None:
     assert asyncio.run(scenario()) == list(range(20_000))
 
 
+def test_a_callback_that_raises_keeps_nothing_of_the_others_back() -> None:
+    async def scenario() -> tuple[list[int], list[object]]:
+        loop, seen, faults, done = asyncio.get_running_loop(), list[int](), list[object](), asyncio.Event()
+        loop.set_exception_handler(lambda _, context: faults.append(context.get("exception")))
+        mailbox = Mailbox(loop)
+        for callback in (lambda: seen.append(1), lambda: 1 // 0, lambda: seen.append(2), lambda: 1 // 0, done.set):
+            mailbox.put(callback)
+        await done.wait()
+        return seen, faults
+
+    seen, faults = asyncio.run(scenario())
+    assert seen == [1, 2]
+    assert [type(fault) for fault in faults] == [ZeroDivisionError] * 2
+
+
 def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
     loop = asyncio.new_event_loop()
     mailbox = Mailbox(loop)

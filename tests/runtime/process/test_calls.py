@@ -303,6 +303,21 @@ def test_progress_comes_over_the_pipe_before_what_it_leads_to(client: LanguageMo
     assert heard == [PromptProgress(2, 4, 1, 1), PromptProgress(4, 4, 1, 3), "scored", prompt, 0, prompt, 0]
 
 
+def test_what_a_listener_raises_comes_to_its_caller_over_the_pipe(client: LanguageModel) -> None:
+    def wrong(_: PromptProgress) -> None:
+        raise ValueError("of the listener")
+
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match="of the listener"):
+            await client.score([1, 2, 3, 4], on_progress=wrong)
+        with pytest.raises(ValueError, match="of the listener"):
+            await anext(client.generate([3], GenerationOptions(max_tokens=100), on_progress=wrong))
+
+    asyncio.run(scenario())
+    with pytest.raises(ValueError, match="of the listener"):
+        client.score_sync([1, 2, 3, 4], on_progress=wrong)
+
+
 def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
     client: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
