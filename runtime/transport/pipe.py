@@ -215,6 +215,11 @@ class PipeTransport:
     def _ticket(self, method: str, arguments: dict[str, Any], waiter: CallWaiter | StreamWaiter) -> Ticket:
         number = self._link.next_id()
         payload = encode(CallMessage(number, method, msgspec.Raw(encode(arguments))))
+        if len(payload) > MAX_PAYLOAD:
+            raise InvalidRequestError(
+                f"a request of {len(payload):,} bytes is more than the {MAX_PAYLOAD:,} that cross the pipe at once; "
+                "ask for less at a time"
+            )
         return Ticket(number, payload, METHODS[method], waiter)
 
     def _check_answer(self, method: str, arguments: dict[str, Any]) -> None:

@@ -331,3 +331,14 @@ def test_more_rows_than_cross_the_pipe_are_refused_before_they_are_computed(
     assert message.startswith(f"6 rows of {width:,} log-probabilities take {24 * width:,} bytes")
     assert message.endswith("ask for 5 rows at a time")
     assert client.metrics().queries == before
+
+
+def test_a_request_that_does_not_cross_the_pipe_is_refused(client: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.transport.pipe.MAX_PAYLOAD", 2000)
+    texts = ["short", "long " * 1000]
+    assert client.tokenize(texts[0])
+    with pytest.raises(InvalidRequestError, match=r"bytes is more than the 2,000 that cross the pipe"):
+        client.tokenize(texts[1])
+    with pytest.raises(InvalidRequestError, match="cross the pipe"):
+        next(client.generate_sync([1] * 900, GenerationOptions(max_tokens=1)))
+    assert client.tokenize(texts[0])
