@@ -304,7 +304,10 @@ class _Connection(H11Protocol):
         def late() -> None:
             if self.cycle is answered:
                 self.timeout_keep_alive_handler()
+            if self.transport.is_closing():  # also by uvicorn, where an answer ended early
                 self._drop_unread()
+            else:
+                self._late = self.loop.call_later(SEND_SECONDS, late)
 
         return self.loop.call_later(HEAD_SECONDS, late)
 

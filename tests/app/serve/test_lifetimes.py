@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from app.cli.options import load_options
@@ -65,6 +66,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Served, stream: bool) 
 @pytest.mark.slow
 def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_of, "SEND_SECONDS", 0.2)
+    monkeypatch.setattr(app_of, "HEAD_SECONDS", 0.5)
     before = served.engine.counts["disconnects"]
     body = json.dumps({**LONG, "stream": True, "logprobs": -1}).encode()
     host, port = served.url.removeprefix("http://").split(":")
@@ -77,6 +79,7 @@ def test_a_client_that_stops_to_read_is_dropped(served: Served, monkeypatch: pyt
         client.sendall(head.encode() + body)
         until(lambda: served.engine.counts["disconnects"] == before + 1)
         until(lambda: served.engine.needed == 0)
+        until(lambda: client.getsockname() not in {each.raddr for each in psutil.Process().net_connections("tcp")})
     until(lambda: idle(served))
 
 
@@ -289,8 +292,6 @@ def test_the_command_serves_until_a_signal(command: Any, number: signal.Signals)
 
 @pytest.mark.slow
 def test_an_engine_that_is_killed_is_started_again_by_the_next_request(command: Any) -> None:
-    import psutil
-
     process, url, _ = command()
     with httpx2.Client(base_url=url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         (engine,) = psutil.Process(process.pid).children()
