@@ -161,19 +161,21 @@ class HttpClient:
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 raise self.wrong(f"answers a stream with {kind[:60] or 'no type'}, not with text/event-stream")
-            lines = _Lines(self._chunks(response), self._idle, self)
-            while True:
-                data = await lines.event()
-                if data == b"[DONE]":
-                    return
+            lines = _Lines(self._chunks(response), self)
+            patience = max(self._idle, within)  # vLLM and mlx_lm send the head before they read the prompt
+            while (data := await lines.event(patience)) != b"[DONE]":
                 yield data
+                patience = self._idle
 
     @asynccontextmanager
     async def _response(
         self, method: str, path: str, body: dict[str, Any] | None, within: float
     ) -> AsyncIterator[httpx2.Response]:
         """A response whose status is sound and whose body was not read yet."""
-        content = None if body is None else msgspec.json.encode(body)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except (TypeError, ValueError, OverflowError) as fault:
+            raise InvalidRequestError(f"this cannot be sent to a server: {fault}") from fault
         request = self._client.build_request(
             method, self.address.url + path, content=content, headers={"Content-Type": "application/json"} if content else {}
         )
@@ -244,7 +246,7 @@ class HttpClient:
                     if len(body) > most:
                         raise self.wrong(f"answers with more than {most:,} bytes")
         except TimeoutError:
-            raise self.late("the rest of its answer") from None
+            raise self.late("the rest of its answer", self._idle) from None
         return bytes(body)
 
     async def _start_of(self, response: httpx2.Response) -> bytes:
@@ -308,10 +310,10 @@ class HttpClient:
             f"{self.address.host} {what}; it is no server that is known here, or something lies in between", "protocol"
         )
 
-    def late(self, what: str) -> RemoteError:
+    def late(self, what: str, seconds: float) -> RemoteError:
         """The error for a part of an answer that does not come."""
         return RemoteError(
-            f"{self.address.host} sent nothing of {what} for {self._idle:.0f} s; the connection was closed", "timeout"
+            f"{self.address.host} sent nothing of {what} for {seconds:.0f} s; the connection was closed", "timeout"
         )
 
     def _network_fault(self, fault: httpx2.HTTPError) -> RemoteError:
@@ -336,17 +338,17 @@ class HttpClient:
 class _Lines:
     """Server-sent events out of chunks of bytes (WHATWG HTML, section 9.2), one event at a time within a time limit."""
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], idle: float, client: HttpClient) -> None:
-        self._chunks, self._idle, self._client = chunks, idle, client
+    def __init__(self, chunks: AsyncGenerator[bytes, None], client: HttpClient) -> None:
+        self._chunks, self._client = chunks, client
         self._buffer = bytearray()
         self._searched = 0  # bytes of the buffer that have no line break
 
-    async def event(self) -> bytes:
-        """The data of the next event that has some; comments, names and ids are skipped."""
+    async def event(self, patience: float) -> bytes:
+        """The data of the next event that has some; `patience`: seconds without a comment, too. Names and ids are skipped."""
         parts: list[bytes] = []
         size = quiet = 0
         try:
-            async with asyncio.timeout(self._idle):
+            async with asyncio.timeout(patience) as limit:
                 while True:
                     line = await self._line()
                     if line.startswith(b"data:"):
@@ -356,12 +358,14 @@ class _Lines:
                             raise self._client.wrong(f"sends an event of over {MOST_EVENT_BYTES:,} bytes")
                     elif not line and parts:
                         return b"\n".join(parts)
-                    else:
+                    elif line:
+                        if line.startswith(b":"):  # a sign of life, as of mlx_lm during the prefill
+                            limit.reschedule(asyncio.get_running_loop().time() + patience)
                         quiet += 1
                         if quiet > _QUIET_EVENTS:
                             raise self._client.wrong(f"sends {quiet:,} lines without an event")
         except TimeoutError:
-            raise self._client.late("the answer") from None
+            raise self._client.late("the answer", patience) from None
 
     async def _line(self) -> bytes:
         while True:

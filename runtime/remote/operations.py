@@ -215,9 +215,10 @@ class RemoteOperations:
         return list(self.text.facts.byte_vocab)
 
     async def reset_queries(self) -> None:
-        """Drops unanswered queries."""
-        for shared in list(self._inflight.values()):
+        """Drops unanswered queries; equal ones that come later are asked anew."""
+        for shared in self._inflight.values():
             shared.task.cancel()
+        self._inflight.clear()
 
     # ---- answers ---------------------------------------------------------------------------------------------
 

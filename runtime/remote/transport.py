@@ -148,29 +148,30 @@ class RemoteTransport:
         """Closes the connections; waiting callers get `SessionClosedError`."""
         if (closing := self._begin_to_close()) is not None:
             closing.result()
-            self._thread.stop()
             self._thread.join()
 
     async def close_async(self, within: float | None) -> None:
-        """The same, awaited."""
+        """The same, awaited; it goes on where the wait is cancelled."""
         del within
         if (closing := self._begin_to_close()) is not None:
-            await settled(closing)
-            self._thread.stop()
+            await settled(closing, shielded=True)
 
     def _begin_to_close(self) -> Future[None] | None:
         if self.ended is not None:
             return None
-        self._ending = SessionClosedError(f"the connection to {self.info.name} was closed")
+        self._ending = SessionClosedError(f"the connection to {self.state.info.name} was closed")
         return self._thread.submit(self._shut())
 
     async def _shut(self) -> None:
         running = list(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await self._client.close()
-        self._operations.text.close()
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+            await self._client.close()
+            self._operations.text.close()
+        finally:
+            self._thread.stop()
 
     def forgotten(self) -> None:
         """Closes the connections without waiting."""

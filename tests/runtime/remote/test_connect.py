@@ -6,6 +6,7 @@ import logging
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,20 @@ def test_closed_while_it_answers(model: LanguageModel, folder: Path) -> None:
 
     with serving(model, pace=0.02) as server:
         asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
+
+
+def test_closing_goes_on_where_the_wait_for_it_is_cancelled(server: Server, folder: Path) -> None:
+    others = set(threading.enumerate())
+    remote = connect(server.base_url, tokenizer=folder)
+    (own,) = (thread for thread in {*threading.enumerate()} - others if thread.name == "elsewise-remote")
+
+    async def close() -> None:
+        closing = asyncio.create_task(remote.close_async())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+
+    asyncio.run(close())
+    own.join(30)
+    assert not own.is_alive()

@@ -91,8 +91,8 @@ STREAMS: dict[str, tuple[Raw, str, str]] = {
     "10 GB line": (ten_gigabytes, "protocol", "a line of over"),
     "comments for ever": (writes(b": hello\n" * 100, times=1000), "protocol", "without an event"),
     "events without tokens": (writes({"choices": []}, times=2000), "protocol", "events without a token"),
-    "silence": (writes(then=30), "timeout", "sent nothing of the answer"),
-    "slow drip": (writes(b"d", pause=0.02, times=500), "timeout", "sent nothing of the answer"),
+    "silence": (writes(choice(), then=30), "timeout", "sent nothing of the answer"),
+    "slow drip": (writes(choice(), b"d", pause=0.02, times=500), "timeout", "sent nothing of the answer"),
     "half an event": (writes(b'data: {"choices": ['), "lost", "connection"),
     "no reason for the end": (writes(choice(), b"data: [DONE]\n\n"), "lost", "without saying why"),
     "cut in the middle": (writes(choice()), "lost", "connection"),
@@ -156,6 +156,37 @@ def test_an_endless_stream_ends_with_the_tokens_asked_for(server: Server, folder
         records = list(remote.generate_sync([1, 2], max_tokens=50))
         assert len(records) == 50
         assert records[-1].finish_reason == "length"
+
+
+async def read_later(writer: StreamWriter) -> None:
+    await asyncio.sleep(0.5)
+    event(writer, choice(finish_reason="stop"))
+
+
+async def read_in_parts(writer: StreamWriter) -> None:
+    event(writer, choice())
+    for _ in range(30):
+        event(writer, b": keepalive\n\n")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+    event(writer, choice(finish_reason="stop"))
+
+
+@pytest.mark.parametrize(
+    ("rest", "idle"), [(read_later, 0.2), pytest.param(read_in_parts, 2.0, marks=pytest.mark.slow)], ids=["silent", "comments"]
+)
+def test_a_server_that_reads_the_prompt_after_the_head_of_its_answer_is_waited_for(
+    server: Server, folder: Path, rest: Raw, idle: float
+) -> None:
+    async def raw(writer: StreamWriter) -> None:
+        start_events(writer)
+        await writer.drain()
+        await rest(writer)
+        event(writer, b"data: [DONE]\n\n")
+
+    with connect(server.base_url, tokenizer=folder, idle_seconds=idle) as remote:
+        server.raw["/v1/completions"] = raw
+        assert list(remote.generate_sync([1, 2], max_tokens=50))[-1].finish_reason == "stop"
 
 
 def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:

@@ -186,3 +186,33 @@ def test_cancelled_queries_close_their_connections(server: Server, folder: Path)
         await remote.close_async()
 
     asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
+
+
+def test_a_query_after_a_reset_is_asked_anew(server: Server, folder: Path) -> None:
+    async def ask(remote: LanguageModel) -> None:
+        asked, hang = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def silent(_: object) -> None:
+            loop.call_soon_threadsafe(asked.set)
+            await hang.wait()
+
+        server.raw["/v1/completions"] = silent
+        before = asyncio.ensure_future(remote.top_logprobs([1, 2], 3))
+        await asked.wait()
+        del server.raw["/v1/completions"]
+        _, after = await asyncio.gather(remote.reset_async_queries_async(), remote.top_logprobs([1, 2], 3))
+        assert len(after.ids) == 3
+        with pytest.raises(asyncio.CancelledError):
+            await before
+        await remote.close_async()
+
+    asyncio.run(ask(connect(server.base_url, tokenizer=folder)))
+
+
+def test_what_is_no_json_is_refused(server: Server) -> None:
+    with connect(server.base_url, tokenizer="server") as remote:
+        before = len(server.seen)
+        with pytest.raises(InvalidRequestError, match="cannot be sent"):
+            remote.render_chat([{"role": "user", "content": "a", "of": object()}])
+        assert len(server.seen) == before
