@@ -174,7 +174,9 @@ class _Work:
         chosen = tuple(request.logprob_token_ids or ())
         wants = request.logprobs or chosen
         self._wanted = Wanted(request.top_logprobs or 0, chosen, model.info.vocab_size) if wants else None
-        if self._wanted is not None and (self._wanted.wide or asked is not None):
+        if self._wanted is not None:
+            if asked is None and not self._wanted.wide:
+                self._max_tokens = min(room, self._wanted.longest(self._n))
             self._wanted.check(self._n * self._max_tokens, "top_logprobs")
         self._options = generation_options(
             request,

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -90,22 +90,20 @@ def generation_options(
         if not all(key.isdecimal() and len(key) < 20 for key in request.logit_bias):
             raise ApiError("logit_bias maps token ids, as decimal text, to numbers", param="logit_bias")
         sampling["logit_bias"] = {int(key): value for key, value in request.logit_bias.items()}
-    ends = None
-    if request.stop_token_ids:  # beside the model's own
-        own = model.own_ends
-        ends = tuple(dict.fromkeys((*own.eos_token_ids, *own.format_eos, *request.stop_token_ids)))
     options = GenerationOptions(
         max_tokens=max_tokens,
         sampling=SamplingOptions(**sampling),
         stop=_texts(request.stop),
         ignore_eos=bool(request.ignore_eos),
-        eos_token_ids=ends,
         top_k=recorded,
         seed=request.seed,
         grammar=grammar,
     ).check()
-    options.check(model.info.vocab_size)
-    return options
+    if request.stop_token_ids:  # beside what ends an answer anyway
+        own = model.resolve_options(options).options
+        eos = () if request.ignore_eos else own.eos_token_ids or ()
+        options = replace(options, stop=own.stop, ignore_eos=False, eos_token_ids=(*eos, *request.stop_token_ids))
+    return options.check(model.info.vocab_size)
 
 
 def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -303,6 +301,10 @@ class Wanted:
     def recorded(self) -> int:
         """Alternatives that runs are asked to hold."""
         return 0 if self.wide else self.count
+
+    def longest(self, answers: int) -> int:
+        """Tokens that each of so many answers has where their numbers are as many as one request gets."""
+        return max(MOST_ENTRIES // (answers * max(self.count, 1)), 1)
 
     def check(self, positions: int, param: str) -> None:
         """Refuses answers that would be too large.

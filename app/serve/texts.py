@@ -21,8 +21,10 @@ from app.serve.schemas import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from runtime import LanguageModel
 
 MOST_TEXTS: Final = 2048  # of one request, as OpenAI's
+MOST_IDS: Final = 1 << 17  # of one text, where the context is no longer: meanwhile other requests wait
 
 
 async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
@@ -41,7 +43,7 @@ async def embed(engine: Engine, request: EmbeddingRequest) -> Embeddings:
     tokens = 0
     for place, each in enumerate(given):
         param = f"input[{place}]"
-        text = each if isinstance(each, str) else model.detokenize(each)
+        text = each if isinstance(each, str) else _text_of(model, each, param, "input")
         if not text:
             raise ApiError(f"{param} is empty: an empty text has no vector", param="input")
         ids = await text_ids(model, text, param)
@@ -93,5 +95,13 @@ async def tokenizer_info(engine: Engine) -> TokenizerInfo:
 async def detokenize(engine: Engine, request: DetokenizeRequest) -> Detokenized:
     """The text of ids; bytes that are no UTF-8 become U+FFFD."""
     model = await engine.model_for(request.model)
+    text = _text_of(model, request.tokens, "tokens", "tokens")
     pieces = [model.decode_token(token).hex() for token in request.tokens] if request.return_token_bytes else None
-    return Detokenized(model.detokenize(request.tokens), pieces)
+    return Detokenized(text, pieces)
+
+
+def _text_of(model: LanguageModel, ids: list[int], what: str, param: str) -> str:
+    most = max(model.info.context_length, MOST_IDS)
+    if len(ids) > most:
+        raise ApiError(f"{what}: {len(ids):,} ids are more than the {most:,} that are read at once; give fewer", param=param)
+    return model.detokenize(ids)

@@ -38,6 +38,17 @@ def test_a_conversation_is_answered_as_the_library_answers_it(served: Served) ->
     assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
+def test_an_answer_of_no_given_length_is_no_longer_than_its_log_probabilities_fit(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.serve.generation.MOST_ENTRIES", 60)
+    answer = served.post(PATH, messages=HELLO, n=2, logprobs=True, top_logprobs=3, ignore_eos=True)
+    assert [len(choice["logprobs"]["content"]) for choice in answer["choices"]] == [10, 10]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    refused = served.client.post(PATH, json={"messages": HELLO, "max_tokens": 21, "logprobs": True, "top_logprobs": 3})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize(
     "messages",
     [

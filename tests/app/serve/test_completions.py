@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime import GenerationOptions, LanguageModel, Priority, SamplingOptions, load, run_sync
-from tests.app.serve.conftest import Served, serving
+from runtime.text.formats import CHAT_FORMATS
+from tests.app.serve.conftest import Served, serving, tiny
 from tests.pages import PAGES, blocks
 from tests.tiny_models import tiny_path
 
@@ -199,6 +201,25 @@ def test_an_answer_ends_before_a_stop_string_and_at_a_stop_id(served: Served) ->
     ended = served.post(PATH, prompt=IDS, max_tokens=8, temperature=0, stop_token_ids=[whole["token_ids"][2]])["choices"][0]
     assert ended["finish_reason"] == "stop"
     assert whole["text"].startswith(ended["text"])
+
+
+def test_stop_ids_end_an_answer_that_no_eos_ends(served: Served) -> None:
+    whole = served.post(PATH, prompt=IDS, max_tokens=8, temperature=0, return_token_ids=True)["choices"][0]
+    beyond = {"prompt": IDS, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    ended = served.post(PATH, **beyond, stop_token_ids=[whole["token_ids"][2]])["choices"][0]
+    assert ended["finish_reason"] == "stop"
+    eos = str(served.model.eos_token_ids[0])
+    assert served.post(PATH, **beyond, logit_bias={eos: 100}, stop_token_ids=[5])["choices"][0]["finish_reason"] == "length"
+
+
+def test_stop_ids_stand_beside_the_texts_that_end_a_turn(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = served.post(PATH, prompt=IDS, max_tokens=8, temperature=0, return_token_ids=True)["choices"][0]
+    said = whole["text"][3:5]
+    other = next(token for token in range(3, 100) if token not in whole["token_ids"])
+    monkeypatch.setitem(CHAT_FORMATS, "plain", replace(CHAT_FORMATS["plain"], stops=(said,)))
+    with serving(tiny(chat_format="plain")) as formatted:
+        cut = formatted.post(PATH, prompt=IDS, max_tokens=8, temperature=0, stop_token_ids=[other])["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (whole["text"][: whole["text"].index(said)], "stop")
 
 
 @pytest.mark.slow

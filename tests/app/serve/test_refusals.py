@@ -147,6 +147,16 @@ def test_each_endpoint_refuses_in_openai_s_shape_and_logs_no_prompt(
     assert not any("secret" in line for line in ours)
 
 
+@pytest.mark.parametrize(("path", "name"), [("/detokenize", "tokens"), ("/v1/embeddings", "input")])
+def test_more_ids_than_are_read_at_once_are_refused(served: Served, path: str, name: str) -> None:
+    most = 1 << 17
+    response = served.client.post(path, json={name: [5] * (most + 1)})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == name
+    assert "131,073 ids are more than the 131,072" in error_of(response)["message"]
+    assert path != "/detokenize" or served.post(path, tokens=[5] * most)["prompt"]
+
+
 def test_a_prompt_beyond_the_context_has_openai_s_code(served: Served) -> None:
     assert error_of(served.client.post(PATH, json={"prompt": [1] * 5000}))["code"] == "context_length_exceeded"
 
