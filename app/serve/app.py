@@ -48,7 +48,7 @@ from app.serve.schemas import (
     document,
 )
 from app.serve.security import Access, cors_headers, read_body
-from app.serve.sse import Answer, body_of
+from app.serve.sse import Answer, encoder
 from app.serve.texts import detokenize, embed, tokenize, tokenizer_info
 from runtime import RuntimeFault, __version__
 
@@ -227,7 +227,8 @@ class _Endpoint:
             else:
                 answer, media_type = await self._kind.handler(self._engine, request), "application/json"
             if not isinstance(answer, AsyncGenerator):
-                await Response(body_of(answer), media_type=media_type)(scope, receive, send)
+                body = answer if isinstance(answer, bytes) else encoder.encode(answer)
+                await Response(body, media_type=media_type)(scope, receive, send)
                 return
             async with aclosing(answer) as pieces:
                 first = await anext(pieces)

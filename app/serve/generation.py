@@ -210,26 +210,26 @@ def tokens_needed(prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> 
     return sum(map(len, prompts)) + len(prompts) * n * min(max_tokens, TOKENS_AHEAD)
 
 
-async def branches(
+def branches(
     model: LanguageModel, prompts: Sequence[list[int]], n: int, options: GenerationOptions, spent: Spent
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
     """Runs by choice as they come: choice ``i * n + k`` is answer k to prompt i. The first fault ends all."""
-    if len(prompts) == 1:
-        async with aclosing(_answers(model, prompts, 0, n, options, spent)) as one:
-            async for item in one:
-                yield item
-        return
+    answers = [_answers(model, prompts, place, n, options, spent) for place in range(len(prompts))]
+    return answers[0] if len(answers) == 1 else _joined(answers)
+
+
+async def _joined(sources: Sequence[AsyncGenerator[tuple[int, TokenRun], None]]) -> AsyncGenerator[tuple[int, TokenRun], None]:
     queue: asyncio.Queue[tuple[int, TokenRun] | None] = asyncio.Queue()
 
-    async def read(place: int) -> None:
+    async def read(source: AsyncGenerator[tuple[int, TokenRun], None]) -> None:
         try:
-            async with aclosing(_answers(model, prompts, place, n, options, spent)) as answers:
-                async for item in answers:
+            async with aclosing(source):
+                async for item in source:
                     queue.put_nowait(item)
         finally:
             queue.put_nowait(None)
 
-    readers = [asyncio.create_task(read(place)) for place in range(len(prompts))]
+    readers = [asyncio.create_task(read(source)) for source in sources]
     try:
         left = len(readers)
         while left:

@@ -1,10 +1,10 @@
-"""Answers as bytes: one JSON body, or server-sent events."""
+"""Answers as server-sent events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -36,8 +36,3 @@ async def events(chunks: AsyncGenerator[Chunk, None], *, done: bool) -> AsyncGen
             yield b"data: " + api_error(fault).body() + b"\n\n"
     if done:
         yield DONE
-
-
-def body_of(answer: Any) -> bytes:
-    """A whole answer's JSON."""
-    return answer if isinstance(answer, bytes) else encoder.encode(answer)

@@ -482,10 +482,11 @@ class RemoteOperations:
                         if held is not None:
                             yield held, None, ""
                         held = piece
-                    if chunk.finish is not None and chunk.stopped_by is not None and self._needs_eos(held, chunk.stopped_by):
+                    end = None if chunk.finish is None else chunk.stopped_by
+                    if end is not None and (held is None or held.token != end):
                         if held is not None:
                             yield held, None, ""
-                        held = Piece(chunk.stopped_by, "", None, None)
+                        held = Piece(end, "", None, None)
                     if held is not None and finish is None and self._dialect.returns_eos:
                         yield held, None, ""
                         held = None
@@ -519,9 +520,6 @@ class RemoteOperations:
             async with asyncio.timeout(_USAGE_SECONDS):
                 for _ in range(_MOST_USAGE_EVENTS):
                     request.counted(self._dialect.read(await anext(events), asked))
-
-    def _needs_eos(self, held: Piece | None, token: int) -> bool:
-        return held is None or held.token != token
 
     def _known(self, piece: Piece) -> list[Piece]:
         """A token with its id and its alternatives' ids; a text that is no token of the vocabulary becomes several."""

@@ -12,7 +12,7 @@ from runtime.aio import LoopThread, Stream, Turns, settled
 from runtime.beams import OnStep
 from runtime.branches import Branches
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError, UnsupportedFeatureError
-from runtime.info import CacheReport, Metrics, ModelInfo, OnProgress, PromptProgress
+from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 from runtime.remote.http import HttpClient
@@ -29,7 +29,8 @@ class RemoteTransport:
     """
 
     def __init__(self, thread: LoopThread, client: HttpClient, operations: RemoteOperations) -> None:
-        self._thread, self._client, self._operations = thread, client, operations
+        self._thread, self._client = thread, client
+        self.state = self._operations = operations
         self.capabilities = operations.capabilities
         self._turns: Turns[None] = Turns(lambda _: None)  # for its inboxes
         self._owner = os.getpid()
@@ -40,26 +41,6 @@ class RemoteTransport:
     def text(self) -> TextFacts:
         """The text side."""
         return self._operations.text.facts
-
-    @property
-    def state(self) -> RemoteTransport:
-        """Itself: the three snapshots."""
-        return self
-
-    @property
-    def info(self) -> ModelInfo:
-        """As at the connection."""
-        return self._operations.info
-
-    @property
-    def metrics(self) -> Metrics:
-        """Of this connection's requests."""
-        return self._operations.metrics
-
-    @property
-    def cache(self) -> CacheReport:
-        """Empty: it is the server's."""
-        return self._operations.cache
 
     @property
     def pid(self) -> int:
@@ -128,7 +109,7 @@ class RemoteTransport:
 
     def _lacks(self, method: str) -> UnsupportedFeatureError:
         what = _WORDS.get(method, f"{method!r}")
-        return UnsupportedFeatureError(f"{self.info.name} is on a server, which has no {what}")
+        return UnsupportedFeatureError(f"{self.state.info.name} is on a server, which has no {what}")
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the transport's loop: the work, which the end of the connection ends with `SessionClosedError`."""
