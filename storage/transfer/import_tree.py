@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from collections.abc import Callable, Collection
 from typing import Any, Final, get_args
@@ -18,6 +19,7 @@ from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, SessionPart, TokensPart, without_folders
 
 MOST_NODES: Final = 1 << 24
+MOST_AT_ONCE: Final = 1 << 16  # tokens of one range; exports cut them shorter (`session_reader.PIECE`)
 _ROLES, _STATUSES = get_args(Role), frozenset(get_args(Status)) - {"open"}
 
 Fault = Callable[[str], StoreError]  # makes an error that names the place
@@ -85,6 +87,10 @@ class Fields:
         if abs(found) > 1e300 or not math.isfinite(found):
             raise self.fault(f"{field} is too large a number")
         return float(found)
+
+    def moment(self, field: str) -> float:
+        """Seconds since the epoch: of a moment between then and now, whatever the file says."""
+        return min(max(self.real(field), 0.0), time.time())
 
     def flag(self, field: str) -> bool:
         """True or false."""
@@ -268,8 +274,8 @@ def session_part(fields: Fields) -> SessionPart:
     """The session's own fields."""
     return SessionPart(
         title=clean(fields.text("title")),
-        created=fields.real("created"),
-        updated=fields.real("updated"),
+        created=fields.moment("created"),
+        updated=fields.moment("updated"),
         pinned=fields.flag("pinned"),
         more=_more(fields, SESSION_MORE),
     )
@@ -296,7 +302,7 @@ def node_part(fields: Fields, tree: ImportTree) -> NodePart:
         token_count=fields.whole("token_count", 0, MAX_TOKENS),
         kv_fingerprint=_cleaned(fields.maybe_text("kv_fingerprint")),
         stats=text_of_json(without_folders(fields.mapping("stats"))),  # nor does another machine name folders of this one
-        created=fields.real("created"),
+        created=fields.moment("created"),
         more=_more(fields, NODE_MORE),
     )
 

@@ -16,7 +16,7 @@ from storage.tables.text import clean, from_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer import json_columns
-from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part
+from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
 from storage.transfer.json_columns import to_json
 from storage.transfer.json_scanner import Piece, Scanner
 from storage.transfer.parts import (
@@ -40,6 +40,7 @@ from storage.transfer.session_reader import Row, StoredSession, stored_session
 
 _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
+_USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # of what is not in our format
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TITLE_CHARACTERS: Final = 60
 OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
@@ -201,7 +202,8 @@ class JsonFile:
         members: dict[str, Any] = {}
         piece = first
         while piece.kind == "member":
-            members[piece.key] = piece.value
+            if piece.key in _USED:  # the rest may be a file of any length
+                members[piece.key] = piece.value
             piece = next(pieces)
         if piece.kind == "items" and piece.key == "messages" and not started:
             return self._conversation(members.get("title"), pieces)
@@ -271,11 +273,11 @@ class JsonFile:
     def _tokens(self, fields: Fields, tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
         assert node is not None  # it is a number
+        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
         try:
             found = json_columns.from_json(fields.mapping("columns"))
         except ValueError as wrong:
             raise fields.fault(str(wrong)) from wrong
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MAX_TOKENS)
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
 

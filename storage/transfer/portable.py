@@ -31,7 +31,7 @@ from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
 from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
-from storage.transfer.import_tree import Fields, ImportTree, node_part, session_part
+from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
 from storage.transfer.json_format import model_record, node_record, session_record
 from storage.transfer.json_scanner import LIMIT, decode_strict
 from storage.transfer.parts import ImportPart, ModelPart, SetupPart, TokensPart, VocabularyPart, portable_setup
@@ -52,6 +52,8 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabularies": ("digest TEXT PRIMARY KEY", "tokens BLOB NOT NULL"),
 }  # fmt: skip
 _SLICE: Final = 512  # rows
+_SCHEMA_STEPS: Final = 1 << 20  # of SQLite's machine that reading a schema may take; ours takes some hundred
+_LEAST_ROW: Final = 32  # bytes: its checksum
 MAGIC: Final = b"SQLite format 3\0"
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
@@ -147,7 +149,9 @@ class PortableFile:
     """A file that is read once, part by part; used by one thread.
 
     The file is not trusted. It is opened read-only and as immutable, without its functions and with limits on the length of
-    values; only tables that are defined exactly as ours are read, and only rows whose checksum holds.
+    values; only tables that are defined exactly as ours are read, and only rows whose checksum holds. The tree of a table may
+    name one page many times, which SQLite does not notice: rows are counted up to what the file has room for, and must come
+    in their order.
 
     Raises:
         InvalidFileError: It is no portable session file, or damaged.
@@ -163,7 +167,7 @@ class PortableFile:
         except sqlite3.Error as fault:
             raise self._fault(f"it cannot be opened ({fault})") from fault
         try:
-            self.total: int = self._typed(self._survey)  # rows
+            self.total: int = self._typed(lambda: self._survey(path.stat().st_size // _LEAST_ROW))  # rows
         except BaseException:
             self._conn.close()
             raise
@@ -216,11 +220,11 @@ class PortableFile:
     def _tokens(self, fields: Fields, row: dict[str, Any], tree: ImportTree) -> TokensPart:
         node = tree.place(fields.whole("node"), fields.fault, "node")
         assert node is not None  # it is a number
+        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MOST_AT_ONCE)
         try:
             found = columns.decode(row["columns"])
         except (StoreDamagedError, TypeError, ValueError) as wrong:
             raise fields.fault(f"its columns cannot be read: {wrong}") from wrong
-        first, count = fields.whole("first", 0, MAX_TOKENS), fields.whole("count", 1, MAX_TOKENS)
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
@@ -236,8 +240,9 @@ class PortableFile:
 
     # ---- rows ---------------------------------------------------------------------------------------------------------
 
-    def _survey(self) -> int:
-        """How many rows there are; refuses what is not ours, before any of them is read."""
+    def _survey(self, most: int) -> int:
+        """How many rows there are, counted up to `most` in each table; refuses what is not ours, before any row is read."""
+        self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be endless
         [(application,)], [(version,)] = (self._ask(f"PRAGMA {name}") for name in ("application_id", "user_version"))
         if application != APPLICATION_ID:
             raise self._fault("it is a database, but no portable session file of Elsewise")
@@ -250,12 +255,18 @@ class PortableFile:
             found = self._ask("SELECT type, sql FROM sqlite_schema WHERE name = ?", table)
             if found != [("table", definition(table))]:
                 raise self._fault(f"its table {table!r} is missing or not defined as it should be")
-        return sum(int(self._ask(f"SELECT count(*) FROM {table}")[0][0]) for table in TABLES)  # noqa: S608  # our own names
+        self._conn.set_progress_handler(None, 0)
+        counted = "SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {})"
+        return sum(int(self._ask(counted.format(table, most))[0][0]) for table in TABLES)
 
     def _rows(self, table: str) -> Iterator[dict[str, Any]]:
         listed = names(table)
-        sql = f"SELECT {', '.join(listed)}, sha256 FROM {table} ORDER BY 1"  # noqa: S608  # our own names
-        for *values, sha in self._conn.execute(sql):
+        sql = f"SELECT rowid, {', '.join(listed)}, sha256 FROM {table} ORDER BY rowid"  # noqa: S608  # our own names
+        before: int | None = None
+        for number, *values, sha in self._conn.execute(sql):
+            if before is not None and number <= before:
+                raise self._fault(f"row {values[0]!r:.40} of {table} stands there again, or out of order: it is damaged")
+            before = number
             try:
                 sound = sha == checksum(values)
             except (TypeError, OverflowError, UnicodeEncodeError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from storage import InvalidFileError, SessionStore, StoreNewerError
 from storage.transfer import json_scanner
-from tests.storage.helpers import with_store
+from tests.storage.helpers import sql, with_store
 from tests.storage.transfer.trees import as_json, branching, leftovers, taken
 
 
@@ -167,6 +169,40 @@ TEXTS: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("data", "words"), TEXTS, ids=[words for _, words in TEXTS])
 def test_what_is_no_session_is_refused(path: Path, tmp_path: Path, data: bytes, words: str) -> None:
     assert words in str(refused(path, tmp_path / "bad.json", data))
+
+
+def test_a_range_of_more_tokens_than_an_export_writes_is_refused(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+    many = 1 << 24
+    ids = {"dtype": "|u1", "shape": [many // 2], "base64": "AAAA" * (many // 6) + "AAA="}
+    good["nodes"][2]["token_count"] = many // 2
+    good["tokens"][0].update(count=many // 2, columns={"ids": ids})
+    fault = refused(path, tmp_path / "bad.json", json.dumps(good).encode())
+    assert "count should lie within 1 and 65,536" in str(fault)
+
+
+def test_a_foreign_object_is_not_held_in_memory(path: Path, tmp_path: Path) -> None:
+    file, value = tmp_path / "foreign.json", "x" * (1 << 20)
+    file.write_text(json.dumps({f"item {number}": value for number in range(64)}))
+    SessionStore.open(path).close_sync()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidFileError, match="no session of ours"):
+            taken(path, file)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("told", "low"), [(2.5e11, 1.0), (1e20, 1.0), (-5.0, 0.0)])
+def test_dates_lie_between_the_epoch_and_now(path: Path, tmp_path: Path, good: dict[str, Any], told: float, low: float) -> None:
+    good["session"].update(created=told, updated=told)
+    for node in good["nodes"]:
+        node["created"] = told
+    (tmp_path / "dates.json").write_text(json.dumps(good))
+    [number] = taken(path, tmp_path / "dates.json").sessions
+    tree = with_store(path, lambda store: store.load_session(number))
+    dates = [tree.session.created, tree.session.updated, *(row[0] for row in sql(path, "SELECT created FROM nodes"))]
+    assert all(low <= date <= time.time() for date in dates)
 
 
 def test_a_newer_format_is_refused(path: Path, tmp_path: Path) -> None:

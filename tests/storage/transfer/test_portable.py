@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -180,6 +181,59 @@ def test_a_table_that_is_endless_by_a_loop_in_its_pages_ends(path: Path, file: P
     raw[start : start + 12] = bytes([5, 0, 0, 0, 0, 0, 0, 0]) + int(root).to_bytes(4, "big")  # an inner page: its right child
     file.write_bytes(raw)
     refused(path, file)
+
+
+def endless(file: Path, statement: str, cell: bytes | None = None) -> None:
+    """Gives a table of few rows ten levels of inner pages, each of which names the next one 500 times.
+
+    Args:
+        file: To change.
+        statement: Asks for the page that the table begins on.
+        cell: The only row that stands below them begins with these bytes; None: the rows of the table do.
+    """
+    with closing(sqlite3.connect(file)) as conn:
+        root, size = conn.execute(statement).fetchone()[0], conn.execute("PRAGMA page_size").fetchone()[0]
+    raw = bytearray(file.read_bytes())
+    start, head = (root - 1) * size, 100 if root == 1 else 0  # the file's own header stands before that of the first page
+    leaf = bytearray(raw[start : start + size])
+    kind, _, count, content = struct.unpack_from(">BHHH", leaf, head)
+    assert kind == 13, "a leaf: there are few rows in it"
+    places = struct.unpack_from(f">{count}H", leaf, head + 8)
+    leaf[: 8 + 2 * count] = leaf[head : head + 8 + 2 * count]
+    first = leaf
+    if cell is not None:
+        one = next(place for place in places if cell in leaf[place : place + 48])
+        leaf = leaf.copy()
+        struct.pack_into(">BHHHBH", leaf, 0, kind, 0, 1, content, 0, one)
+    pages = len(raw) // size
+    raw += first + leaf
+    for child in range(pages + 2, pages + 12):
+        raw += inner(size, 0, [child] * 500)
+    raw[start + head : start + size] = inner(size, head, [pages + 1, pages + 12])
+    struct.pack_into(">I", raw, 28, len(raw) // size)
+    file.write_bytes(raw)
+
+
+def inner(size: int, head: int, children: list[int]) -> bytes:
+    """An inner page without the `head` bytes before it."""
+    page, content = bytearray(size), size - 5 * (len(children) - 1)
+    struct.pack_into(">BHHHBI", page, head, 5, 0, len(children) - 1, content, 0, children[-1])
+    for number, child in enumerate(children[:-1]):
+        struct.pack_into(">H", page, head + 12 + 2 * number, content + 5 * number)
+        struct.pack_into(">IB", page, content + 5 * number, child, number % 100)
+    return bytes(page[head:])
+
+
+@pytest.mark.parametrize("table", list(portable.TABLES))
+def test_rows_that_are_endless_by_pages_that_repeat_are_refused(path: Path, file: Path, table: str) -> None:
+    change(file, f"DELETE FROM {table} WHERE rowid > 1", "VACUUM")  # our own names
+    endless(file, f"SELECT rootpage FROM sqlite_schema WHERE name = '{table}'")
+    assert "out of order" in refused(path, file)
+
+
+def test_a_schema_that_is_endless_by_pages_that_repeat_is_refused(path: Path, file: Path) -> None:
+    endless(file, "SELECT 1", b"indexsqlite_autoindex_about_1")
+    assert "cannot be read" in refused(path, file)
 
 
 def test_a_vocabulary_that_is_not_what_its_name_says_is_left_out(path: Path, file: Path) -> None:
