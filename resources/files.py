@@ -51,6 +51,14 @@ def read_regular(path: Path, limit: int) -> bytes:
         return stream.read(os.fstat(stream.fileno()).st_size)  # no more, if it grows while it is read
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there; of a name that comes from elsewhere, which may be longer than a name can be."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def kind_of_file(mode: int) -> str | None:
     """What a file is that is not a regular one, in words; None for a regular one.
 

@@ -13,12 +13,15 @@ _LIBRARIES = {
     "mlx_lm": ("utils.py", "MODEL_REMAPPING", ".py"),
 }
 
+_LONGEST = 200  # characters of the name of an architecture; more may be more than a file name can have
 _ARGUMENTS = ("args", "config", "params", "text_config")
 _SHARED = ("base", "cache")  # modules that every architecture imports from
 
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
     """Those of transformers and mlx_lm that have an architecture."""
+    if len(kind) > _LONGEST or not kind.isascii():
+        return ()
     if not (kind[:1].isalnum() and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()):
         return ()
     found = []

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from resources.files import open_regular, read_regular
+from resources.files import is_file, open_regular, read_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.paths import make_private, models_dir
 
@@ -46,8 +46,9 @@ def known_sha256(path: Path) -> str:
     kept = remembered_sha256(path)
     if kept is not None:
         return kept
+    stamp = file_stamp(path)
     sha256 = sha256_of(path)
-    remember_sha256(path, sha256)
+    remember_sha256(path, sha256, stamp)
     return sha256
 
 
@@ -57,20 +58,28 @@ def remembered_sha256(path: Path) -> str | None:
     Raises:
         ModelLoadError: The file cannot be read.
     """
-    note = _note(path)
+    stamp = file_stamp(path)
     with contextlib.suppress(OSError, ValueError):
         kept = json.loads(_place(path).read_text())
-        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and note.items() <= kept.items():
+        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and stamp.items() <= kept.items():
             return str(kept["sha256"])
     return None
 
 
-def remember_sha256(path: Path, sha256: str) -> None:
-    """Stores a SHA-256 for `remembered_sha256`."""
-    note, place = _note(path), _place(path)
+def remember_sha256(path: Path, sha256: str, stamp: Mapping[str, str | int]) -> None:
+    """Stores a SHA-256 for `remembered_sha256`, unless the file is another one since `stamp`.
+
+    Args:
+        path: The file.
+        sha256: Of its content.
+        stamp: Its `file_stamp` from before it was read.
+    """
+    if file_stamp(path) != stamp:
+        return
+    place = _place(path)
     with contextlib.suppress(OSError):  # a read-only models folder only costs time
         make_private(place.parent)
-        write_atomically(place, json.dumps({**note, "sha256": sha256}).encode())
+        write_atomically(place, json.dumps({**stamp, "sha256": sha256}).encode())
 
 
 def forget_digests(paths: Iterable[Path]) -> None:
@@ -80,7 +89,12 @@ def forget_digests(paths: Iterable[Path]) -> None:
             _place(path).unlink()
 
 
-def _note(path: Path) -> dict[str, str | int]:
+def file_stamp(path: Path) -> dict[str, str | int]:
+    """Path, size and time of a file: what tells that it has not changed.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
     try:
         info = path.stat()
     except OSError as fault:
@@ -215,7 +229,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """
     for name, note in manifest.files.items():
         path = folder / name
-        if Path(name).name != name or not path.is_file():
+        if Path(name).name != name or not is_file(path):
             raise missing_file(path, manifest)
         info = path.stat()
         if (info.st_size, info.st_mtime_ns) == (note.size, note.mtime_ns):

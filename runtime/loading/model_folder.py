@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from resources.files import kind_of_file, read_regular
+from resources.files import is_file, kind_of_file, read_regular
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.config import (
     bytes_on_mlx,
@@ -243,7 +243,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         for shard in shards:
             if Path(shard).name != shard or not shard.endswith(".safetensors"):
                 raise ModelLoadError(f"{path / INDEX}: {shard!r} is no safetensors file of this folder")
-            if not (path / shard).is_file():
+            if not is_file(path / shard):
                 raise ModelLoadError(f"{path / shard} is missing ({len(shards)} parts in all); fetch it again")
         return tuple(path / shard for shard in shards)
     found = sorted(file for file in path.glob("model*.safetensors") if file.is_file())

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from resources.files import is_file
 from runtime.errors import ModelLoadError
 from runtime.loading.config import describe
 from runtime.loading.integrity import (
     Manifest,
     changed_file,
     digest_of_all,
+    file_stamp,
     forget_digests,
     missing_file,
     read_manifest,
@@ -207,7 +209,7 @@ def _entry(folder: Path) -> ShelfEntry:
     missing_file = [
         file
         for file, note in manifest.files.items()
-        if not (folder / file).is_file() or (folder / file).stat().st_size != note.size
+        if not is_file(folder / file) or (folder / file).stat().st_size != note.size
     ]
     return replace(
         plain,
@@ -284,17 +286,18 @@ def verify_folder(folder: Path, progress: OnProgress) -> None:
     manifest = read_manifest(folder)
     files = [folder / name for name in manifest.files] if manifest else _wanted(folder)
     for file in files:
-        if file.parent != folder or not file.is_file():
+        if file.parent != folder or not is_file(file):
             raise missing_file(file, manifest)
     tell = _summed(progress, sum(file.stat().st_size for file in files))
     for file in files:
         note = manifest.files[file.name] if manifest else None
         known = note.sha256 if note else remembered_sha256(file)
+        stamp = file_stamp(file)
         found = sha256_of(file, tell)
         if known is not None and found != known:
             raise changed_file(file, found, known, manifest)
         if note is None:
-            remember_sha256(file, found)
+            remember_sha256(file, found, stamp)
         if file.suffix == ".safetensors":
             check_safetensors(file)
 

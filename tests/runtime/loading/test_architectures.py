@@ -18,6 +18,6 @@ def test_mistral_quantised_for_mlx_runs_there() -> None:
     assert describe(config).backends == ("mlx",)
 
 
-@pytest.mark.parametrize("kind", ["never_heard_of", "", "../llama", "a/b", "os.path", "__init__"])
+@pytest.mark.parametrize("kind", ["never_heard_of", "", "../llama", "a/b", "os.path", "__init__", "a" * 300, "é" * 150])
 def test_what_no_library_has_is_known_to_none(kind: str) -> None:
     assert libraries_knowing(kind) == ()

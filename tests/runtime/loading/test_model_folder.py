@@ -143,6 +143,7 @@ def test_an_adapter_is_no_model(model: Path) -> None:
         ({"weight_map": {"a": "../../etc/passwd"}}, "is no safetensors file of this folder"),
         ({"weight_map": {"a": "pytorch_model.bin"}}, "is no safetensors file of this folder"),
         ({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, "is missing"),
+        ({"weight_map": {"a": f"{300 * 'a'}.safetensors"}}, "is missing"),
         ({"weight_map": {}}, "names no weights"),
         ({"weight_map": [1]}, "names no weights"),
     ],

@@ -70,6 +70,7 @@ def test_the_fingerprint_of_a_folder_put_there_by_hand_is_known_once_it_was_read
         ({"model_type": "nobody_knows_it"}, None, ()),
         ({"model_type": "../llama"}, None, ()),
         ({"model_type": 7}, None, ()),
+        ({"model_type": "a" * 300}, None, ()),
     ],
 )
 def test_what_can_run_a_model_follows_from_its_config(
@@ -133,6 +134,41 @@ def test_a_folder_put_there_by_hand_is_compared_with_when_it_was_last_read(shelf
     # then
     with pytest.raises(ModelLoadError, match=r"model\.safetensors is damaged or was changed.*put the file there again"):
         ModelShelf().verify("mine")
+
+
+def test_names_longer_than_a_name_can_be_spoil_no_list(tiny: Path) -> None:
+    # given
+    shards = by_hand("mine") / "model.safetensors.index.json"
+    shards.write_text(json.dumps({"weight_map": {"a": f"{300 * 'a'}.safetensors"}}))
+    manifest = json.loads((tiny / "elsewise.json").read_text())
+    manifest["files"]["a" * 300] = manifest["files"]["config.json"]
+    (tiny / "elsewise.json").write_text(json.dumps(manifest))
+    # when, then
+    assert [(entry.complete, "is missing" in entry.problem) for entry in ModelShelf().models()] == [(False, True)] * 2
+    for name in ("mine", "org/tiny"):
+        with pytest.raises(ModelLoadError, match="is missing"):
+            resolve(name)
+        with pytest.raises(ModelLoadError, match="is missing"):
+            ModelShelf().verify(name)
+
+
+def test_a_file_that_is_replaced_while_it_is_verified_is_read_again(shelf: Path) -> None:
+    # given
+    path = by_hand("mine") / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+
+    def swap(_step: Progress) -> None:
+        new = path.with_name("new")
+        new.write_bytes(data)
+        os.utime(new, (1, 1))
+        new.replace(path)
+
+    # when
+    ModelShelf().verify("mine", swap)
+    # then
+    shutil.copytree(path.parent, models_dir() / "same")
+    assert resolve("mine").weights_digest == resolve("same").weights_digest
 
 
 def test_removing_says_what_it_freed_and_leaves_nothing(tiny: Path, shelf: Path) -> None:
