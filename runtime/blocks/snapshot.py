@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ FORMAT = "elsewise-kv"
 VERSION = 1
 _RESERVED = 1 << 16  # bytes of the header beside ids and entries
 _PER_ENTRY = 256
+_MOST_HEADER = 100_000_000  # bytes, as safetensors has it
 _SEAL = "0" * 64
 _WHAT = {
     "backend": "backend",
@@ -81,10 +83,10 @@ class SnapshotWriter:
         self.nbytes = 0
         most = len(ids) + 64  # parts: one token each at worst
         self._room = _RESERVED + 12 * len(ids) + _PER_ENTRY * 8 * min(most, 4096)
-        self._made = path.with_name(f".{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Self:
-        self._file = os.fdopen(os.open(self._made, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+        handle, made = tempfile.mkstemp(prefix=".kv-", suffix=".part", dir=self._path.parent)  # a name that no link has
+        self._made, self._file = Path(made), os.fdopen(handle, "wb")
         self._file.seek(8 + self._room)
         return self
 
@@ -161,7 +163,7 @@ class Snapshot:
             stacks = [(int(n), tuple((str(d), float(s)) for d, s in stack)) for n, stack in json.loads(metadata["adapters"])]
             self._parts = [(int(start), int(stop)) for start, stop in json.loads(metadata["parts"])]
             self._sums = metadata["sums"].split()
-        except (KeyError, ValueError, TypeError, OverflowError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise SnapshotFormatError(f"the snapshot's header is damaged: {error}") from error
         self.spans: list[Span] = []
         self.before: tuple[tuple[int, Hashable], ...] = ()
@@ -269,7 +271,7 @@ def _check_seal(path: Path) -> None:
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         held = os.fstat(file.fileno()).st_size
-        text = file.read(size).rstrip(b" ").decode(errors="replace") if 8 + size <= held else ""
+        text = file.read(size).rstrip(b" ").decode(errors="replace") if 8 + size <= held and size <= _MOST_HEADER else ""
     try:
         metadata = json.loads(text)["__metadata__"]
         ours, seal = metadata["format"] == FORMAT, str(metadata["seal"])

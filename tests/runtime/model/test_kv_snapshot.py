@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,7 @@ def rewritten(file: Path, old: str, new: str) -> None:
         ('"start":"0"', '"start":"64"', "begins at token 64: only one that begins at its path's first token"),
         ('"format":"elsewise-kv"', '"format":"elsewise-xy"', "its format is 'elsewise-xy'"),
         (f'"ids":"{IDS[0]} ', '"ids":"', r"has 299 ids, and parts up to 300|299"),
+        pytest.param('"adapters":"[[', f'"adapters":"{50_000 * "["}', "header is damaged", id="too deep"),
     ],
 )
 def test_what_is_not_a_snapshot_of_ours_is_said(old: str, new: str, match: str, file: Path) -> None:
@@ -187,6 +189,29 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         for upto in (0, -1, True, "7"):
             with pytest.raises(InvalidRequestError, match="upto counts tokens"):
                 model.kv_restore(tmp_path / "theirs", upto=upto)  # type: ignore[arg-type]  # what is tested
+
+
+def test_a_name_that_is_planted_beside_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"mine")
+    (tmp_path / f".x.{os.getpid()}.part").symlink_to(tmp_path / "victim")
+    with fake_model() as model:
+        model.kv_snapshot(IDS[:100], tmp_path / "x")
+        assert model.kv_restore(tmp_path / "x") == 100
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+def test_a_header_as_long_as_the_file_is_not_read(tmp_path: Path) -> None:
+    claimed = 200_000_000
+    with (tmp_path / "x").open("wb") as sparse:
+        sparse.write(claimed.to_bytes(8, "little"))
+        sparse.truncate(claimed + 16)
+    tracemalloc.start()
+    try:
+        with fake_model() as model, pytest.raises(SnapshotFormatError, match="no snapshot of ours"):
+            model.kv_restore(tmp_path / "x")
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_disk_that_fails_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
