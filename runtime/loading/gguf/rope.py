@@ -64,7 +64,7 @@ def _yarn(header: GgufHeader, plain: Mapping[str, Any], prefix: str) -> dict[str
 
 def _llama3(header: GgufHeader, plain: Mapping[str, Any], rotated: int) -> dict[str, Any]:
     info = header.tensors[FACTORS]
-    if header.architecture != "llama" or info.format.name != "F32" or info.shape != (rotated // 2,):
+    if header.architecture != "llama" or info.format.name != "F32" or info.shape != (rotated / 2,):
         raise fault(header, f"the tensor {FACTORS} is {info.format.name} {info.shape}, no Llama 3's: not supported")
     found = np.fromfile(header.path, "<f4", info.values, offset=info.offset)
     if (found == 1).all():

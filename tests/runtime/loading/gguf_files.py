@@ -255,6 +255,10 @@ def unsuitable_files() -> dict[str, GgufFile]:
         "linear rope of an older file": good.with_pair("llama.rope.scale_linear", F32, 2.0),
         "frequencies of nobody": dataclasses.replace(good, tensors=(*good.tensors, stored("rope_freqs.weight", one + one))),
         "frequencies too few": dataclasses.replace(good, tensors=(*good.tensors, stored("rope_freqs.weight", one[:4]))),
+        "frequencies of half a pair": dataclasses.replace(
+            good.with_pair("llama.rope.dimension_count", U32, 15),
+            tensors=(*good.tensors, stored("rope_freqs.weight", 2 * one[:7])),
+        ),
         "scaled queries": good.with_pair("llama.attention.scale", F32, 0.5),
         "window that is text": good.with_pair("llama.attention.sliding_window", STRING, "all"),
         "windows in turns": good.with_pair("llama.attention.sliding_window_pattern", U32, 2),
