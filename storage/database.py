@@ -29,7 +29,7 @@ from storage.errors import (
     is_write_fault,
     typed_errors,
 )
-from storage.files import beside
+from storage.files import beside, journal_of
 
 T = TypeVar("T")
 Rows = list[dict[str, Any]]
@@ -157,13 +157,14 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_FILES_BESIDE:
             raise
-    if not beside(path, "-wal").exists() or not beside(path, "-wal").stat().st_size:
+    journal = journal_of(path)
+    if not journal.exists() or not journal.stat().st_size:
         return _connection(path, read_only=True, immutable=True)
     folder = tempfile.TemporaryDirectory(prefix="elsewise-")
     copy = Path(folder.name) / path.name
     try:
         shutil.copyfile(path, copy)
-        shutil.copyfile(beside(path, "-wal"), beside(copy, "-wal"))
+        shutil.copyfile(journal, beside(copy, "-wal"))
         db = _connection(copy, read_only=True)
     except BaseException:
         folder.cleanup()

@@ -1,7 +1,7 @@
 """Every error the store raises on purpose.
 
 StoreError
-├── StoreMissingError                   there is no store at that path (read-only opening)
+├── StoreMissingError                   there is no store at that path (read-only opening, or a link)
 ├── StoreNewerError                     written by a newer version; untouched
 ├── StoreDamagedError                   not a database, not ours, or its pages are broken
 ├── StoreReadOnlyError                  the file or its folder cannot be written

@@ -54,6 +54,11 @@ def keep_as(file: Path, name: Path) -> None:
         os.fsync(kept.fileno())
 
 
+def journal_of(path: Path) -> Path:
+    """The WAL of a database: SQLite keeps it beside what a link leads to."""
+    return beside(path.resolve(), "-wal")
+
+
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; what is there at the end takes its place, and after an error nothing changes."""

@@ -13,10 +13,10 @@ from typing import Final
 import sqlite_utils
 
 from storage.database import connect, fetch, scalar, transaction
-from storage.errors import StoreDamagedError, StoreNewerError, StoreReadOnlyError
-from storage.files import ensure_file, sync_folder
+from storage.errors import StoreDamagedError, StoreMissingError, StoreNewerError, StoreReadOnlyError
+from storage.files import ensure_file, journal_of, sync_folder
 from storage.migrations import APPLICATION_ID, migrations
-from storage.repair.backup import back_up_before
+from storage.repair.backup import back_up_before, clear_drafts
 from storage.tables.sessions import LISTED
 from storage.tables.views import VIEWS
 
@@ -34,12 +34,16 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
 
     Raises:
         StoreNewerError, StoreDamagedError: Not for this version to open; the file was not touched.
-        StoreReadOnlyError, StoreMissingError: It cannot be written, or (read-only) is not there or must be migrated first.
+        StoreReadOnlyError: It cannot be written, or (read-only) must be migrated first.
+        StoreMissingError: It is a link to what is not there, or (read-only) is not there itself.
     """
+    if path.is_symlink() and not path.exists():
+        raise StoreMissingError(f"{path} is a link to {path.readlink()}, which is not there; put the file back there")
     if not read_only:
         if not path.exists():
             create(path)
         ensure_file(path)  # a file that cannot be opened for writing is named here
+        clear_drafts(path)
     applied = _survey(path, to_write=not read_only)
     known = [migration.name for migration in migrations._migrations]  # noqa: SLF001  # the library has no public list
     if newer := [name for name in applied if name not in known]:
@@ -61,10 +65,10 @@ def open_sessions(path: Path, *, read_only: bool) -> sqlite_utils.Database:
 
 def create(path: Path) -> None:
     """Makes a whole, empty store under another name first: at `path` there is never half of one, so 0 bytes are damage."""
-    if _size(_wal(path)):
-        raise StoreDamagedError(f"{path} is missing, but its journal {_wal(path).name} is there; put the file back")
+    if _size(journal_of(path)):
+        raise StoreDamagedError(f"{path} is missing, but its journal {journal_of(path).name} is there; put the file back")
     draft = path.with_name(path.name + ".new")
-    for leftover in (draft, _wal(draft)):
+    for leftover in (draft, journal_of(draft)):
         leftover.unlink(missing_ok=True)
     ensure_file(draft)
     with closing(connect(draft).conn) as conn:
@@ -78,7 +82,7 @@ def create(path: Path) -> None:
 
 def _survey(path: Path, *, to_write: bool) -> list[str]:
     """The migrations a file has, without changing a byte of it (a connection that could write would merge its WAL)."""
-    size, alone = _size(path), not _size(_wal(path))
+    size, alone = _size(path), not _size(journal_of(path))
     if path.is_file() and size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise StoreDamagedError(f"{path} has {size} bytes and is not a database")
     # without a WAL there is no writer, and an immutable connection leaves no files of its own behind
@@ -130,10 +134,6 @@ def _bring_up_to_date(db: sqlite_utils.Database, path: Path, *, pending: list[st
     # a real write, so that a store that cannot be written is noticed now and not at the first message
     version = len(migrations.applied(db))
     transaction(db, lambda db: db.execute(f"PRAGMA user_version = {version}"))
-
-
-def _wal(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
 
 
 def _size(path: Path) -> int:

@@ -64,7 +64,7 @@ class SessionStore:
             StoreNewerError: Written by a newer version; the file was not touched.
             StoreDamagedError: Not a database, not one of ours, or broken; the file was not touched.
             StoreReadOnlyError, StoreFullError: It cannot be written.
-            StoreMissingError: `read_only`, and there is no file.
+            StoreMissingError: There is no file, and it is `read_only` or a link to one.
         """
         database = Database(path)
         database.open(lambda: open_sessions(path, read_only=read_only))

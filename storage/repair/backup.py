@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import logging
 import re
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,8 @@ from storage.tables import checksums
 log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
 FOLDER: Final = "backups"  # beside the database
+RECOVERING: Final = ".recovering-"  # begins the name of a folder that a recovery works in
+_DRAFT: Final = ".partial"
 _DAILY: Final = re.compile(r"\.daily-(\d{6,})\.(\d{4}-\d{2}-\d{2})$")
 
 
@@ -35,7 +38,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         StoreDamagedError: The copy is not sound, so the original is not either.
     """
     final = free_name(target)
-    draft = final.with_name(final.name + ".partial")
+    draft = final.with_name(final.name + _DRAFT)
     draft.unlink(missing_ok=True)
     ensure_file(draft)
     try:
@@ -50,6 +53,16 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         draft.unlink(missing_ok=True)
     sync_folder(final.parent)
     return final
+
+
+def clear_drafts(path: Path) -> None:
+    """Removes what backups and recoveries have left that were killed; for the one writer, before there are others."""
+    with suppress(OSError):  # they take room, no more
+        for draft in (path.parent / FOLDER).glob(f"*{_DRAFT}*"):
+            if draft.name.startswith(f"{path.stem}."):
+                draft.unlink(missing_ok=True)
+        for folder in path.resolve().parent.glob(f"{RECOVERING}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:

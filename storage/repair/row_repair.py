@@ -28,7 +28,7 @@ from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import beside, free_name, keep_as, sync_folder
 from storage.repair import integrity
-from storage.repair.backup import daily_backups, findings
+from storage.repair.backup import RECOVERING, daily_backups, findings
 from storage.rows import DamageKind, DamageRow, Role, Salvage
 from storage.schema import create, definitions
 from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
@@ -295,8 +295,9 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
     """
     if not path.is_file():
         raise StoreMissingError(f"{path}: there is nothing to recover from")
-    with typed_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".recovering-") as name:
-        for source in (path, *reversed(daily_backups(path))):
+    target = path.resolve() if path.is_symlink() else path  # its journal stands beside what a link leads to
+    with typed_errors(path), tempfile.TemporaryDirectory(dir=target.parent, prefix=RECOVERING) as name:
+        for source in (target, *reversed(daily_backups(path))):
             folder = Path(name) / source.name
             folder.mkdir()
             draft = folder / path.name
@@ -305,8 +306,8 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
                 break
         else:
             raise StoreDamagedError(f"{path}: nothing in it can be read; it was left as it is")
-        kept = _put_in_place(path, draft)
-    if source != path:
+        kept = _put_in_place(target, draft)
+    if source != target:
         lost = [f"nothing in the file itself can be read; what is newer than the backup {source.name} is missing", *lost]
     return Salvage(sessions_found, turns, tuple(lost), kept)
 
@@ -367,9 +368,10 @@ def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProg
         progress(table, 0, highest)
         gaps: list[tuple[int, int]] = []
         for rows, upto in _ranges(conn, table, highest, gaps):
-            refill.take(table, rows)
+            if rows:
+                refill.take(table, rows)
             progress(table, upto, highest)
-        lost.extend(f"{table.replace('_', ' ')}: rows {first:,} to {last:,} cannot be read" for first, last in _joined(gaps))
+        lost.extend(f"{table.replace('_', ' ')}: rows {first:,} to {last:,} cannot be read" for first, last in gaps)
     return lost
 
 
@@ -385,36 +387,32 @@ def _highest(conn: sqlite3.Connection, table: str) -> int:
 def _ranges(
     conn: sqlite3.Connection, table: str, highest: int, gaps: list[tuple[int, int]]
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """The rows that can be read, and how far that is; a range that cannot be read as a whole is halved."""
-    stack = [(first, min(first + STEP - 1, highest)) for first in range(1, highest + 1, STEP)]
-    stack.reverse()
+    """The rows that can be read, and how far that is; a range that cannot be read as a whole is halved.
+
+    What cannot be read at all is added to `gaps`, and hands on no rows.
+    """
     sql = f"SELECT * FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"  # noqa: S608  # our own names
-    while stack:
-        first, last = stack.pop()
-        try:
-            cursor = conn.execute(sql, [first, last])
-            names = [column[0] for column in cursor.description]
-            rows = [dict(zip(names, row, strict=True)) for row in cursor]
-        except (sqlite3.Error, OverflowError, MemoryError) as error:
-            if isinstance(error, sqlite3.Error) and not is_damage(error):
-                raise
-            if first == last:
-                gaps.append((first, last))
+    for beginning in range(1, highest + 1, STEP):
+        stack = [(beginning, min(beginning + STEP - 1, highest))]
+        while stack:
+            first, last = stack.pop()
+            try:
+                cursor = conn.execute(sql, [first, last])
+                names = [column[0] for column in cursor.description]
+                rows = [dict(zip(names, row, strict=True)) for row in cursor]
+            except (sqlite3.Error, OverflowError, MemoryError) as error:
+                if isinstance(error, sqlite3.Error) and not is_damage(error):
+                    raise
+                if first < last:
+                    middle = (first + last) // 2
+                    stack += [(middle + 1, last), (first, middle)]
+                elif gaps and gaps[-1][1] + 1 == first:
+                    gaps[-1] = (gaps[-1][0], last)
+                else:
+                    gaps.append((first, last))
+                yield [], first - 1
             else:
-                middle = (first + last) // 2
-                stack += [(middle + 1, last), (first, middle)]
-        else:
-            yield rows, last
-
-
-def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, last in gaps:
-        if joined and joined[-1][1] + 1 == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return joined
+                yield rows, last
 
 
 def _put_in_place(path: Path, draft: Path) -> Path:

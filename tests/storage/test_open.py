@@ -190,6 +190,32 @@ def test_a_store_whose_making_was_cut_short_is_made_again(path: Path) -> None:
     assert {p.name for p in path.parent.iterdir()} == {path.name}
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_link_to_a_file_that_is_not_there_is_told_and_stays(path: Path, tmp_path: Path, read_only: bool) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(tmp_path / "unplugged" / "sessions.db")
+    with pytest.raises(StoreMissingError, match=r"is a link to .*unplugged"):
+        SessionStore.open(path, read_only=read_only)
+    assert path.is_symlink()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_what_killed_backups_and_recoveries_left_goes_when_the_store_is_opened(path: Path) -> None:
+    with_store(path, chat)
+    made, others = path.parent / "backups", [path.parent / "backups" / "notes.partial", path.parent / "backups" / "mine.db"]
+    made.mkdir(exist_ok=True)
+    left = [made / f"{path.stem}.daily-000001.2026-01-02.db{ending}" for ending in (".partial", ".partial-journal")]
+    for file in (*left, *others):
+        file.write_bytes(b"half")
+    (path.parent / ".recovering-abc" / "x").mkdir(parents=True)
+    SessionStore.open(path, read_only=True).close_sync()
+    assert all(file.exists() for file in left), "one that only reads leaves everything"
+    SessionStore.open(path).close_sync()
+    assert not any(file.exists() for file in left)
+    assert not (path.parent / ".recovering-abc").exists()
+    assert all(file.exists() for file in others)
+
+
 @pytest.mark.parametrize("place", ["/proc/elsewise", "file/data", "file"])
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("not a folder")

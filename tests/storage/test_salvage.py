@@ -6,7 +6,10 @@ import errno
 import os
 import random
 import shutil
+import sqlite3
+import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -214,6 +217,65 @@ def test_cancelling_changes_nothing(path: Path) -> None:
         salvage(path, stop)
     assert path.read_bytes() == raw
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", ["the page that all rows stand under", "the number of the last row"])
+def test_it_can_be_stopped_where_nothing_can_be_read(path: Path, damage: str) -> None:
+    with_store(path, fill)
+    if damage == "the number of the last row":
+        sql(path, "UPDATE sqlite_sequence SET seq = 1 << 40 WHERE name = 'token_chunks'")
+    else:
+        [(root,)] = sql(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'token_chunks'")
+        with path.open("r+b") as file:
+            file.seek((root - 1) * PAGE)
+            file.write(b"\xff" * PAGE)
+    raw, reports = path.read_bytes(), 0
+
+    def stop(what: str, _done: int, _of: int) -> None:
+        nonlocal reports
+        reports += what == "token_chunks"
+        if reports == 4:
+            raise InterruptedError
+
+    tracemalloc.start()
+    try:
+        with pytest.raises((InterruptedError, StoreError)):
+            salvage(path, stop)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert reports == 4
+    assert path.read_bytes() == raw
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+def test_the_journal_is_found_beside_what_a_link_leads_to(path: Path, tmp_path: Path, recovered: bool) -> None:
+    # given: a file that a killed app left with all pages but the first in its journal, and a link to it
+    far, link = tmp_path / "far" / path.name, tmp_path / "near" / "sessions.db"
+    far.parent.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(far)
+    with_store(path, fill)
+    before = with_store(path, texts)
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("PRAGMA wal_autocheckpoint = 0")
+        conn.execute("VACUUM")
+        for ending in ("", "-wal"):
+            shutil.copy(f"{path}{ending}", f"{far}{ending}")
+    size = far.stat().st_size
+    with far.open("r+b") as file:
+        file.seek(PAGE)
+        file.write(b"\xff" * (size - PAGE))
+    # when
+    if recovered:
+        found = salvage(link)
+        assert found.sessions == SESSIONS
+        assert found.kept.with_name(f"{found.kept.name}-wal").exists()
+    # then
+    assert with_store(link, texts) == before
+    assert with_store(link, lambda store: store.verify()) == []
+    assert link.is_symlink()
 
 
 def test_a_second_recovery_keeps_both_damaged_files(path: Path) -> None:

@@ -221,8 +221,8 @@ class Settings:
         path = self._store.path
         backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
         backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        log_of_changes = path.with_name(path.name + "-wal")  # what is not yet in the file itself
-        size = sum(file.stat().st_size for file in (path, log_of_changes) if file.exists())
+        file = path.resolve()  # beside what a link leads to stands the log of changes: what is not yet in the file itself
+        size = sum(each.stat().st_size for each in (file, file.with_name(f"{file.name}-wal")) if each.exists())
         return DataFacts(str(path.parent), size, [file.name for file in backups])
 
     async def _set_budget(self, value: object) -> None:
