@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import os
 import sqlite3
-from collections.abc import Coroutine, Sequence
-from contextlib import closing
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +60,17 @@ async def _named(store: SessionStore, fingerprint: str, ids: Sequence[int], ends
     return manifest.block_keys(ids, ends)
 
 
+@contextmanager
+def kv_draft(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file that gets its blocks, to be given that name when it is whole; removed at the end."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
+    try:
+        yield draft
+    finally:
+        for leftover in (draft, draft.with_name(f"{draft.name}-journal")):
+            leftover.unlink(missing_ok=True)
+
+
 async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:
     """Writes a portable file with the blocks that are held of the session; how many. All of it is there then, or nothing.
 
@@ -68,8 +79,7 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
         EngineDiedError: The engine died; it is started anew with the next message.
         OSError: The block file cannot be read, or the file not be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
-    try:
+    with kv_draft(path) as draft:
         await write_export(store, session_id, FORMATS["portable-kv"], draft, progress)
         keys, blocks = await keys_of(store, session_id), supervisor.options.get("blocks")
         starting = supervisor.state is EngineState.STARTING  # it holds the block file already
@@ -82,9 +92,6 @@ async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id
             copied = 0
         await asyncio.to_thread(draft.replace, path)
         return copied
-    finally:
-        for leftover in (draft, draft.with_name(f"{draft.name}-journal")):
-            leftover.unlink(missing_ok=True)
 
 
 async def _asked(supervisor: Supervisor, model: LanguageModel, work: Coroutine[Any, Any, int]) -> int:

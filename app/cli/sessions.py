@@ -19,11 +19,11 @@ from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
 from app.cli.printing import one_line, without_controls
 from app.cli.settings import TEXT, Settings
-from app.portable_kv import carries_blocks, keys_of
+from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
 from app.workbench.models.settings import back_up, disk_budget, told
-from app.workbench.transfer.exports import FORMATS
+from app.workbench.transfer.exports import FORMATS, refuse_own
 from app.workbench.transfer.import_check import what_is_taken
 from app.workbench.transfer.snapshots import snapshot_of
 from app.workbench.transfer.transfers import left_out
@@ -192,15 +192,21 @@ def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
     placed = any(row.folder_id in folders or row.tags for row in rows)  # no empty columns
     table = headed("id", "title", "branches", "changed", *(("folder", "tags") if placed else ()), right=("id", "branches"))
     for row in rows:
-        changed = datetime.datetime.fromtimestamp(row.updated).strftime("%Y-%m-%d %H:%M")
         title = f"{one_line(row.title)} (sample)" if row.is_sample else one_line(row.title)
         place = (
             tuple(Text(one_line(words)) for words in (folders.get(row.folder_id or 0, ""), ", ".join(row.tags)))
             if placed
             else ()
         )
-        table.add_row(str(row.id), Text(title), str(row.branches), changed, *place)
+        table.add_row(str(row.id), Text(title), str(row.branches), _moment(row.updated), *place)
     print_table(table)
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # damaged, or imported by an earlier version
+        return "?"
 
 
 @sessions.command("export")
@@ -231,6 +237,10 @@ def export_command(
     to_stdout = str(file) == "-"
     if file.exists() and not force and not to_stdout:
         raise click.ClickException(f"{file} is there already; choose another name, or give --force")
+    try:
+        refuse_own(file, (settings.data.sessions, settings.data.blocks))
+    except Refusal as refusal:
+        raise click.ClickException(str(refusal)) from refusal
     session_id = with_store(settings, lambda store: _find(store, session))
     given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
@@ -239,15 +249,17 @@ def export_command(
             stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
         if to_stdout:  # whole or not at all, as a file
             file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
+        made = stack.enter_context(kv_draft(file)) if with_kv else file
         with _bar("exporting") as progress:
-            FORMATS[kind].write(settings.data.sessions, session_id, file, progress, *given)
+            FORMATS[kind].write(settings.data.sessions, session_id, made, progress, *given)
         if with_kv:
             keys = with_store(settings, lambda store: keys_of(store, session_id))
-            copied = put_into(file, settings.data.blocks, keys)
+            copied = put_into(made, settings.data.blocks, keys)
+            made.replace(file)
             click.echo(f"note: {copied:,} KV blocks went with it", err=True)
         if to_stdout:
-            with file.open("rb") as made:
-                shutil.copyfileobj(made, sys.stdout.buffer)
+            with file.open("rb") as whole:
+                shutil.copyfileobj(whole, sys.stdout.buffer)
         else:
             click.echo(f"session {session_id} is in {file} ({file.stat().st_size:,} bytes)", err=True)
         if portable and (without := left_out(file)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 import storage
 from storage import SessionStore
-from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer
+from ui import QT_TRANSLATE_NOOP, ExportFormat, OnTransfer, Refusal, translate
 
 
 class Exporter(Struct, frozen=True):
@@ -84,6 +84,22 @@ FORMATS = {exporter.format.name: exporter for exporter in EXPORTS}
 
 class _StoppedError(Exception):
     """The export is not wanted any more."""
+
+
+def refuse_own(path: Path, own: Iterable[Path]) -> None:
+    """Refuses to replace a database of the data folder by an export.
+
+    Args:
+        path: Where to.
+        own: The databases, each of which may have files with more endings beside it.
+
+    Raises:
+        Refusal: `path` is one of them.
+    """
+    files = [each.with_name(each.name + ending) for each in map(Path.resolve, own) for ending in ("", "-wal", "-shm")]
+    if path.exists() and any(each.exists() and path.samefile(each) for each in files):
+        words = translate("Workbench", "{0} is the file that sessions or their KV are stored in; choose another name")
+        raise Refusal(words.format(path))
 
 
 async def write_export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:

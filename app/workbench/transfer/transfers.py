@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.supervisor import Supervisor
 from app.workbench.refusals import stored
-from app.workbench.transfer.exports import EXPORTS, FORMATS, write_export
+from app.workbench.transfer.exports import EXPORTS, FORMATS, refuse_own, write_export
 from app.workbench.windows import Windows
 from runtime import RuntimeFault
 from storage import PortableFile, SessionStore, StoreError
@@ -37,8 +37,9 @@ class Transfers:
 
     async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
         """Writes a file on a thread of its own; what is not in it, in words."""
-        exporter = FORMATS[form]
+        exporter, blocks = FORMATS[form], self._supervisor.options.get("blocks")
         try:
+            refuse_own(path, [self._store.path, *([Path(blocks["path"])] if blocks else [])])
             if exporter.with_kv:
                 from app.portable_kv import export_with_kv  # the window opens without it
 

@@ -148,6 +148,14 @@ def test_while_the_window_is_open_nothing_is_imported(ask: Ask, tmp_path: Path, 
         lock.release()
 
 
+@pytest.mark.parametrize("updated", [1e20, -1e20])
+def test_a_date_that_is_none_spoils_no_list(ask: Ask, tmp_path: Path, session: int, updated: float) -> None:
+    sql(DataFolder(tmp_path / "data").sessions, f"UPDATE sessions SET updated = {updated!r}")
+    done = ask("list")
+    assert done.exit_code == 0, done.output
+    assert "Ünïcode" in done.stdout
+
+
 def test_branches_by_number(ask: Ask, session: int) -> None:
     listed = ask("diff", session).stdout.splitlines()
     assert len(listed) > 2
@@ -190,6 +198,36 @@ def test_blocks_travel_only_if_both_want_it(ask: Ask, tmp_path: Path, session: i
     with closing(open_blocks(data.blocks, 1 << 20)) as blocks:
         assert blocks.get(keys[:1]) == [b"computed"]
     assert ask("verify").exit_code == 0
+
+
+def test_a_block_file_that_fails_leaves_what_was_there(
+    ask: Ask, tmp_path: Path, session: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.elsewise"
+    file.write_bytes(b"mine")
+    with closing(open_blocks(DataFolder(tmp_path / "data").blocks, 1 << 20)):
+        pass
+
+    def failing(*_: object) -> int:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(BlockFile, "copy_to", failing)
+    assert ask("export", session, file, "--portable", "--with-kv", "--force").exit_code == 1
+    assert file.read_bytes() == b"mine"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("name", ["sessions.db", "link", "blocks.db"])
+def test_an_export_never_replaces_what_the_data_folder_stores(ask: Ask, tmp_path: Path, session: int, name: str) -> None:
+    data = DataFolder(tmp_path / "data")
+    (data.root / "link").symlink_to(data.sessions)
+    with closing(open_blocks(data.blocks, 1 << 20)):
+        pass
+    done = ask("export", session, data.root / name, "--format", "json", "--force")
+    assert done.exit_code == 1
+    assert "choose another name" in done.output
+    assert ask("verify").exit_code == 0
+    assert "Ünïcode" in ask("list").stdout
 
 
 def test_the_disk_that_the_settings_allow_holds_here_too(

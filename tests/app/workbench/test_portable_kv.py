@@ -98,6 +98,22 @@ def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkey
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("form", ["json", "portable-kv"])
+@pytest.mark.parametrize("name", ["s.db", "s.db-wal"])
+def test_a_file_of_the_store_is_never_replaced(tmp_path: Path, form: str, name: str) -> None:
+    async def out() -> None:
+        here = scene(tmp_path / "here")
+        session_id = await here.asked(TEXT)
+        path = tmp_path / "here" / name
+        number = path.stat().st_ino
+        with pytest.raises(Refusal, match="choose another name"):
+            await here.workbench.transfers.export(session_id, form, path, heard)
+        assert path.stat().st_ino == number
+        await here.workbench.close()
+
+    asyncio.run(out())
+
+
 @pytest.fixture
 def no_block_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process opens none."""
