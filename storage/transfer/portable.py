@@ -167,7 +167,7 @@ class PortableFile:
         except sqlite3.Error as fault:
             raise self._fault(f"it cannot be opened ({fault})") from fault
         try:
-            self.total: int = self._typed(lambda: self._survey(path.stat().st_size // _LEAST_ROW))  # rows
+            self.total: int = self._typed(lambda: self._survey(path.stat().st_size))  # rows
         except BaseException:
             self._conn.close()
             raise
@@ -240,8 +240,8 @@ class PortableFile:
 
     # ---- rows ---------------------------------------------------------------------------------------------------------
 
-    def _survey(self, most: int) -> int:
-        """How many rows there are, counted up to `most` in each table; refuses what is not ours, before any row is read."""
+    def _survey(self, size: int) -> int:
+        """How many rows there are, as far as `size` bytes have room for them; refuses what is not ours before."""
         self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be endless
         [(application,)], [(version,)] = (self._ask(f"PRAGMA {name}") for name in ("application_id", "user_version"))
         if application != APPLICATION_ID:
@@ -255,9 +255,12 @@ class PortableFile:
             found = self._ask("SELECT type, sql FROM sqlite_schema WHERE name = ?", table)
             if found != [("table", definition(table))]:
                 raise self._fault(f"its table {table!r} is missing or not defined as it should be")
+        [(pages,)], [(page_bytes,)] = (self._ask(f"PRAGMA {name}") for name in ("page_count", "page_size"))
+        if size < pages * page_bytes:  # SQLite does not miss part of the last page
+            raise self._fault(f"it is cut short: {size:,} of {pages * page_bytes:,} bytes are there")
         self._conn.set_progress_handler(None, 0)
         counted = "SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {})"
-        return sum(int(self._ask(counted.format(table, most))[0][0]) for table in TABLES)
+        return sum(int(self._ask(counted.format(table, size // _LEAST_ROW))[0][0]) for table in TABLES)
 
     def _rows(self, table: str) -> Iterator[dict[str, Any]]:
         listed = names(table)
