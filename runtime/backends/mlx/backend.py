@@ -76,7 +76,7 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
     """The registry's factory.
 
     Args:
-        source: A checked model folder, or a ready (model, tokenizer) pair.
+        source: A checked model folder, or a ready (model, tokenizer) pair, whose model stays as it is.
         options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
 
     Raises:
@@ -145,7 +145,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        memory = Memory.of(self.info, loaded.weights_digest if loaded.ours else None, LIBRARIES)
+        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
         self._last = 1, first_forward(self, memory).seconds
         self._check_tables(options)
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
@@ -487,9 +487,8 @@ class MlxBackend(PackedBackend[MlxPack]):
     def unload(self) -> None:
         self._loaded.limits.reset()
         self._adapters.close()
-        if self._loaded.ours:  # mlx-lm's models refer to themselves: their weights would wait for the cycle collector
-            for module in self.model.modules():
-                module.clear()
+        for module in self.model.modules():  # they refer to themselves: their weights would wait for the cycle collector
+            module.clear()
         del self.model, self._loaded, self._select, self._adapters, self._readings
         self.reclaim()
         _clear_streams()

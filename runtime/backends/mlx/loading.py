@@ -7,11 +7,13 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten
@@ -44,7 +46,7 @@ class LoadedModel:
     quantisation: str | None
     limits: DeviceLimits  # in force
     free: int  # bytes for KV, as the limits were worked out from
-    ours: bool = True  # False: a caller's own model, which outlives us
+    folder: bool = True  # False: a caller's own model, of which this is a copy over the same arrays
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -214,6 +216,7 @@ def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     changing = next((kind for kind in rope_types(config) if kind in LENGTH_LIMITS), None)
     if changing is not None:
         raise ModelLoadError(f"rope type {changing!r} of a ready mlx-lm model is not that of transformers; load its folder")
+    model = _own_modules(model, {})
     limits, free = _limited(model, options)
     correct(model, config)
     found = hashlib.sha256(facts.digest(config).encode())
@@ -231,5 +234,25 @@ def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
         quantisation=None,
         limits=limits,
         free=free,
-        ours=False,
+        folder=False,
     )
+
+
+def _own_modules(held: Any, copied: dict[int, Any]) -> Any:
+    """The same modules again over the same arrays, to be corrected and extended in place of the caller's.
+
+    Args:
+        held: A module, or anything that one holds.
+        copied: The copies so far, by the original's id: a module may be held twice.
+    """
+    if isinstance(held, Module):
+        if id(held) not in copied:
+            made = copied[id(held)] = copy(held)
+            for name, one in held.items():
+                made[name] = _own_modules(one, copied)
+        return copied[id(held)]
+    if type(held) is dict:
+        return {name: _own_modules(one, copied) for name, one in held.items()}
+    if type(held) in (list, tuple):
+        return type(held)(_own_modules(one, copied) for one in held)
+    return held

@@ -21,7 +21,7 @@ from runtime.backends.base import ROOT, Backend
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
 from runtime.backends.mlx.corrections import honoured
-from runtime.errors import MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
+from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, chain, expected, log_softmax, random_ids
@@ -182,6 +182,35 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
         model, _ = load_model(folder.path, model_config=honoured(folder))
         plain = np.array(model(mx.array(ids)[None])[0, -1])
         assert np.abs(log_softmax(plain) - expected(name, ids.tolist())[-1]).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_80", "mamba", "falcon_h1"])
+def test_a_ready_model_is_not_changed_and_loads_again(name: str) -> None:
+    # given a model of the caller's own
+    folder, ids = tiny_folder(name), random_ids(12, 12)
+    model, _ = load_model(folder.path, model_config=honoured(folder))
+    plain, classes = np.array(model(mx.array(ids)[None])), [type(module) for module in model.modules()]
+
+    def unchanged() -> bool:
+        again = np.array(model(mx.array(ids)[None]))
+        return np.array_equal(again, plain) and [type(module) for module in model.modules()] == classes
+
+    # when it is loaded twice at the same time, and asked for some positions of a text
+    backends = [load((model, tiny_tokenizer()), LoadOptions()) for _ in range(2)]
+    packs = [backend.open_pack() for backend in backends]
+    got = [
+        backend.forward(pack, ids, chain(0, len(ids), ROOT), np.array([2, 7]))[1]
+        for backend, pack in zip(backends, packs, strict=True)
+    ]
+    # then both give the same numbers, and the model is as it was, also once they are unloaded and where a load fails
+    np.testing.assert_array_equal(got[0], got[1])
+    assert backends[0].info.kv_fingerprint == backends[1].info.kv_fingerprint
+    assert unchanged()
+    for backend in backends:
+        backend.unload()
+    with pytest.raises(InvalidRequestError, match="context"):
+        load((model, tiny_tokenizer()), LoadOptions(context_length=10**9))
+    assert unchanged()
 
 
 def test_layers_that_mlx_lm_cannot_order_are_refused() -> None:
