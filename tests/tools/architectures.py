@@ -59,9 +59,7 @@ def verdict(kind: str) -> str:
 
 
 def _tested(kind: str, config: Any, model: Any) -> str:
-    like = LoadedModel(
-        model, config, kind, "", "", has_template=False, attention_before=None, device=torch.device("cpu"), parameters=0
-    )
+    like = LoadedModel(model, config, kind, "", "", has_template=False, device=torch.device("cpu"), parameters=0)
     for small in small_copies(config.to_dict(), facts.context_length(config.to_dict(), LoadOptions())):
         try:
             copy = HfBackend(random_copy(like, small.config), replace(LoadOptions(), context_length=small.context))

@@ -72,8 +72,7 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBacke
         backend.check(options)
         return backend
     except BaseException:
-        if loaded.offload is not None:
-            loaded.offload.close()
+        loaded.undo.close()
         raise
 
 
@@ -105,7 +104,9 @@ class HfBackend(PackedBackend[TorchPack]):
         self._codec = codec_of(self._kv)
         lists = [each for each in self.model.modules() if isinstance(each, torch.nn.ModuleList)]
         after = partial(_after_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
-        self._hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
+        hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
+        for hook in hooks:
+            loaded.undo.callback(hook.remove)
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
         self._threads: Threads | None = None  # None: the user's own
@@ -124,7 +125,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.shares = self.recurrent and attention_of(self.model) == OWN
         self.together = self.tree and attention_of(self.model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
-        self.interruptible = self._device.type == "cpu" and bool(self._hooks)
+        self.interruptible = self._device.type == "cpu" and bool(hooks)
         if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
             self.apart, self.unified, self.chunk_tokens, self.growth = False, False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
             row = ROW_TIMES * torch.float32.itemsize * int(self.model.get_output_embeddings().weight.shape[0])
@@ -380,13 +381,8 @@ class HfBackend(PackedBackend[TorchPack]):
         return super().free_bytes()
 
     def unload(self) -> None:
-        if self._loaded.attention_before is not None:
-            self.model.set_attn_implementation(self._loaded.attention_before)
-        if self._loaded.offload is not None:
-            self._loaded.offload.close()
+        self._loaded.undo.close()
         self._adapters.close()
-        for hook in self._hooks:
-            hook.remove()
         del self.model, self._loaded, self._adapters, self._readings, self._graphs
         self.reclaim()
 

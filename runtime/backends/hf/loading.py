@@ -6,8 +6,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ class LoadedModel:
     weights_digest: str
     text_digest: str
     has_template: bool
-    attention_before: str | None  # of a caller's own model, to be set back; None for one that we loaded
     device: torch.device  # where it computes
     parameters: int
     folder: bool = True  # False: a caller's own model
@@ -48,6 +47,7 @@ class LoadedModel:
     weights: str = "auto"  # how they are held: as was asked for, or plain
     quantisation: str | None = None  # of the folder itself, as in "4 and 6 bits, groups of 16 and 32"
     passed_over: tuple[str, ...] = ()  # what was wished for and cannot be, in words
+    undo: ExitStack = field(default_factory=ExitStack)  # at unload, or where the load fails
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
@@ -60,7 +60,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         CHOICE.set(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
-        return replace(_adopted(*source), passed_over=check_weights(options, source[0].device, ready=True))
+        return _adopted(*source, check_weights(options, source[0].device, ready=True))
     device = pick_device(options.device)
     quantization = quantization_of(source)
     if quantization is not None:
@@ -98,6 +98,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         packed = weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, weights) if packed else None
         model.requires_grad_(False)  # weights are numbers here, also to what records the forward
+    undo = ExitStack()
+    if offload is not None:
+        undo.callback(offload.close)
     return LoadedModel(
         model=model,
         config=model.config.get_text_config(decoder=True),
@@ -105,7 +108,6 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         weights_digest=source.weights_digest,
         text_digest=source.text_digest,
         has_template=source.chat_template is not None,
-        attention_before=None,
         device=device,
         parameters=parameters,
         offload=offload,
@@ -113,6 +115,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         weights=weights,
         quantisation=source.quantisation and quantisation_words(source.config),
         passed_over=passed_over,
+        undo=undo,
     )
 
 
@@ -155,7 +158,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
     else:
         use_own_attention(model)
     return replace(
-        loaded, model=model, config=made, attention_before=None, folder=False, offload=None, weights="auto", quantisation=None
+        loaded, model=model, config=made, folder=False, offload=None, weights="auto", quantisation=None, undo=ExitStack()
     )
 
 
@@ -265,23 +268,25 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def _adopted(model: Any, tokenizer: Any) -> LoadedModel:
+def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> LoadedModel:
     check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
-    before = attention_of(model)
-    switched = use_own_attention(model.eval())
-    config = model.config.get_text_config(decoder=True)
-    return LoadedModel(
-        model=model,
-        config=config,
-        name=str(getattr(model, "name_or_path", "") or type(model).__name__).rsplit("/", 1)[-1],
-        weights_digest=_hash_weights(model),
-        text_digest=facts.text_digest_of(tokenizer),
-        has_template=bool(getattr(tokenizer, "chat_template", None)),
-        attention_before=before if switched else None,
-        folder=False,
-        device=model.device,
-        parameters=sum(p.numel() for p in model.parameters()),
-    )
+    with ExitStack() as undo:
+        before = attention_of(model)
+        if use_own_attention(model.eval()):
+            undo.callback(model.set_attn_implementation, before)
+        return LoadedModel(
+            model=model,
+            config=model.config.get_text_config(decoder=True),
+            name=str(getattr(model, "name_or_path", "") or type(model).__name__).rsplit("/", 1)[-1],
+            weights_digest=_hash_weights(model),
+            text_digest=facts.text_digest_of(tokenizer),
+            has_template=bool(getattr(tokenizer, "chat_template", None)),
+            folder=False,
+            device=model.device,
+            parameters=sum(p.numel() for p in model.parameters()),
+            passed_over=passed_over,
+            undo=undo.pop_all(),
+        )
 
 
 def _hash_weights(model: Any) -> str:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from runtime.backends.base import ROOT, Backend
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.forward import attention_of, own_sdpa
-from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError
+from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import TOLERANCE, append, expected, log_softmax, random_ids
 from tests.tiny_models import tiny_folder, tiny_path, tiny_tokenizer
@@ -120,6 +120,20 @@ def test_a_ready_pair_is_used_where_it_is_and_given_back() -> None:
     with torch.no_grad():
         next(iter(model.parameters())).add_(1e-3)
     assert load((model, tiny_tokenizer()), LoadOptions()).info.kv_fingerprint != fingerprint
+
+
+def test_a_ready_pair_whose_load_fails_is_given_back() -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
+    before = attention_of(model)
+    refused = (
+        (LoadOptions(context_length=10**9), InvalidRequestError),  # by what the loaded model is
+        (LoadOptions(weights="int8"), UnsupportedFeatureError),  # before
+    )
+    for options, error in refused:
+        with pytest.raises(error):
+            load((model, tiny_tokenizer()), options)
+        assert attention_of(model) == before
+        assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_fingerprints_follow_what_changes_numbers(llama: HfBackend) -> None:
