@@ -21,8 +21,8 @@ from runtime.adapters.uses import check_adapters
 from runtime.api.language_model import LanguageModel
 from runtime.api.progress import ShowProgress, reporting_load
 from runtime.backends import facts
-from runtime.backends.base import Backend
 from runtime.backends.byte_text import own_text
+from runtime.backends.packs.packed import Backend
 from runtime.backends.registry import brings_text, check_backend, resolve_backend
 from runtime.backends.selftest import UnprovenError
 from runtime.engine.owner import Engine

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from runtime.backends.base import Backend
+from runtime.backends.packs.packed import Backend
 from runtime.errors import BackendUnavailableError, InvalidRequestError, UnknownBackendError
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.checking import nearest

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from runtime.backends.base import Backend
+from runtime.backends.packs.packed import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport, Metrics
 from runtime.memory import limit_arenas, return_memory

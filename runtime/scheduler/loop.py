@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from runtime.backends.base import Backend
+from runtime.backends.packs.packed import Backend
 from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.scheduler.beam.beams import Beams

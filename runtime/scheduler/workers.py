@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from runtime.backends.base import Backend
+from runtime.backends.packs.packed import Backend
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job

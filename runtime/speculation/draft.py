@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT
+from runtime.backends.packs.packed import Backend
 from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.records import Float32

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Backend
 from runtime.backends.hf.backend import HfBackend
 from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.loading import load_model
+from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import Float32, Step
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.ranking import RankRequest

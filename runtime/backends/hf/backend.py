@@ -1,4 +1,4 @@
-"""Any causal language model of transformers, behind the runtime's Protocol."""
+"""Any causal language model of transformers as a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StayingLogits` of torch."""
+"""`DeviceLogits` of torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from runtime.backends.hf.cache import to_device
-from runtime.backends.packs.logits import Int64, StayingLogits
+from runtime.backends.packs.logits import DeviceLogits, Int64
 from runtime.records import Float32
 
 
-class TorchLogits(StayingLogits):
+class TorchLogits(DeviceLogits):
     """Raw logits of a forward.
 
     Args:

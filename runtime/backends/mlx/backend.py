@@ -1,4 +1,4 @@
-"""mlx-lm's models behind the runtime's Protocol. Everything is evaluated before a call returns."""
+"""mlx-lm's models as a backend. Everything is evaluated before a call returns."""
 
 from __future__ import annotations
 

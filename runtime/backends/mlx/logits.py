@@ -1,4 +1,4 @@
-"""`StayingLogits` of MLX."""
+"""`DeviceLogits` of MLX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from runtime.backends.packs.logits import Int64, StayingLogits
+from runtime.backends.packs.logits import DeviceLogits, Int64
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import heated_masses, normalisers, score_logits
 from runtime.records import Float32
@@ -19,7 +19,7 @@ SUMMED = 512  # entries that float32 adds up in one go
 ALIKE = 3e-5  # nats between the device and the host
 
 
-class MlxLogits(StayingLogits):
+class MlxLogits(DeviceLogits):
     """Raw logits of a forward. Owner thread only.
 
     Args:
@@ -100,7 +100,7 @@ def _crossed(parts: list[mx.array]) -> Float32:
 
 
 def _numbers(raw: mx.array, own_ids: mx.array, width: int) -> mx.array:
-    """See `StayingLogits._numbers`, of raw logits ``(n, vocab)``."""
+    """See `DeviceLogits._numbers`, of raw logits ``(n, vocab)``."""
     logprobs, _, _, _, entropy = _normalised(raw)
     own = mx.take_along_axis(logprobs, own_ids[:, None], axis=1)
     rank = 1 + (logprobs > own).sum(-1, keepdims=True)
@@ -109,7 +109,7 @@ def _numbers(raw: mx.array, own_ids: mx.array, width: int) -> mx.array:
 
 
 def _heads(raw: mx.array, colder: mx.array | None, width: int) -> mx.array:
-    """See `StayingLogits._heads`, of raw logits ``(n, vocab)``."""
+    """See `DeviceLogits._heads`, of raw logits ``(n, vocab)``."""
     logprobs, top, total, log_total, entropy = _normalised(raw)
     values, ids = _largest(logprobs, width)
     heated = total if colder is None else _sum(mx.exp((logprobs + log_total) * colder))

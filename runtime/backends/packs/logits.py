@@ -23,8 +23,8 @@ Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
 
-class StayingLogits(ABC):
-    """Raw logits of a forward on its device; see `runtime.backends.base.DeviceLogits`.
+class DeviceLogits(ABC):
+    """Raw logits ``(n, vocab)`` of a forward that stay where they were computed; what is asked for crosses to the host.
 
     A library computes the numbers. Whole numbers cross as the bits of float32, so that all of a call crosses at once.
 
@@ -43,7 +43,7 @@ class StayingLogits(ABC):
 
     @abstractmethod
     def rows(self, chosen: Int64) -> Float32:
-        """``(len(chosen), vocab)``."""
+        """Some rows ``(len(chosen), vocab)``, the caller's own."""
 
     @abstractmethod
     def take(self, chosen: Int64) -> Self:
@@ -86,7 +86,7 @@ class StayingLogits(ABC):
         return [slice(at, at + at_once) for at in range(0, rows, at_once)]
 
     def normalised(self, chosen: Int64, whole: int) -> NormalisedRows:
-        """See `runtime.backends.base.DeviceLogits`."""
+        """What normalises some rows; the first `whole` of them cross."""
         width = min(NORMALISED_HEAD + 1, self._vocab) if whole < len(chosen) else 1
         crossed, rows = self._begin_heads(None, width, chosen[:whole], chosen)()
         top, total, log_total, entropy, _ = crossed[:, :5].T
@@ -95,7 +95,12 @@ class StayingLogits(ABC):
         return NormalisedRows(rows, top, log_total, _mass(total, log_total), np.isfinite(entropy), heads)
 
     def score(self, chosen: Int64, targets: Int32, k: int) -> tuple[Scores, Bool]:
-        """As `runtime.numerics.scoring.score_logits` of some rows."""
+        """As `runtime.numerics.scoring.score_logits` of some rows: O(k) numbers cross for each.
+
+        Returns:
+            The scores of `targets` ``(len(chosen),)`` with `k` alternatives, falling, ties by id; and which rows held
+            numbers only: the others' scores mean nothing.
+        """
         n, width = len(chosen), min(k + SPARE, self._vocab)
         scores = empty_scores(n, k)
         crossed = self._numbers(chosen, targets.astype(np.int64), width)
@@ -108,7 +113,10 @@ class StayingLogits(ABC):
         return scores, np.isfinite(scores.entropy)
 
     def ranked(self, request: RankRequest) -> RankedRows:
-        """As `runtime.scheduler.prefill.distributions.normalise`, of all rows."""
+        """As `runtime.scheduler.prefill.distributions.normalise`, of all rows.
+
+        Of each about `request.width` of the likeliest cross.
+        """
         return self.begin_ranked(request)()
 
     def begin_ranked(self, request: RankRequest) -> Callable[[], RankedRows]:

@@ -1,5 +1,8 @@
-"""The half of a backend that is the same for every library: packs, chains and trees, recurrent state.
+"""What the runtime asks of a backend, and the half of it that is the same for every library: packs, chains, trees, state.
 
+A backend owns a loaded model. It works on *packs*: a pack is a growing tree of tokens (*slots*) whose keys and values
+sit in working buffers with room to grow. One chat is a chain of slots; many queries over one prefix are a tree; so is a
+batch of unrelated rows (a forest: several slots with parent -1). In and out go numpy arrays and plain Python.
 A library's backend inherits `PackedBackend` and says how one `Step` goes through its model.
 
 Three ways to push tokens, chosen per call:
@@ -25,7 +28,7 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Cost, DeviceLogits, Part, Payload
+from runtime.backends.base import Cost, Part, Payload
 from runtime.backends.packs.chains import (
     UNBOUNDED,
     Bucket,
@@ -39,8 +42,9 @@ from runtime.backends.packs.chains import (
     steps_of,
     worth_sharing,
 )
+from runtime.backends.packs.logits import DeviceLogits
 from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, Ragged, SlotTree, State, Step, Undo, count_chains, segments
-from runtime.backends.stored import Shape, StateShapes
+from runtime.backends.stored import Shape, StateShapes, Stored
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
 from runtime.numerics.ranking import RankedRows, RankRequest
@@ -86,7 +90,7 @@ T = TypeVar("T")
 
 
 class PackedBackend(ABC, Generic[P]):
-    """Packs over one model. Owner thread only.
+    """Packs over one model. Not thread-safe: one owner thread calls everything.
 
     Keys and values of a pack stand in one buffer each per layer. Buffers are resized one after the other, so that at the worst
     moment all of them are new and one is there twice.
@@ -94,11 +98,11 @@ class PackedBackend(ABC, Generic[P]):
     Attributes:
         overlaps: Whether a forward that was begun computes while the caller does something else.
         chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
-        apart: Whether many small attentions cost less than one with a mask.
+        apart: Whether many small attentions cost less than one with a mask: else unrelated short texts share a pack.
         batch_rows: That go through the model together, where no option says so.
         growth: Slots that a pack grows by at least, where there is room.
         unified: Whether the device's memory is the host's.
-        on_device: Whether logits can stay where they are computed.
+        on_device: Whether logits can stay where they are computed (`forward_on_device`); needs `together`.
         readings: What `extend` can read of a forward in place of logits.
         tree: Whether a branching call may go through the model in one forward.
         stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
@@ -106,20 +110,21 @@ class PackedBackend(ABC, Generic[P]):
         ragged: Whether rows of one forward may have pasts of different length.
         shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
         vain, reach: See `runtime.backends.packs.chains.worth_sharing`.
-        together: Whether one forward may run over several packs.
+        together: Whether one forward may run over several packs (`begin`).
         forwards: Calls of the model, since load; those that failed too.
         speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
-        layer_calls: Calls of its layers, where the library lets them be counted: a slow forward is seen to go on.
+        layer_calls: Calls of its layers, where the library lets them be counted; read by any thread.
         interruptible: Whether a forward asks `interrupted` between two layers.
-        interrupted: Whether the forward under way is to be given up (`ForwardInterrupted`); None: it is not.
+        interrupted: True ends the forward with `ForwardInterrupted`; set by the caller, for one. None: it is not asked.
         pushed: Tokens that it was called with, padding included.
         info: What is known of the model.
         shapes: Of the attention layers, once known.
         slot_bytes: Of a pack's buffers, per slot.
         widest_bytes: Of the largest single buffer among them, per slot.
-        state_bytes: Of one recurrent state.
+        state_bytes: Of one recurrent state; 0 where there is none.
         state_shapes: Of its parts, once known; None for a part that is not there.
-        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it.
+        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it. Fewer than
+            `copy_cost`: in more calls of the model.
     """
 
     info: ModelInfo
@@ -163,49 +168,114 @@ class PackedBackend(ABC, Generic[P]):
 
     @abstractmethod
     def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:
-        """Copies cached tokens into the pack; their slots."""
+        """Copies cached tokens into the pack, all but the first `skip`, as a chain hanging under slot `parent` (or ROOT).
+
+        Returns:
+            Their slots, ``(n - skip,) int64``, in order. For recurrent layers only the last is resumable.
+
+        Raises:
+            MemoryBudgetError: The device ran out of memory. The pack holds no more slots than before.
+        """
 
     @abstractmethod
     def take(self, pack: P, slots: Int64) -> Payload:
-        """An immutable copy of a chain of slots."""
+        """An immutable copy of a chain of slots, with no reference to the pack's buffers."""
 
     def take_many(self, pack: P, chains: Sequence[Int64]) -> list[Payload]:
-        """Copies of several chains; a library that can gathers them all at once."""
+        """`take` of several chains, each payload on its own. Needs at most three times their bytes meanwhile."""
         return [self.take(pack, slots) for slots in chains]
 
+    @abstractmethod
+    def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
+        """The first `n` tokens and the rest, each contiguous and on its own. Needs `payload_bytes` once more."""
+
+    @abstractmethod
+    def payload_bytes(self, payload: Payload) -> int:
+        """Bytes the payload holds."""
+
     def payload_resumable(self, payload: Payload) -> bool:
-        """Whether a path can go on from its end."""
+        """Whether generation can go on after the payload's last token (False: recurrent state is missing there)."""
         return not self.recurrent or payload.state is not None
+
+    @abstractmethod
+    def pack_bytes(self, pack: P) -> int:
+        """Bytes that the pack holds: its buffers, and its objects where they count beside them."""
 
     @abstractmethod
     def close(self, pack: P) -> None:
         """Frees the pack."""
 
     @abstractmethod
+    def export(self, payload: Payload, start: int = 0, stop: int | None = None) -> Stored:
+        """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), for disk.
+
+        They may share the payload's memory, and are not written to. The recurrent state comes along where the last token does.
+        See `runtime.backends.stored` for what is what.
+        """
+
+    @abstractmethod
+    def restore(self, tensors: Stored) -> Payload:
+        """The inverse of `export`. The arrays are the payload's from now on: they are not written to.
+
+        Raises:
+            SnapshotFormatError: They are not what this backend writes.
+        """
+
+    @abstractmethod
+    def unload(self) -> None:
+        """Frees the model."""
+
+    @abstractmethod
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
-        """``(vocab,)`` raw logits after `ids` by the library's own plain forward."""
+        """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
 
     @abstractmethod
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        """``(rows, length, hidden)`` by the library's own plain forward; see `runtime.backends.base.Backend`."""
+        """What the last layer says of each token, after the final norm, by the library's own plain forward; no KV stays.
+
+        Args:
+            tokens: ``(rows, length)`` ids; shorter rows are filled up on the right, which no token before sees.
+            stacks: The adapters, the same for all tokens; None: the base alone.
+
+        Returns:
+            ``(rows, length, hidden) float32``.
+
+        Raises:
+            UnsupportedFeatureError: The library gives no hidden states of this architecture.
+            MemoryBudgetError: The device ran out of memory.
+        """
 
     def adapter_targets(self) -> Mapping[str, ModuleShape]:
-        """The linear modules that an adapter may change; a backend that takes adapters says which."""
+        """The linear modules that an adapter may change: path -> (in, out).
+
+        Raises:
+            UnsupportedFeatureError: This backend, or this model, takes no adapters.
+        """
         raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
 
-    def load_adapter(self, adapter: Adapter) -> int:  # noqa: ARG002  # the Protocol's signature
-        """Brings an adapter's weights in."""
+    def load_adapter(self, adapter: Adapter) -> int:  # noqa: ARG002  # of backends that take adapters
+        """Brings an adapter's weights in, beside the base's, which stay as they are; the bytes they hold.
+
+        Its modules are some of `adapter_targets`, by those paths. One that is loaded already is left as it is.
+
+        Raises:
+            AdapterError: The model does not compute with a module that it changes.
+            MemoryBudgetError: The device ran out of memory; nothing was loaded.
+        """
         raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
 
     def unload_adapter(self, digest: str) -> None:
-        """Frees an adapter's weights; where none can be loaded there is nothing to do."""
+        """Frees an adapter's weights: from now on the model is as it was before. Unknown ones are no error."""
 
     def free_bytes(self) -> int:
-        """The machine's free memory; devices with their own say otherwise."""
+        """Bytes that are free, once the weights are in place, where KV is to live: in the machine, or on its device.
+
+        The KV budget is a share of it when none is given. Never negative.
+        """
         return int(psutil.virtual_memory().available)
 
     def set_kv_budget(self, nbytes: int) -> None:  # most devices have no limits to set
-        """Tells how many bytes of KV may be held in all."""
+        """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""
 
     def size(self, pack: P) -> int:
         """Slots in use."""
@@ -224,7 +294,7 @@ class PackedBackend(ABC, Generic[P]):
         return None
 
     def sound(self, pack: P) -> Bool:
-        """See `runtime.backends.base.Backend.sound`."""
+        """``(size,)`` the slots whose keys, values and recurrent state are numbers; reads all of them."""
         sound = self.finite_slots(pack)
         for slot, state in pack.states.items():
             parts = state if isinstance(state, tuple) else (state,)
@@ -232,7 +302,7 @@ class PackedBackend(ABC, Generic[P]):
         return sound
 
     def truncate(self, pack: P, size: int) -> None:
-        """Drops the newest slots: the first `size` stay."""
+        """Drops the newest slots, at no cost: the first `size` stay, the buffers keep their capacity."""
         pack.tree.truncate(size)
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
@@ -279,21 +349,45 @@ class PackedBackend(ABC, Generic[P]):
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
     ) -> tuple[Int64, Float32]:
-        """Pushes new tokens through the model; see `runtime.backends.base.Backend.forward`.
+        """Pushes new tokens through the model, all in one go where the architecture allows it.
 
-        A call that fails leaves the pack as it was.
+        Args:
+            pack: Where they are appended.
+            tokens: ``(n,)`` ids, parents before children.
+            parents: ``(n,)`` the slot each follows: ROOT, a slot of the pack, or ``pack size before the call + j``
+                for the j-th token of this call.
+            want: Ascending indices into `tokens`: the rows whose logits are needed.
+            stacks: The loaded adapters that each token is computed under; None: the base alone, for all of them.
+
+        Returns:
+            The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
+            ``(len(want), vocab) float32``, the caller's own, to be written to.
 
         Raises:
-            InvalidRequestError: Ids outside the vocabulary, unknown parents, or a parent without recurrent state.
-            ContextOverflowError: A path longer than the context.
-            MemoryBudgetError: The device ran out of memory.
+            InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
+            AdapterError: A stack names an adapter that is not loaded.
+            ContextOverflowError: A path longer than `info.context_length`.
+            MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
         """
         base = pack.tree.size
         tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
         return np.arange(base, base + len(tokens)), self.compute([Part(pack, tokens, parents, want, stacks)])
 
     def compute(self, parts: Sequence[Part], request: RankRequest | None = None, *, read: str | None = None) -> Any:
-        """One forward; see `runtime.backends.base.Backend.compute`."""
+        """`forward`, over several packs where `together` holds: projections over all tokens, attention per pack over its keys.
+
+        Args:
+            parts: Of each pack.
+            request: Of a backend that says `on_device`: the logits stay there, ranked.
+            read: One of `readings`, in place of logits.
+
+        Returns:
+            The wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`; with a request
+            `RankedRows`.
+
+        Raises:
+            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
+        """
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps, by_chains = self._appended(parts, undos, read)
@@ -303,7 +397,12 @@ class PackedBackend(ABC, Generic[P]):
             raise
 
     def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
-        """One forward, begun; see `runtime.backends.base.Backend.begin`."""
+        """`compute` in two halves. Where `overlaps` is False the first half does all the work.
+
+        Returns:
+            What waits for the answer; called once, before a pack is touched. Either half may raise as `forward` does; then
+            every pack is as it was.
+        """
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps, by_chains = self._appended(parts, undos)
@@ -313,7 +412,11 @@ class PackedBackend(ABC, Generic[P]):
             raise
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
-        """One forward whose logits stay; see `runtime.backends.base.Backend.forward_on_device`."""
+        """`compute` without the wait, for a backend that says `on_device`; one part will do.
+
+        Raises:
+            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
+        """
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps, _ = self._appended(parts, undos)
@@ -323,7 +426,12 @@ class PackedBackend(ABC, Generic[P]):
             raise
 
     def prepare(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[Int64], Callable[[], Any]] | None:
-        """The half of `begin` that needs no tokens; see `runtime.backends.base.Backend.prepare`."""
+        """What a `begin` needs to do before it needs the tokens; the packs stay as they are.
+
+        Returns:
+            The rest of it, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
+            None: nothing of it can be done before.
+        """
         undos: list[tuple[P, Undo]] = []
         try:
             packs, steps, by_chains = self._appended(parts, undos)
@@ -378,7 +486,21 @@ class PackedBackend(ABC, Generic[P]):
         return packs, steps, self.recurrent or not (self.tree or packs[0].tree.linear)
 
     def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
-        """Appends to a chain and reads something of each token; see `runtime.backends.base.Backend.extend`."""
+        """Appends to a pack that is one chain (or empty), and reads something of each new token in place of its logits.
+
+        Args:
+            pack: Where they are appended.
+            tokens: ``(n,)`` ids.
+            read: One of `readings`.
+            stacks: As of `forward`.
+
+        Returns:
+            ``(n, ...) float32``, the caller's own; `runtime.backends.hf.readings` says which reading has which shape.
+
+        Raises:
+            UnsupportedFeatureError: There is no such reading here, or not of this architecture; the reason is named.
+            ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
+        """
         if read not in self.readings:
             found = ", ".join(sorted(self.readings)) or "nothing"
             raise UnsupportedFeatureError(f"the {self.info.backend} backend does not read {read!r} of a model, but {found}")
@@ -427,7 +549,10 @@ class PackedBackend(ABC, Generic[P]):
         return self.recurrent or not self.tree
 
     def copy_cost(self, pack: P, parents: Int64) -> int:
-        """See `runtime.backends.base.Backend.copy_cost`: as if all chains were as long as the longest can be."""
+        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side.
+
+        As if all chains were as long as the longest can be.
+        """
         if not (self.chained and self.buckets):
             return 0
         base, chains = pack.tree.size, count_chains(parents - pack.tree.size)
@@ -445,7 +570,7 @@ class PackedBackend(ABC, Generic[P]):
         return chains * self.row_bytes(past + longest)
 
     def resumable(self, pack: P, slot: int) -> bool:
-        """Whether a token may be appended under `slot`."""
+        """Whether a token may be appended under `slot` (always, but for recurrent state that was not kept there)."""
         return not self.recurrent or slot == ROOT or slot in pack.states
 
     def count(self, tokens: int) -> None:
@@ -581,11 +706,17 @@ class PackedBackend(ABC, Generic[P]):
 
     @abstractmethod
     def capacity(self, pack: P) -> int:
-        """Slots that the buffers have room for."""
+        """Slots that the pack's buffers have room for."""
 
     @abstractmethod
     def resize(self, pack: P, capacity: int) -> None:
-        """Gives every buffer room for `capacity` slots, one after the other."""
+        """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
+
+        Without it `forward` and `load` grow the buffers on their own, by doubling.
+
+        Raises:
+            MemoryBudgetError: The device ran out of memory. The pack holds what it held.
+        """
 
     @abstractmethod
     def gather(self, pack: P, slots: Int64, start: int) -> None:
@@ -601,19 +732,22 @@ class PackedBackend(ABC, Generic[P]):
         self.slot_bytes, self.widest_bytes = sum(buffers), max(buffers, default=0)
 
     def resize_cost(self, pack: P, capacity: int) -> Cost:
-        """Growing: all buffers are new and the last old one is still there. Shrinking: all are old and one is new."""
+        """What `resize` will take, to the byte.
+
+        Growing: all buffers are new and the last old one is still there. Shrinking: all are old and one is new.
+        """
         before = self.capacity(pack)
         if before == UNBOUNDED:
             return Cost(0, 0)
         held = (capacity - before) * self.slot_bytes
         return Cost(held, max(held, 0) + min(before, capacity) * self.widest_bytes)
 
-    def retain_cost(self, pack: P, n: int) -> Cost:  # noqa: ARG002  # the Protocol's signature
-        """`retain` moves some rows of one buffer at a time."""
+    def retain_cost(self, pack: P, n: int) -> Cost:  # noqa: ARG002  # the same for all packs
+        """What `retain` of `n` slots will need on the way: it moves some rows of one buffer at a time."""
         return Cost(0, min(n, MOVED_SLOTS) * self.widest_bytes)
 
     def take_cost(self, pack: P, slots: Int64) -> Cost:
-        """The payload's bytes; a library that copies twice on the way says so."""
+        """What `take` will need, to the byte; a library that copies twice on the way says so."""
         state = self.state_bytes if int(slots[-1]) in pack.states else 0
         held = len(slots) * self.info.kv_bytes_per_token + state
         return Cost(held, held)
@@ -627,7 +761,10 @@ class PackedBackend(ABC, Generic[P]):
         return 2 * self.widest_bytes * length + self.state_bytes
 
     def retain(self, pack: P, slots: Int64, places: Int64) -> None:
-        """Drops every slot but `slots`; see `runtime.backends.base.Backend.retain`."""
+        """Drops every slot but `slots` (ascending, with all their ancestors), which are then numbered from 0 on.
+
+        Done in place: the buffers keep their capacity. Of the recurrent states those at `places` stay.
+        """
         slots = np.asarray(slots, np.int64)
         tree = pack.tree.retained(slots)
         moved = np.flatnonzero(slots != np.arange(len(slots)))
@@ -640,14 +777,17 @@ class PackedBackend(ABC, Generic[P]):
         pack.kept = {number[slot] for slot in pack.kept & wanted}
 
     def freed(self, nbytes: int) -> None:
-        """Counts what was let go, and returns the device's memory when it is worth while."""
+        """So many bytes of KV were let go. Above a threshold the device gets the memory back, not at every call."""
         self._freed += nbytes
         if self._freed >= RETURN_BYTES:
             self._freed = 0
             self.reclaim()
 
     def reclaim(self) -> None:  # most devices hold nothing back
-        """Gives free memory back to the device."""
+        """Gives memory that is free but still held by the library back to the device, at once."""
+
+
+Backend = PackedBackend[Any]  # as all see it that do not look into its packs
 
 
 def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags, stack_of
-from runtime.backends.base import ROOT, Backend, Payload
+from runtime.backends.base import ROOT, Payload
+from runtime.backends.packs.packed import Backend
 from runtime.errors import MemoryBudgetError
 from runtime.info import CacheReport, EdgeReport
 from runtime.numerics.scoring import empty_scores

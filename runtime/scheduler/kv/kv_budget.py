@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from runtime.adapters.stacks import Tags
-from runtime.backends.base import Backend
+from runtime.backends.packs.packed import Backend
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
@@ -111,7 +111,7 @@ class Payloads:
             self.released.add(payload.workspace)
 
     def export(self, payload: Any, start: int, stop: int) -> Stored:
-        """Tokens `start` to `stop` as plain arrays; see `runtime.backends.base.Backend.export`."""
+        """Tokens `start` to `stop` as plain arrays; see `runtime.backends.packs.packed.PackedBackend.export`."""
         if isinstance(payload, SlotRun):
             run = payload.workspace
             return self._backend.export(run.take(run.chain(run.paths.above(payload.last, payload.n - stop), stop - start)))

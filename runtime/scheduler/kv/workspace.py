@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Tags
-from runtime.backends.base import ROOT, Backend, Part, Payload
+from runtime.backends.base import ROOT, Part, Payload
+from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankedRows, RankRequest

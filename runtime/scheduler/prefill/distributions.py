@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.backends.base import DeviceLogits
+from runtime.backends.packs.logits import DeviceLogits
 from runtime.errors import MemoryBudgetError, NonFiniteLogitsError
 from runtime.numerics.ranking import Ranked, RankedRows, ranked_rows
 from runtime.numerics.scoring import (

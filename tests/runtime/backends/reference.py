@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
+from runtime.backends.packs.packed import Backend
 from runtime.backends.registry import resolve_backend
 from runtime.options.load import LoadOptions
 from tests.tiny_models import tiny_folder, tiny_path

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT
 from runtime.backends.hf.backend import HfBackend, load
 from runtime.backends.hf.forward import attention_of, own_sdpa
 from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
@@ -31,8 +31,7 @@ def llama() -> Iterator[HfBackend]:
 
 
 def test_it_is_a_backend(llama: HfBackend) -> None:
-    backend: Backend = llama  # for the type checker
-    assert backend.info.backend == "hf"
+    assert llama.info.backend == "hf"
 
 
 def test_how_many_rows_go_together_is_told(llama: HfBackend) -> None:

@@ -17,7 +17,7 @@ import pytest
 from mlx_lm.utils import load_model, quantize_model, save_model
 
 from runtime.backends import selftest
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
 from runtime.backends.mlx.corrections import honoured
@@ -43,10 +43,9 @@ def active() -> int:
 
 
 def test_it_is_a_backend(llama: MlxBackend) -> None:
-    backend: Backend = llama  # for the type checker
-    assert backend.info.backend == "mlx"
-    assert backend.info.dtype == "float32"
-    assert backend.info.warnings == ()
+    assert llama.info.backend == "mlx"
+    assert llama.info.dtype == "float32"
+    assert llama.info.warnings == ()
 
 
 def test_a_forward_that_may_take_long_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,10 @@ from runtime import (
     TokenRecord,
     load,
 )
-from runtime.backends.base import ROOT, DeviceLogits, Part
+from runtime.backends.base import ROOT, Part
 from runtime.backends.hf.logits import TorchLogits
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
+from runtime.backends.packs.logits import DeviceLogits
 from runtime.backends.registry import register_backend, resolve_backend, unregister_backend
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.ranking import RankedRows, RankRequest

@@ -175,7 +175,7 @@ def test_on_real_weights_too(backend: str, kv_dtype: KvDtype, tell: Callable[[st
     with load("smollm2", backend=backend, kv_dtype=kv_dtype, device="cpu", dtype="float32") as model:
         ids = np.array(model.tokenize(topics.topics["with"]), np.int64)[: 200 if backend == "hf" else 60]
         trunk, tail = np.split(ids, [len(ids) - len(ids) // 4])
-        found = engine_of(model).call(lambda: kv_gaps(engine_of(model).backend, trunk, tail)).result()  # type: ignore[arg-type]  # a packed one
+        found = engine_of(model).call(lambda: kv_gaps(engine_of(model).backend, trunk, tail)).result()
         tell(f"{backend} smollm2 {kv_dtype}: {found.max():.4f} {found.mean():.5f}")
         assert model.info.kv_bytes_per_token == {"q8": 12_960, "q4": 7_200}[kv_dtype]
     largest, mean = MOST[kv_dtype]

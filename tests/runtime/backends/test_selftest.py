@@ -224,7 +224,7 @@ def check_rows_of(backend: FakeBackend) -> None:
 def test_a_model_without_tree_mode_gives_the_same_numbers(backend: str, name: str) -> None:
     # given a model whose tree mode was switched off, when a forest grows in ragged calls past the window
     loaded = Loaded(backend, name)
-    loaded.backend.tree = False  # type: ignore[attr-defined]  # every packed backend has it
+    loaded.backend.tree = False
     pack = loaded.backend.open_pack()
     stem, left, right = loaded.ids(1, 22), loaded.ids(2, 6), loaded.ids(3, 4)
     append(loaded.backend, pack, stem)

@@ -175,7 +175,7 @@ def test_a_model_that_was_loaded_before_is_the_same_without_a_first_forward(
     for _ in range(2):
         with load(tiny_path(name), backend) as model:
             held = engine_of(model).backend
-            sizes = held.slot_bytes, held.state_bytes, held.state_shapes  # type: ignore[attr-defined]  # the Protocol has no shapes
+            sizes = held.slot_bytes, held.state_bytes, held.state_shapes
             found.append((model.info, sizes, model.next_token_logprobs_sync(text), settled(model)[1].bytes))
     # then what is told and answered is the same
     (*first, row, kept), (*second, again, kept_again) = found

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.backends import fake, mock
-from runtime.backends.base import ROOT, Backend
+from runtime.backends.base import ROOT
 from runtime.backends.byte_text import IM_END, IM_START, VOCABULARY
 from runtime.errors import SnapshotFormatError
 from runtime.options.load import LoadOptions
@@ -32,14 +32,14 @@ def test_specials_are_tokens_of_their_own() -> None:
 
 def test_mock_numbers_are_a_function_of_the_ids() -> None:
     # genlm-backend's formula
-    backend: Backend = mock.load("anything", LoadOptions())
+    backend = mock.load("anything", LoadOptions())
     expected = np.random.RandomState(1 * 5 + 2 * 7).rand(VOCABULARY).astype(np.float32)
     assert np.array_equal(backend.logits_uncached([5, 7]), expected)
 
 
 def test_fake_numbers_come_from_what_the_payload_holds() -> None:
     # given a payload whose keys were tampered with, when it is loaded and continued, then the answer differs
-    backend: Backend = fake.load("anything", LoadOptions())
+    backend = fake.load("anything", LoadOptions())
     pack = backend.open_pack()
     slots, _ = append(backend, pack, [1, 2, 3])
     plain = backend.export(backend.take(pack, slots))

@@ -239,7 +239,7 @@ def test_streams_of_a_recurrent_model_share_a_forward_per_token() -> None:
         assert after.forward_calls - before.forward_calls == 5
         model.clear_cache()
         # and the tokens are those of each alone; where rows may not go together, every one is counted
-        engine_of(model).backend.buckets = False  # type: ignore[attr-defined]  # the self-test's fallback
+        engine_of(model).backend.buckets = False  # the self-test's fallback
         assert [answer(model, prompt, 6) for prompt in prompts] == together
         before = model.metrics()
         assert asyncio.run(main()) == together

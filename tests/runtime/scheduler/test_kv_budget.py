@@ -219,7 +219,7 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
         assert 0 < engine.call(lambda: room.lend(2 * budget)).result() <= budget
         assert settled(model)[0].kv_peak_bytes <= budget
         # and a row that has nothing lent to it goes alone
-        engine.backend.widest_bytes = budget  # type: ignore[attr-defined]  # copies that never fit
+        engine.backend.widest_bytes = budget  # copies that never fit
         before = model.metrics().forward_calls
         texts = [some_ids(seed, 9) for seed in (20, 21, 22)]
         for got, text in zip(model.batch_next_token_logprobs_sync(texts), texts, strict=True):
