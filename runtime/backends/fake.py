@@ -18,22 +18,18 @@ import numpy.typing as npt
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
 from runtime.backends.base import ForwardInterrupted
-from runtime.backends.byte_text import CHATML, VOCABULARY
-from runtime.backends.byte_text import byte_tokenizer as fake_tokenizer
-from runtime.backends.mock import toy_info
+from runtime.backends.byte_text import VOCABULARY
 from runtime.backends.packs.chains import Bucket, joined, steps_of
-from runtime.backends.packs.packed import PackedBackend, WorkingPack, as_ids, chain_parents, state_size
+from runtime.backends.packs.packed import as_ids, chain_parents
 from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step
-from runtime.backends.stored import Stored
-from runtime.errors import AdapterError, SnapshotFormatError
+from runtime.backends.toy import ToyBackend, ToyPack, toy_info
+from runtime.errors import AdapterError
 from runtime.loading.model_folder import ModelFolder
 from runtime.numerics.ranking import RankRequest
 from runtime.options.load import LoadOptions
 
-TEMPLATE = CHATML
 CONTEXT = 131_072  # tokens
 WIDTH = 16  # of keys and values
-FIRST_CAPACITY = 64  # slots
 
 Float64 = npt.NDArray[np.float64]
 
@@ -69,36 +65,10 @@ def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> F
     return FakeBackend(options, behaviour)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FakePayload:
-    """KV of n consecutive tokens."""
-
-    kv: Float64  # (n, 2 * WIDTH)
-    state: Float64 | None  # (WIDTH,) recurrent state after the last token
-
-
-class FakePack(WorkingPack):
-    """Keys and values by slot, with room to grow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kv: Float64 = np.empty((0, 2 * WIDTH))
-
-    def write(self, start: int, rows: Float64) -> None:
-        """Puts rows at `start`, doubling the buffer when it is too small."""
-        end = start + len(rows)
-        if end > len(self.kv):
-            self.resize(max(end, 2 * len(self.kv), FIRST_CAPACITY))
-        self.kv[start:end] = rows
-
-    def resize(self, capacity: int) -> None:
-        """Room for exactly `capacity` slots, where the buffer is: nothing is there twice."""
-        self.kv.resize((capacity, 2 * WIDTH), refcheck=False)
-
-
-class FakeBackend(PackedBackend[FakePack]):
+class FakeBackend(ToyBackend):
     """The little model and its faults. `behaviour` may be exchanged at any time."""
 
+    blank, stored = np.empty((0, 2 * WIDTH)), "kv"  # keys, then values
     readings = frozenset({"hidden", "layers"})
 
     def __init__(self, options: LoadOptions, behaviour: Behaviour) -> None:
@@ -115,30 +85,19 @@ class FakeBackend(PackedBackend[FakePack]):
         kinds = ("recurrent",) if self.recurrent else ("full",)
         self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
 
-    def open_pack(self) -> FakePack:
-        return FakePack()
-
-    def load(self, pack: FakePack, payload: FakePayload, parent: int, skip: int = 0) -> Int64:
-        base, n = pack.tree.size, len(payload.kv) - skip
-        pack.tree.append(chain_parents(base, n, parent))
-        pack.write(base, payload.kv[skip:])
-        slots = np.arange(base, base + n)
-        self._adopt(pack, slots, payload.state)
-        return slots
-
-    def push(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
+    def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))
         self._misbehave(step.tokens)
         return self._compute(pack, step)
 
-    def push_rows(self, pack: FakePack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
+    def push_rows(self, pack: ToyPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         self.count(bucket.tokens.size)
         self._misbehave(bucket.tokens.ravel())
         return joined(self._compute(pack, step) for step in steps_of(bucket))
 
     def launch(
         self,
-        packs: Sequence[FakePack],
+        packs: Sequence[ToyPack],
         steps: Sequence[Step],
         request: RankRequest | None = None,  # noqa: ARG002  # its logits are on the host
     ) -> Callable[[], Float32]:
@@ -155,7 +114,7 @@ class FakeBackend(PackedBackend[FakePack]):
 
     def ready(
         self,
-        packs: Sequence[FakePack],
+        packs: Sequence[ToyPack],
         steps: Sequence[Step],
         request: RankRequest | None,  # noqa: ARG002  # its logits are on the host
     ) -> Callable[[Int64], Callable[[], Float32]] | None:
@@ -169,49 +128,8 @@ class FakeBackend(PackedBackend[FakePack]):
 
         return launch
 
-    def take(self, pack: FakePack, slots: Int64) -> FakePayload:
-        slots = np.asarray(slots, np.int64)
-        pack.tree.check_chain(slots)
-        return FakePayload(pack.kv[slots], self._checkpoint(pack, slots))
-
-    def split(self, payload: FakePayload, n: int) -> tuple[FakePayload, FakePayload]:
-        return FakePayload(payload.kv[:n].copy(), None), FakePayload(payload.kv[n:].copy(), payload.state)
-
-    def payload_bytes(self, payload: FakePayload) -> int:
-        return int(payload.kv.nbytes) + (0 if payload.state is None else int(payload.state.nbytes))
-
-    def pack_bytes(self, pack: FakePack) -> int:
-        return int(pack.kv.nbytes) + state_size(pack.states.values())
-
-    def finite_slots(self, pack: FakePack) -> Bool:
-        return np.array(np.isfinite(pack.kv[: pack.tree.size]).all(axis=1), np.bool_)
-
-    def capacity(self, pack: FakePack) -> int:
-        return len(pack.kv)
-
-    def resize(self, pack: FakePack, capacity: int) -> None:
-        pack.resize(max(capacity, pack.tree.size))
-
-    def gather(self, pack: FakePack, slots: Int64, start: int) -> None:
-        pack.kv[start : start + len(slots)] = pack.kv[slots]
-
-    def close(self, pack: FakePack) -> None:
-        pack.kv = np.empty((0, 2 * WIDTH))
-        pack.states.clear()
-
-    def export(self, payload: FakePayload, start: int = 0, stop: int | None = None) -> Stored:
-        stop = len(payload.kv) if stop is None else stop
-        tensors: Stored = {"kv": payload.kv[start:stop].copy()}
-        if payload.state is not None and stop == len(payload.kv):
-            tensors["state"] = payload.state.copy()
-        return tensors
-
-    def restore(self, tensors: Stored) -> FakePayload:
-        kv = np.asarray(tensors.get("kv", np.empty(0)), np.float64)
-        if kv.ndim != 2 or kv.shape[1] != 2 * WIDTH:
-            raise SnapshotFormatError(f"stored KV is not what the fake backend writes: {sorted(tensors)}")
-        state = tensors.get("state")
-        return FakePayload(kv, None if state is None else np.asarray(state, np.float64))
+    def finite_slots(self, pack: ToyPack) -> Bool:
+        return np.array(np.isfinite(pack.rows[: pack.tree.size]).all(axis=1), np.bool_)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
         tokens = as_ids(ids)
@@ -240,9 +158,6 @@ class FakeBackend(PackedBackend[FakePack]):
     def unload_adapter(self, digest: str) -> None:
         self._adapters.pop(digest, None)
 
-    def unload(self) -> None:
-        """Holds nothing outside Python."""
-
     def _adapted(self, module: str, x: Float64, y: Float64, changes: Sequence[Use]) -> Float64:
         """What a module answers, with what the adapters add to it."""
         for use in changes:
@@ -268,7 +183,7 @@ class FakeBackend(PackedBackend[FakePack]):
             if token in behaviour.raise_on:
                 raise behaviour.raise_on[token]
 
-    def _compute(self, pack: FakePack, step: Step) -> tuple[Float32, State | None]:
+    def _compute(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         embedded = self.embeddings[step.tokens]
         changes = uses(step.stacks)
         values = self._adapted("value", embedded, embedded @ self._value, changes)
@@ -288,10 +203,10 @@ class FakeBackend(PackedBackend[FakePack]):
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan
         return logits, state
 
-    def _attend(self, pack: FakePack, step: Step, embedded: Float64) -> Float64:
+    def _attend(self, pack: ToyPack, step: Step, embedded: Float64) -> Float64:
         """``(n, WIDTH)``: one head of attention over what the pack holds."""
         end = int(step.slots[-1]) + 1
-        seen = pack.kv[:end] if step.path is None else pack.kv[np.concatenate([step.path, step.slots])]
+        seen = pack.rows[:end] if step.path is None else pack.rows[np.concatenate([step.path, step.slots])]
         mask = step.mask
         if mask is None:
             mask = np.arange(len(seen)) <= len(seen) - len(embedded) + np.arange(len(embedded))[:, None]
@@ -316,6 +231,3 @@ def _turned(rows: Float64, positions: Int64) -> Float64:
     angles = positions[:, None] / 100.0 ** (np.arange(half) / half)  # (n, half)
     a, b = rows[:, :half], rows[:, half:]
     return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], axis=1)
-
-
-__all__ = ["TEMPLATE", "Behaviour", "FakeBackend", "fake_tokenizer", "load"]

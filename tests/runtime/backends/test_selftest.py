@@ -11,10 +11,11 @@ import pytest
 
 from runtime.backends import selftest
 from runtime.backends.base import ROOT
-from runtime.backends.fake import Behaviour, FakeBackend, FakePack
+from runtime.backends.fake import Behaviour, FakeBackend
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Step
 from runtime.backends.selftest import self_test
+from runtime.backends.toy import ToyPack
 from runtime.errors import ModelLoadError
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
@@ -25,11 +26,11 @@ class Spoilt(FakeBackend):
 
     def spoil(self, step: Step) -> None: ...
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: Step) -> Any:
         self.spoil(step)
         return super().push(pack, step)
 
-    def launch(self, packs: Sequence[FakePack], steps: Sequence[Step], *rest: Any) -> Any:
+    def launch(self, packs: Sequence[ToyPack], steps: Sequence[Step], *rest: Any) -> Any:
         for step in steps:
             self.spoil(step)
         return super().launch(packs, steps, *rest)
@@ -64,7 +65,7 @@ class ShortPieces(Spoilt):
 class OneByOne(FakeBackend):
     """A kept recurrent state is lost when more than one token follows, as in some libraries."""
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: Step) -> Any:
         if len(step.tokens) > 1 and step.state is not None:
             step.state[:] = 0
         return super().push(pack, step)
@@ -75,7 +76,7 @@ class Mixing(FakeBackend):
 
     even_too = True
 
-    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+    def push_rows(self, pack: ToyPack, bucket: Bucket) -> Any:
         if bucket.states is not None and (self.even_too or bucket.missing is not None):
             bucket = replace(bucket, states=[*bucket.states[1:], bucket.states[0]])
         return super().push_rows(pack, bucket)
@@ -84,7 +85,7 @@ class Mixing(FakeBackend):
 class NoBatches(FakeBackend):
     """A library that cannot push rows."""
 
-    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+    def push_rows(self, pack: ToyPack, bucket: Bucket) -> Any:
         raise ValueError("a batch of one, please")
 
 
@@ -93,7 +94,7 @@ class KeepsItInside(FakeBackend):
 
     inside: Any = None
 
-    def push(self, pack: FakePack, step: Step) -> Any:
+    def push(self, pack: ToyPack, step: Step) -> Any:
         if step.state is not None:
             step = replace(step, state=self.inside)
         logits, self.inside = super().push(pack, step)
@@ -105,7 +106,7 @@ class NoSharing(FakeBackend):
 
     shares, told = True, True
 
-    def push_rows(self, pack: FakePack, bucket: Bucket) -> Any:
+    def push_rows(self, pack: ToyPack, bucket: Bucket) -> Any:
         if bucket.shared is None:
             return super().push_rows(pack, bucket)
         if self.told:

@@ -202,8 +202,8 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
                 died.append(threading.get_ident())
 
     def told(payload: Any) -> Any:
-        kv = Told(payload.kv.shape)
-        kv[:] = payload.kv
+        kv = Told(payload.rows.shape)
+        kv[:] = payload.rows
         return type(payload)(kv, payload.state)
 
     monkeypatch.setattr(FakeBackend, "take", lambda *args: told(take(*args)))
