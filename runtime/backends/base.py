@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from runtime.adapters.stacks import TokenStacks
 
-Payload = Any  # immutable, contiguous, evaluated KV of consecutive tokens; only its backend looks inside
+# immutable, contiguous, evaluated KV of `n` consecutive tokens: `nbytes`, `state`, `split(n)`, `export(start, stop)`
+Payload = Any
 Pack = Any  # a backend's working tree; only its backend looks inside
 ROOT = -1  # the parent of a first token
 

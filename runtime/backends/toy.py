@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from runtime.backends import facts
 from runtime.backends.byte_text import CHATML, VOCABULARY
-from runtime.backends.packs.packed import PackedBackend, WorkingPack, chain_parents, state_size
+from runtime.backends.packs.packed import PackedBackend, WorkingPack, state_size
 from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Stored
 from runtime.errors import SnapshotFormatError, UnsupportedFeatureError
@@ -29,6 +29,20 @@ class ToyPayload:
     rows: Array  # (n, ...)
     state: Array | None  # recurrent state after the last token
 
+    @property
+    def n(self) -> int:
+        """Tokens."""
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self.rows.nbytes) + state_size([self.state])
+
+    def split(self, n: int) -> tuple[ToyPayload, ToyPayload]:
+        """The first `n` tokens and the rest, copied."""
+        return ToyPayload(self.rows[:n].copy(), None), ToyPayload(self.rows[n:].copy(), self.state)
+
 
 class ToyPack(WorkingPack):
     """A row for each slot, with room to grow."""
@@ -36,6 +50,10 @@ class ToyPack(WorkingPack):
     def __init__(self, rows: Array) -> None:
         super().__init__()
         self.rows = rows
+
+    @property
+    def capacity(self) -> int:
+        return len(self.rows)
 
     def write(self, start: int, rows: Array) -> None:
         """Puts rows at `start`, doubling the buffer when it is too small."""
@@ -63,30 +81,16 @@ class ToyBackend(PackedBackend[ToyPack]):
     def open_pack(self) -> ToyPack:
         return ToyPack(self.blank.copy())
 
-    def load(self, pack: ToyPack, payload: ToyPayload, parent: int, skip: int = 0) -> Int64:
-        base, n = pack.tree.size, len(payload.rows) - skip
-        pack.tree.append(chain_parents(base, n, parent))
-        pack.write(base, payload.rows[skip:])
-        slots = np.arange(base, base + n)
-        self._adopt(pack, slots, payload.state)
-        return slots
+    def put(self, pack: ToyPack, payload: ToyPayload, start: int, skip: int) -> None:
+        pack.write(start, payload.rows[skip:])
 
     def take(self, pack: ToyPack, slots: Int64) -> ToyPayload:
         slots = np.asarray(slots, np.int64)
         pack.tree.check_chain(slots)
         return ToyPayload(pack.rows[slots], self._checkpoint(pack, slots))
 
-    def split(self, payload: ToyPayload, n: int) -> tuple[ToyPayload, ToyPayload]:
-        return ToyPayload(payload.rows[:n].copy(), None), ToyPayload(payload.rows[n:].copy(), payload.state)
-
-    def payload_bytes(self, payload: ToyPayload) -> int:
-        return int(payload.rows.nbytes) + state_size([payload.state])
-
     def pack_bytes(self, pack: ToyPack) -> int:
         return int(pack.rows.nbytes) + state_size(pack.states.values())
-
-    def capacity(self, pack: ToyPack) -> int:
-        return len(pack.rows)
 
     def resize(self, pack: ToyPack, capacity: int) -> None:
         pack.resize(max(capacity, pack.tree.size))
@@ -99,9 +103,9 @@ class ToyBackend(PackedBackend[ToyPack]):
         pack.states.clear()
 
     def export(self, payload: ToyPayload, start: int = 0, stop: int | None = None) -> Stored:
-        stop = len(payload.rows) if stop is None else stop
+        stop = payload.n if stop is None else stop
         tensors: Stored = {self.stored: payload.rows[start:stop].copy()}
-        if payload.state is not None and stop == len(payload.rows):
+        if payload.state is not None and stop == payload.n:
             tensors["state"] = payload.state.copy()
         return tensors
 

@@ -32,14 +32,7 @@ from runtime.backends.hf.readings import Readings
 from runtime.backends.hf.threads import CHOICE, MANY_TOKENS, Threads, one_thread
 from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
-from runtime.backends.packs.packed import (
-    PACK_BYTES,
-    FirstForward,
-    PackedBackend,
-    as_ids,
-    chain_parents,
-    state_size,
-)
+from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
 from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
 from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
@@ -188,24 +181,30 @@ class HfBackend(PackedBackend[TorchPack]):
         if self._threads is not None and (tokens >= MANY_TOKENS or time.monotonic() >= self._threads.due):
             self._threads.take(tokens)
 
+    @staticmethod
+    @contextmanager
+    def computing() -> Iterator[None]:
+        """No autograd, and the device's out-of-memory errors as ours."""
+        try:
+            with torch.inference_mode():
+                yield
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
+            text = str(error)
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
+                traceback.clear_frames(error.__traceback__)  # their activations must not be in the way of another try
+                raise MemoryBudgetError(
+                    f"the device ran out of memory: free KV or load a smaller model ({text[:200]})"
+                ) from error
+            raise
+
     def open_pack(self) -> TorchPack:
         return TorchPack(self._plan, self.shapes, torch.empty(0, dtype=self._dtype, device=self._device))
 
-    def load(self, pack: TorchPack, payload: TorchPayload, parent: int, skip: int = 0) -> Int64:
-        base, n = pack.tree.size, payload.n - skip
-        undo = pack.tree.append(chain_parents(base, n, parent))
-        try:
-            with _computing():
-                payloads.put(pack, payload, base, skip, self._codec)
-        except BaseException:
-            pack.tree.rollback(undo)
-            raise
-        slots = np.arange(base, base + n)
-        self._adopt(pack, slots, payload.state)
-        return slots
+    def put(self, pack: TorchPack, payload: TorchPayload, start: int, skip: int) -> None:
+        payloads.put(pack, payload, start, skip, self._codec)
 
     def push(self, pack: TorchPack, step: Step) -> tuple[Float32, State | None]:
-        with _computing():
+        with self.computing():
             if self.recurrent:
                 pack.put_states([step.state])
             logits = self._logits([pack], [step])
@@ -223,20 +222,20 @@ class HfBackend(PackedBackend[TorchPack]):
         got = self._logits(packs, steps)
 
         def wait() -> Float32:
-            with _computing():
+            with self.computing():
                 logits: Float32 = got.float().cpu().numpy()
                 return logits
 
         return wait
 
     def launch_on_device(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> TorchLogits:
-        return TorchLogits(self._logits(packs, steps), _computing)
+        return TorchLogits(self._logits(packs, steps), self.computing)
 
     def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
         """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or what is read instead."""
         step, pack = merged(steps) if len(steps) > 1 else steps[0], packs[0]
         under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)
-        with _computing(), under:
+        with self.computing(), under:
             self.count(len(step.tokens))
             if len(packs) > 1:
                 arguments = self._arguments.of_joint(packs, steps, step)
@@ -269,7 +268,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def push_rows(self, pack: TorchPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         rows, width = bucket.tokens.shape
         states: Sequence[State | None] = [None] * rows
-        with _computing():
+        with self.computing():
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
             self.count(bucket.tokens.size)
@@ -287,29 +286,22 @@ class HfBackend(PackedBackend[TorchPack]):
         slots = np.asarray(slots, np.int64)
         pack.tree.check_chain(slots)
         state = self._checkpoint(pack, slots)
-        with _computing():
+        with self.computing():
             return payloads.take(pack, slots, state, self._codec, self._device)
 
     def take_many(self, pack: TorchPack, chains: Sequence[Int64]) -> list[TorchPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
         pack.tree.check_chains(chains)
-        with _computing():
+        with self.computing():
             return payloads.take_many(pack, chains, self._codec, self._device)
-
-    def split(self, payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
-        with _computing():
-            return payloads.split(payload, n)
-
-    def payload_bytes(self, payload: TorchPayload) -> int:
-        return payload.nbytes
 
     def pack_bytes(self, pack: TorchPack) -> int:
         held = PACK_BYTES + sum(self.layer_bytes + layer.nbytes for layer in pack.attention)
         return held + state_size(pack.states.values()) if pack.states else held
 
     def finite_slots(self, pack: TorchPack) -> Bool:
-        with _computing():
+        with self.computing():
             finite: Bool = pack.finite().cpu().numpy()
             pack.sound &= bool(finite.all())
             return finite
@@ -321,15 +313,12 @@ class HfBackend(PackedBackend[TorchPack]):
     def finite(self, array: torch.Tensor) -> bool:
         return bool(torch.isfinite(array).all())
 
-    def capacity(self, pack: TorchPack) -> int:
-        return pack.capacity
-
     def resize(self, pack: TorchPack, capacity: int) -> None:
-        with _computing():
+        with self.computing():
             pack.resize(max(capacity, pack.tree.size))
 
     def gather(self, pack: TorchPack, slots: Int64, start: int) -> None:
-        with _computing():
+        with self.computing():
             pack.gather(to_device(slots, self._device), start)
 
     def close(self, pack: TorchPack) -> None:
@@ -339,22 +328,18 @@ class HfBackend(PackedBackend[TorchPack]):
         pack.attention.clear()
         pack.states.clear()
 
-    def export(self, payload: TorchPayload, start: int = 0, stop: int | None = None) -> Stored:
-        with _computing():
-            return payloads.export(payload, start, payload.n if stop is None else stop)
-
     def restore(self, tensors: Stored) -> TorchPayload:
-        with _computing():
+        with self.computing():
             return payloads.restore(tensors, self._codec, self.shapes, self.state_shapes, self._dtype, self._device)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
-        with _computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
+        with self.computing(), self._adapters.under(stacks, np.array([len(ids) - 1])):
             tokens = to_device(as_ids(ids), self._device)[None]
             logits: Float32 = self.model(input_ids=tokens, use_cache=False).logits[0, -1].float().cpu().numpy()
             return logits
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        with _computing(), self._adapters.under(stacks, np.arange(tokens.size)):
+        with self.computing(), self._adapters.under(stacks, np.arange(tokens.size)):
             ids = to_device(np.asarray(tokens, np.int64), self._device)
             self.count(tokens.size)
             got: Float32 = self._readings.states(input_ids=ids, use_cache=False).float().cpu().numpy()  # (rows, length, hidden)
@@ -364,7 +349,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return self._adapters.targets
 
     def load_adapter(self, adapter: Adapter) -> int:
-        with _computing():
+        with self.computing():
             held = self._adapters.load(adapter)
         if self.recurrent:  # state-space code reads some weights without calling their module
             self._adapters.check_called(adapter.digest, lambda stacks: self.logits_uncached([0, 0], stacks))
@@ -446,17 +431,3 @@ class HfBackend(PackedBackend[TorchPack]):
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@contextmanager
-def _computing() -> Iterator[None]:
-    """No autograd, and the device's out-of-memory errors as ours."""
-    try:
-        with torch.inference_mode():
-            yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
-            traceback.clear_frames(error.__traceback__)  # their activations must not be in the way of another try
-            raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({text[:200]})") from error
-        raise

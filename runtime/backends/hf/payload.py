@@ -108,6 +108,20 @@ class TorchPayload:
         """Bytes held."""
         return sum(int(t.nbytes) for t in (*self.keys, *self.values, *(self.state or ())) if t is not None)
 
+    def split(self, n: int) -> tuple[TorchPayload, TorchPayload]:
+        """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
+        return self._part(slice(0, n), None), self._part(slice(n, self.n), self.state)
+
+    def _part(self, part: slice, state: Tensors | None) -> TorchPayload:
+        """Some of the tokens, copied."""
+        keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (self.keys, self.values))
+        return TorchPayload(part.stop - part.start, keys, values, state)
+
+    def export(self, start: int, stop: int) -> Stored:
+        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
+        keys, values = ([t[:, :, start:stop] for t in arrays] for arrays in (self.keys, self.values))
+        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+
 
 def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, device: torch.device) -> TorchPayload:
     """An immutable copy of a chain of slots, coded layer by layer."""
@@ -142,23 +156,6 @@ def put(pack: TorchPack, payload: TorchPayload, start: int, skip: int, codec: Co
                 layer.grow(end)
             layer.keys[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in keys), layer.keys.shape[3])
             layer.values[0, :, start:end] = codec.decode(tuple(p[i, :, skip:] for p in values), layer.values.shape[3])
-
-
-def split(payload: TorchPayload, n: int) -> tuple[TorchPayload, TorchPayload]:
-    """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
-    return _part(payload, slice(0, n), None), _part(payload, slice(n, payload.n), payload.state)
-
-
-def _part(payload: TorchPayload, part: slice, state: Tensors | None) -> TorchPayload:
-    """Some of the tokens, copied."""
-    keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (payload.keys, payload.values))
-    return TorchPayload(part.stop - part.start, keys, values, state)
-
-
-def export(payload: TorchPayload, start: int, stop: int) -> Stored:
-    """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-    keys, values = ([t[:, :, start:stop] for t in arrays] for arrays in (payload.keys, payload.values))
-    return exported(keys, values, payload.state if stop == payload.n else None, stop - start, _numpy)
 
 
 def restore(

@@ -38,14 +38,7 @@ from runtime.backends.mlx.masks import Window, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
-from runtime.backends.packs.packed import (
-    PACK_BYTES,
-    FirstForward,
-    PackedBackend,
-    as_ids,
-    chain_parents,
-    state_size,
-)
+from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
 from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step, merged
 from runtime.backends.selftest import (
     TOLERANCES,
@@ -195,6 +188,17 @@ class MlxBackend(PackedBackend[MlxPack]):
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> MlxBackend:
         return MlxBackend(random_copy(self._loaded, config), options)
 
+    @staticmethod
+    @contextmanager
+    def computing() -> Iterator[None]:
+        """Turns MLX's out-of-memory errors into ours, where it raises instead of ending the process."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) or "memory" in str(error).lower():
+                raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({error})") from error
+            raise
+
     def open_pack(self) -> MlxPack:
         return MlxPack(make_caches(self.model, self._window, self._reached))
 
@@ -204,22 +208,12 @@ class MlxBackend(PackedBackend[MlxPack]):
     def set_kv_budget(self, nbytes: int) -> None:
         self._loaded.limits.apply(sum(int(a.nbytes) for _, a in flat_parameters(self.model)), nbytes)
 
-    def load(self, pack: MlxPack, payload: MlxPayload, parent: int, skip: int = 0) -> Int64:
-        base, n = pack.tree.size, payload.n - skip
-        undo = pack.tree.append(chain_parents(base, n, parent))
-        try:
-            with _memory():
-                payloads.put(pack, self.shapes, payload, base, skip, self._codec, self._work_dtype)
-        except BaseException:
-            pack.tree.rollback(undo)
-            raise
-        slots = np.arange(base, base + n)
-        self._adopt(pack, slots, payload.state)
-        return slots
+    def put(self, pack: MlxPack, payload: MlxPayload, start: int, skip: int) -> None:
+        payloads.put(pack, self.shapes, payload, start, skip, self._codec, self._work_dtype)
 
     def push(self, pack: MlxPack, step: Step) -> tuple[Float32, State | None]:
         started, n = time.monotonic(), len(step.tokens)
-        with _memory():
+        with self.computing():
             self.count(n)
             self._slow = self._takes_long(n)
             logits, state = self._forward(pack, step, rows=False)
@@ -244,7 +238,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = self._takes_long(n)
         due: list[mx.array] = []
         answer: Callable[[], Float32 | RankedRows] = partial(self._on_host, due)
-        with _memory():
+        with self.computing():
             if request is None and not self._goes_together(steps):
                 for part, rows in self._parts(steps[0]):
                     self.count(len(part.tokens))
@@ -271,7 +265,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             return None  # parts are evaluated one by one: each would copy what the next one writes to
         blank, self._slow = Blank(n), False
         answer: Callable[[], Float32 | RankedRows]
-        with _memory(), ExitStack() as aside:
+        with self.computing(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
             if request is not None:
                 staying = self._staying(packs, steps, blank.array)
@@ -287,7 +281,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             started = time.monotonic()
             self.count(blank.size)
             blank.fill(tokens)
-            with _memory():
+            with self.computing():
                 for pack, buffers in zip(packs, built, strict=True):
                     pack.adopt(buffers)
                 mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
@@ -298,7 +292,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def launch_on_device(self, packs: Sequence[MlxPack], steps: Sequence[Step]) -> MlxLogits:
         started, n = time.monotonic(), sum(len(step.tokens) for step in steps)
         self._slow = self._takes_long(n)
-        with _memory():
+        with self.computing():
             self.count(n)
             staying = self._staying(packs, steps)
         return self._awaited(packs, staying.due, n, started, lambda: staying)
@@ -310,7 +304,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         else:
             found = self._forward(packs[0], steps[0], rows=False, tokens=tokens)[0]
         (logits,) = found or [mx.zeros((0, self._vocabulary))]
-        return MlxLogits(logits, _memory)
+        return MlxLogits(logits, self.computing)
 
     def _goes_together(self, steps: Sequence[Step]) -> bool:
         """Whether tokens are rows of width 1, each of which sees its own pack."""
@@ -349,7 +343,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
         """Waits for a forward, and then for what is made of it."""
-        with _memory():
+        with self.computing():
             mx.eval(due, *map(MlxPack.arrays, packs))
             self._last = n, time.monotonic() - started
             if not self.shapes:
@@ -364,7 +358,7 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     def push_rows(self, pack: MlxPack, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         started, (rows, width) = time.monotonic(), bucket.tokens.shape
-        with _memory():
+        with self.computing():
             pack.begin_rows(bucket)
             if self.recurrent:
                 pack.put_states(bucket.states or [None])
@@ -395,29 +389,22 @@ class MlxBackend(PackedBackend[MlxPack]):
         slots = np.asarray(slots, np.int64)
         pack.tree.check_chain(slots)
         state = self._checkpoint(pack, slots)
-        with _memory():
+        with self.computing():
             return payloads.take(pack, self.shapes, slots, state, self._codec)
 
     def take_many(self, pack: MlxPack, chains: Sequence[Int64]) -> list[MlxPayload]:
         if self.recurrent or len(chains) < 2:
             return super().take_many(pack, chains)
         pack.tree.check_chains(chains)
-        with _memory():
+        with self.computing():
             return payloads.take_many(pack, self.shapes, chains, self._codec)
-
-    def split(self, payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
-        with _memory():
-            return payloads.split(payload, n)
-
-    def payload_bytes(self, payload: MlxPayload) -> int:
-        return payload.nbytes
 
     def pack_bytes(self, pack: MlxPack) -> int:
         held = PACK_BYTES + sum(self.layer_bytes + cache.nbytes for cache in pack.attention)
         return held + state_size(pack.states.values())
 
     def finite_slots(self, pack: MlxPack) -> Bool:
-        with _memory():
+        with self.computing():
             return np.array(pack.finite())
 
     def broken_weights(self) -> str | None:
@@ -427,16 +414,13 @@ class MlxBackend(PackedBackend[MlxPack]):
     def finite(self, array: mx.array) -> bool:
         return bool(mx.isfinite(array).all().item())
 
-    def capacity(self, pack: MlxPack) -> int:
-        return pack.capacity
-
     def resize(self, pack: MlxPack, capacity: int) -> None:
         if self.shapes:
-            with _memory():
+            with self.computing():
                 pack.resize(max(capacity, pack.tree.size), self.shapes, self._work_dtype)
 
     def gather(self, pack: MlxPack, slots: Int64, start: int) -> None:
-        with _memory():
+        with self.computing():
             pack.gather(mx.array(slots.astype(np.int32)), start)
 
     def close(self, pack: MlxPack) -> None:
@@ -445,16 +429,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         pack.recurrent.clear()
         pack.states.clear()
 
-    def export(self, payload: MlxPayload, start: int = 0, stop: int | None = None) -> Stored:
-        with _memory():
-            return payloads.export(payload, start, payload.n if stop is None else stop)
-
     def restore(self, tensors: Stored) -> MlxPayload:
-        with _memory():
+        with self.computing():
             return payloads.restore(tensors, self._codec, self.shapes, self.state_shapes, self._loaded.dtype)
 
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
-        with _memory():
+        with self.computing():
             self._select.rows = None
             tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
@@ -468,7 +448,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             return np.array(out[0, -1].astype(mx.float32))
 
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        with _memory(), self._adapters.under(stacks, np.arange(tokens.size)):
+        with self.computing(), self._adapters.under(stacks, np.arange(tokens.size)):
             caches = None if self._window is None else [Window(self._window) for _ in self.model.layers]
             self.count(tokens.size)
             hidden = self._select.hidden(mx.array(tokens.astype(np.int32)), caches)  # (rows, length, hidden)
@@ -478,7 +458,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return self._adapters.targets
 
     def load_adapter(self, adapter: Adapter) -> int:
-        with _memory():
+        with self.computing():
             return self._adapters.load(adapter)
 
     def unload_adapter(self, digest: str) -> None:
@@ -628,14 +608,3 @@ def _consecutive(slots: Int64) -> bool:
 
 def _name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
-
-
-@contextmanager
-def _memory() -> Iterator[None]:
-    """Turns MLX's out-of-memory errors into ours, where it raises instead of ending the process."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "memory" in str(error).lower():
-            raise MemoryBudgetError(f"the device ran out of memory: free KV or load a smaller model ({error})") from error
-        raise

@@ -110,6 +110,21 @@ class MlxPayload:
         """Bytes held."""
         return sum(a.nbytes for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
 
+    def split(self, n: int) -> tuple[MlxPayload, MlxPayload]:
+        """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
+        parts = [[mx.contiguous(a[:, :, s]) for a in (*self.keys, *self.values)] for s in (slice(0, n), slice(n, None))]
+        mx.eval(parts)
+        (head, tail), count = parts, len(self.keys)
+        return (
+            MlxPayload(n, tuple(head[:count]), tuple(head[count:]), None),
+            MlxPayload(self.n - n, tuple(tail[:count]), tuple(tail[count:]), self.state),
+        )
+
+    def export(self, start: int, stop: int) -> Stored:
+        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
+        keys, values = ([a[:, :, start:stop] for a in arrays] for arrays in (self.keys, self.values))
+        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+
 
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
     """An immutable copy of slots, in their order, coded layer by layer."""
@@ -160,23 +175,6 @@ def put(
             layer.keys[..., start:end, :] = new_keys
             layer.values[..., start:end, :] = new_values
     mx.eval(pack.arrays())
-
-
-def split(payload: MlxPayload, n: int) -> tuple[MlxPayload, MlxPayload]:
-    """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
-    parts = [[mx.contiguous(a[:, :, s]) for a in (*payload.keys, *payload.values)] for s in (slice(0, n), slice(n, None))]
-    mx.eval(parts)
-    (head, tail), count = parts, len(payload.keys)
-    return (
-        MlxPayload(n, tuple(head[:count]), tuple(head[count:]), None),
-        MlxPayload(payload.n - n, tuple(tail[:count]), tuple(tail[count:]), payload.state),
-    )
-
-
-def export(payload: MlxPayload, start: int, stop: int) -> Stored:
-    """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-    keys, values = ([a[:, :, start:stop] for a in arrays] for arrays in (payload.keys, payload.values))
-    return exported(keys, values, payload.state if stop == payload.n else None, stop - start, _numpy)
 
 
 def restore(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -76,13 +77,18 @@ class FirstForward(msgspec.Struct, frozen=True):
 PACK_BYTES = 5_500
 
 
-class WorkingPack:
+class WorkingPack(ABC):
     """The tree and the recurrent states of a pack; a library's pack adds its buffers."""
 
     def __init__(self) -> None:
         self.tree = SlotTree()
         self.states: dict[int, State] = {}  # by slot
         self.kept: set[int] = set()  # slots whose state outlives their children
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Slots that every buffer has room for."""
 
 
 P = TypeVar("P", bound=WorkingPack)
@@ -166,7 +172,11 @@ class PackedBackend(ABC, Generic[P]):
     def learn_unread(self, found: FirstForward) -> None:  # a backend that knows its sizes has nothing to learn
         """Learns the layers' shapes from an earlier load instead of from a forward."""
 
-    @abstractmethod
+    @staticmethod
+    def computing() -> AbstractContextManager[None]:  # none is needed to call numpy
+        """The context in which the library is called: its out-of-memory errors become ours."""
+        return nullcontext()
+
     def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:
         """Copies cached tokens into the pack, all but the first `skip`, as a chain hanging under slot `parent` (or ROOT).
 
@@ -176,6 +186,22 @@ class PackedBackend(ABC, Generic[P]):
         Raises:
             MemoryBudgetError: The device ran out of memory. The pack holds no more slots than before.
         """
+        base, n = pack.tree.size, payload.n - skip
+        undo = pack.tree.append(chain_parents(base, n, parent))
+        try:
+            with self.computing():
+                self.put(pack, payload, base, skip)
+        except BaseException:
+            pack.tree.rollback(undo)
+            raise
+        if payload.state is not None:  # its checkpoint stays at its last slot
+            pack.states[base + n - 1] = payload.state
+            pack.kept.add(base + n - 1)
+        return np.arange(base, base + n)
+
+    @abstractmethod
+    def put(self, pack: P, payload: Payload, start: int, skip: int) -> None:
+        """Writes a payload without its first `skip` tokens into the buffers at `start`."""
 
     @abstractmethod
     def take(self, pack: P, slots: Int64) -> Payload:
@@ -185,13 +211,15 @@ class PackedBackend(ABC, Generic[P]):
         """`take` of several chains, each payload on its own. Needs at most three times their bytes meanwhile."""
         return [self.take(pack, slots) for slots in chains]
 
-    @abstractmethod
     def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
         """The first `n` tokens and the rest, each contiguous and on its own. Needs `payload_bytes` once more."""
+        with self.computing():
+            head, tail = payload.split(n)
+            return head, tail
 
-    @abstractmethod
     def payload_bytes(self, payload: Payload) -> int:
         """Bytes the payload holds."""
+        return int(payload.nbytes)
 
     def payload_resumable(self, payload: Payload) -> bool:
         """Whether generation can go on after the payload's last token (False: recurrent state is missing there)."""
@@ -205,13 +233,15 @@ class PackedBackend(ABC, Generic[P]):
     def close(self, pack: P) -> None:
         """Frees the pack."""
 
-    @abstractmethod
     def export(self, payload: Payload, start: int = 0, stop: int | None = None) -> Stored:
         """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), for disk.
 
         They may share the payload's memory, and are not written to. The recurrent state comes along where the last token does.
         See `runtime.backends.stored` for what is what.
         """
+        with self.computing():
+            arrays: Stored = payload.export(start, payload.n if stop is None else stop)
+            return arrays
 
     @abstractmethod
     def restore(self, tensors: Stored) -> Payload:
@@ -514,12 +544,6 @@ class PackedBackend(ABC, Generic[P]):
         bad = tokens[(tokens < 0) | (tokens >= self.info.vocab_size)][0]
         return InvalidRequestError(f"token id {bad} is outside the vocabulary of {self.info.vocab_size:,}")
 
-    def _adopt(self, pack: P, slots: Int64, state: State | None) -> None:
-        """After a payload was loaded: its checkpoint, if it brings one, stays at its last slot."""
-        if state is not None:
-            pack.states[int(slots[-1])] = state
-            pack.kept.add(int(slots[-1]))
-
     def _checkpoint(self, pack: P, slots: Int64) -> State | None:
         """For a payload that ends at ``slots[-1]``: the state there, which is kept from now on."""
         state = pack.states.get(int(slots[-1]))
@@ -704,9 +728,9 @@ class PackedBackend(ABC, Generic[P]):
 
     # ---- bytes and buffers --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def capacity(self, pack: P) -> int:
         """Slots that the pack's buffers have room for."""
+        return pack.capacity
 
     @abstractmethod
     def resize(self, pack: P, capacity: int) -> None:
