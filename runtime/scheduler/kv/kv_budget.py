@@ -459,18 +459,23 @@ class KvBudget:
         Args:
             before: Only jobs that were admitted before the one of this number count as live.
         """
-        places: dict[Workspace, list[int]] = {}
+        live = [prefill for prefill in self.live if before is None or prefill.job.order < before]
         unread: dict[Job, int] = {}  # one whose path was restored stands in two places for a moment
-        for prefill in self.live:
-            if before is None or prefill.job.order < before:
-                places.setdefault(prefill.workspace, []).append(prefill.slot)
-                if prefill.at < prefill.total:
-                    unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
+        for prefill in live:
+            if prefill.at < prefill.total:
+                unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
+        return self.budget - self._live_bytes(live) - sum(map(self.need, unread.values()))
+
+    def _live_bytes(self, live: Iterable[Prefill]) -> int:
+        """Bytes that cannot give way: of the paths on which these jobs stand, of what is on its way, of drafts."""
+        places: dict[Workspace, list[int]] = {}
+        for prefill in live:
+            places.setdefault(prefill.workspace, []).append(prefill.slot)
         taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
         for workspace, standing in places.items():
             kept, tips = workspace.live(standing)
             taken += len(kept) * self._backend.slot_bytes + len(tips) * self._backend.state_bytes
-        return self.budget - taken - sum(map(self.need, unread.values()))
+        return taken
 
     def need(self, tokens: int) -> int:
         """Bytes that a path takes for so many more tokens."""
@@ -537,6 +542,10 @@ class KvBudget:
         Raises:
             MemoryBudgetError: Running requests hold more.
         """
+        in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
+        least = self._live_bytes(self.live) if self.in_place else in_use
+        if least > budget:  # before anything is given up for it
+            raise MemoryBudgetError(_held_by_requests(least, budget))
         before, self.budget = self.budget, budget
         self.pins.set_budget(budget)
         if self.in_place:
@@ -550,7 +559,6 @@ class KvBudget:
                 self._allowed = 0
             held = self.bytes
         else:
-            in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
             if in_use + self.trie.leased_bytes > budget:
                 self.pins.lapse()
                 self._release_leases()
@@ -558,9 +566,7 @@ class KvBudget:
         if held > budget:
             self.budget = before
             self.pins.set_budget(before)
-            raise MemoryBudgetError(
-                f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
-            )
+            raise MemoryBudgetError(_held_by_requests(held, budget))
         self.vectors.set_budget(_for_vectors(budget) if self._enabled else 0)
         if not self.make(0):
             self.vectors.clear()
@@ -683,6 +689,10 @@ class KvBudget:
             f"running requests ({len(self.live)} in all); the budget is {self.budget:,}: raise kv_cache_bytes "
             "(`set_kv_budget`), end another request or shorten the text"
         )
+
+
+def _held_by_requests(held: int, budget: int) -> str:
+    return f"running requests hold {held:,} bytes of KV; a budget of {budget:,} must wait for them, or cancel some"
 
 
 def _for_vectors(budget: int) -> int:

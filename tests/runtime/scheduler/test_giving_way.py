@@ -219,3 +219,35 @@ def test_what_is_let_go_dies_on_the_owner_thread(monkeypatch: pytest.MonkeyPatch
         model.cache_kv(some_ids(9, 10))
     assert len(died) > 6
     assert set(died) == {owner}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_budget_that_is_refused_gives_nothing_up(kind: str) -> None:
+    # given a text that is pinned, the vectors after it, and an answer that is held in the middle
+    other, gate = some_ids(2, 100), Gate()
+
+    async def main(model: LanguageModel) -> None:
+        gate.shut(after=5)
+        listening = asyncio.create_task(model.sample(some_ids(1, 50), 20, [], temperature=0.0))
+        assert await asyncio.to_thread(gate.reached.wait, 30)
+        asked = asyncio.create_task(model.set_kv_budget_async(20 * TOKEN))
+        await asyncio.to_thread(wait_for_jobs, model, 1)
+        gate.open()
+        with pytest.raises(MemoryBudgetError, match="running requests hold"):
+            await asked
+        assert len(await listening) == 20
+
+    behaviour = Behaviour(before_forward=gate, recurrent=kind == "recurrent", overlaps=kind == "overlapping")
+    with fake_model(behaviour) as model:
+        model.cache_kv(other)
+        pinned = asyncio.run(model.pin_async(other))
+        assert pinned.tokens == 100
+        before = settled(model)
+        asyncio.run(main(model))
+        # when a smaller budget than the answer needs is refused, then all of them are there still
+        metrics, report = settled(model)
+        assert report.pins == 1
+        assert report.vector_bytes >= before[1].vector_bytes > 0
+        assert model.prefix_match(other).tokens == 100
+        assert (metrics.kv_evictions, metrics.kv_budget) == (0, before[0].kv_budget)
+        model.unpin(pinned.pin)
