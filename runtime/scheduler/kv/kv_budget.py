@@ -322,7 +322,7 @@ class KvBudget:
     def found_at(self, node: Node, run: SlotRun) -> None:
         """The tokens of an edge were copied into a workspace: one copy is enough."""
         held = node.payload
-        if not self.in_place or not node.attached:
+        if not self.in_place or not node.attached or run.workspace.retired:  # that is to be freed when its last user leaves
             return
         few = CROWDED * max(self.workspaces.crowd, len(node.tokens))
         if not isinstance(held, SlotRun) or held.workspace.retired or held.workspace.held > few:

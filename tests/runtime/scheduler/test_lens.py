@@ -12,7 +12,7 @@ import pytest
 from runtime import LanguageModel, NonFiniteLogitsError, Priority, PromptProgress, RuntimeFault
 from runtime.backends.fake import Behaviour
 from runtime.errors import InvalidRequestError, MemoryBudgetError
-from tests.fakes import KINDS, TOLERANCE, Gate, fake_model, local, reference, settled, some_ids
+from tests.fakes import KINDS, TOLERANCE, Gate, engine_of, fake_model, local, reference, settled, some_ids
 from tests.runtime.adapters.toys import INVOCATION, toy_adapter
 
 TOKEN = 256  # bytes of a fake token's KV
@@ -173,3 +173,18 @@ def test_an_adapter_that_begins_in_the_text(tmp_path: Path) -> None:
             want = model.next_token_logprobs_uncached(ids[: place + 1], adapters=["act"])
             if place < len(head) or place >= len(head) + len(INVOCATION) - 1:  # in between it is not known yet that it begins
                 np.testing.assert_allclose(row, want, atol=TOLERANCE, rtol=0)
+
+
+def test_what_was_restored_is_not_held_in_the_pack_of_a_lens(tmp_path: Path) -> None:
+    ids = some_ids(1, 100)
+    with fake_model() as model:
+        model.cache_kv(ids)
+        model.kv_snapshot(ids, tmp_path / "kv")
+        model.clear_kv_cache()  # what follows the text is remembered still
+        assert model.kv_restore(tmp_path / "kv") == 100
+        before = settled(model)[1]
+        # when the restored text is read
+        assert len(model.lens_sync(ids, [50, 99])) == 2
+        # then the pack that it was read in is gone
+        assert not engine_of(model).scheduler.cache.workspaces.open
+        assert settled(model)[1].bytes == before.bytes
