@@ -85,8 +85,8 @@ class Counters:
             room.peak,
             trie.evicted_bytes,
             trie.evictions,
-            trie.hits,
-            trie.misses,
+            cache.hits,
+            cache.misses,
             cache.vectors.hits,
         )
         self._noted = (_own(self), of_cache)

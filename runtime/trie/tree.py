@@ -188,8 +188,6 @@ class Trie:
         self._heap: list[tuple[int, int, Node]] = []  # leaves by stamp; stale entries are skipped
         self._sizes: list[tuple[int, int, Node]] = []  # edges by bytes, the largest first; stale entries are skipped
         self.root = Node(None, np.empty(0, np.int32), None, None, None)
-        self.hits = 0
-        self.misses = 0
         self.clock = 0  # the logical time of the last access
 
     def lookup(self, spans: Sequence[Span], *, exact: bool = False) -> Lease:
@@ -223,7 +221,6 @@ class Trie:
             best, best_depth = best.parent, best_depth - len(best.tokens)
         if best is not node:  # the end of the lease queues the others
             self.offer(node)
-        self.hits, self.misses = self.hits + (best_depth > 0), self.misses + (best_depth == 0)
         return Lease(self, self.root, matched=depth).move(best, best_depth)
 
     def match(self, spans: Sequence[Span]) -> int:

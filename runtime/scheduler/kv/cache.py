@@ -44,6 +44,7 @@ class Cache:
         recurrent: Whether a path goes on only from a checkpoint.
         room: The budget's book-keeping.
         departures: Jobs that have left.
+        hits, misses: Paths that were placed and found a prefix in the trie, or none.
     """
 
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
@@ -60,6 +61,7 @@ class Cache:
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0
+        self.hits = self.misses = 0
         self.before = backend.forwards, backend.pushed  # the self-test's
 
     def beside(self, draft: Backend) -> Drafter:
@@ -85,6 +87,7 @@ class Cache:
         tag = 0 if job.namespace == tags.base else tags.tag(job.namespace)
         tagged = self.tagged(job, job.ids) if tag or job.before else job.ids
         lease = self.trie.lookup(job.spans(ids))
+        self.hits, self.misses = self.hits + (lease.length > 0), self.misses + (lease.length == 0)
         clock, node = self.trie.eviction_log.clock, lease.node
         workspace: Workspace | None = None
         try:
@@ -259,8 +262,8 @@ class Cache:
             leases=self.trie.leases,
             leased_bytes=self.trie.leased_bytes,
             budget=self.room.budget,
-            hits=self.trie.hits,
-            misses=self.trie.misses,
+            hits=self.hits,
+            misses=self.misses,
             largest=self._largest,
             last_prefix=0 if self._last is None else self._last.depth,
             last_reason=reason,

@@ -177,6 +177,29 @@ def test_queries_are_no_requests_and_hits_are_counted() -> None:
         assert metrics.decode_tokens_per_second is None
 
 
+def test_a_request_is_one_look_into_the_cache_however_many_rows_it_has() -> None:
+    prompt = some_ids(1, 30)
+    with fake_model() as model:
+
+        async def main() -> None:
+            await model.score(prompt)
+            assert looks(model) == (0, 1)
+            _ = [run async for run in model.continue_many(prompt, 4, options(5))]
+            assert looks(model) == (1, 1)
+            await model.beam_generate(prompt, BeamOptions(3, 5))
+            assert looks(model) == (2, 1)
+            await model.score([*prompt, 7, 8])
+            assert looks(model) == (3, 1)
+
+        asyncio.run(main())
+
+
+def looks(model: LanguageModel) -> tuple[int, int]:
+    """That found something, and that found nothing."""
+    metrics = settled(model)[0]
+    return metrics.cache_hits, metrics.cache_misses
+
+
 def test_evictions_are_counted() -> None:
     with fake_model(kv_cache_bytes=60_000) as model:
         for seed in range(12):
