@@ -66,8 +66,8 @@ class Prefill:
 
     def go_back(self, slot: int, at: int) -> None:
         """Stands at an earlier place of the path: what lies between is pushed or found again."""
-        self.reused -= self.at - at
         self.slot, self.at = slot, at
+        self.reused = min(self.reused, at)  # beyond that tokens may have been computed, not found
 
     def undo(self) -> None:
         """Back to the mark: the batch failed."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import LanguageModel, NonFiniteLogitsError, TokenRun, load, run_sync
+from runtime import LanguageModel, NonFiniteLogitsError, Priority, PromptProgress, TokenRun, load, run_sync
 from runtime.backends.fake import Behaviour
 from runtime.numerics.scoring import score_logits
-from tests.fakes import fake_model, some_ids
+from tests.fakes import Gate, fake_model, some_ids, wait_for_jobs
 from tests.tiny_models import tiny_path
 
 PREFIX = some_ids(1, 100)
@@ -84,3 +84,28 @@ def test_a_forward_gives_no_more_scored_rows_than_memory_takes_at_once(monkeypat
     assert pushed(text, 90)[0] > 90  # what stands before gives no rows
     for column in ("logprob", "rank", "entropy", "top_ids", "top_logprobs"):
         np.testing.assert_allclose(getattr(runs[1], column), getattr(runs[0], column), atol=1e-5)
+
+
+@pytest.mark.parametrize("slots", [160, 180, 200])
+def test_tokens_that_are_computed_again_are_not_taken_off_the_reused_ones(slots: int) -> None:
+    # given a recurrent model, and room for hardly any state beside a text that is scored in small chunks
+    told, gate = list[PromptProgress](), Gate()
+    behaviour = Behaviour(recurrent=True, before_forward=gate)
+    with fake_model(behaviour, kv_cache_bytes=slots * 256, prefill_chunk_tokens=16) as model:
+
+        async def both() -> None:
+            gate.shut(after=3)
+            text = [*PREFIX, *some_ids(2, 40)]
+            score = asyncio.create_task(model.score_run(text, 5, priority=Priority.BACKGROUND, on_progress=told.append))
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            # when an urgent text with the same beginning goes on from its place, so that it has to begin again
+            urgent = asyncio.create_task(model.next_token_logprobs([*PREFIX, *some_ids(3, 40)]))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
+            await asyncio.gather(score, urgent)
+
+        asyncio.run(both())
+    # then it has computed more tokens than it has, and reused none
+    assert (told[-1].computed or 0) > told[-1].done == 140
+    assert all(progress.reused == 0 for progress in told[:3])
+    assert min(progress.reused or 0 for progress in told) >= 0
