@@ -589,10 +589,7 @@ def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[Part]],
     first = parts[0].workspace
     for part in parts:
         part.workspace.settle(to_write=True)
-    arrays, states = _arrays(parts)
-    if len(parts) == 1 and len(parts[0].tokens) > 1 and first.borrow(arrays[0].parents, states):
-        arrays, _ = _arrays(parts)  # making room may have moved its slots
-    computed = first.twice(partial(compute, arrays))
+    computed = first.twice(partial(compute, _arrays(parts)))
     for part in parts:
         part.workspace.filled(len(part.tokens))
     return computed
@@ -609,7 +606,7 @@ def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -
         MemoryBudgetError: No room for them in the budget.
     """
     first = parts[0].workspace
-    arrays, _ = _arrays(parts)
+    arrays = _arrays(parts)
     prepared = first.prepared
     if prepared is not None and prepared.fits(parts, arrays, request):
         assert prepared.begin is not None
@@ -656,10 +653,14 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
             part.workspace.prepared = prepared
 
 
-def _arrays(parts: Sequence[PartialForward]) -> tuple[list[Part], int]:
-    """Room for a forward: what the backend is given for it, and how many recurrent states it will keep.
+def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part]:
+    """Room for a forward, also for the copies of chains that go side by side in it; what the backend is given for it.
 
     Plain ids, the packs' own slots, wanted rows, and the adapters where there are any.
+
+    Args:
+        parts: Of each workspace.
+        lent: There is room for the copies already.
 
     Raises:
         NoRoomError: There is none, or the last workspaces found it at the expense of the first: fewer at a time may fit.
@@ -679,4 +680,7 @@ def _arrays(parts: Sequence[PartialForward]) -> tuple[list[Part], int]:
             ids, stacks = workspace.tags.untag(part.tokens)
         own = np.array(part.parents, np.int64) if workspace.where is None else workspace.own(part.parents)
         arrays.append(Part(workspace.pack, ids, own, np.array(part.want, np.int64), stacks))
-    return arrays, states
+    first = parts[0]
+    if not lent and len(parts) == 1 and len(first.tokens) > 1 and first.workspace.borrow(arrays[0].parents, states):
+        return _arrays(parts, lent=True)  # making room may have moved its slots
+    return arrays

@@ -226,3 +226,24 @@ def test_copies_of_rows_side_by_side_are_lent_out_of_the_budget() -> None:
             assert_right(got, text, "recurrent")
         assert model.metrics().forward_calls - before == 3
         assert settled(model)[0].kv_peak_bytes <= budget
+
+
+def test_a_forward_that_is_begun_has_memory_lent_to_it_for_its_own_rows() -> None:
+    # given a model whose branches go chain by chain, on a device that computes beside its caller
+    with fake_model(Behaviour(overlaps=True), kv_cache_bytes=400 * TOKEN) as model:
+        backend: Any = engine_of(model).backend
+        backend.tree, backend.together, backend.widest_bytes = False, False, 128
+        options = GenerationOptions(max_tokens=6, ignore_eos=True, sampling=SamplingOptions(), seed=1)
+        said: list[list[int]] = [[], []]
+
+        async def listen() -> None:
+            async for branch, record in model.continue_many(some_ids(1, 8), 2, options):
+                said[branch].append(record.token_id)
+
+        # when two branches are answered
+        asyncio.run(listen())
+        assert said[0] != said[1]
+        # then what was lent to a forward does not bound the next one, whose rows are longer: they go together every time
+        metrics = settled(model)[0]
+        assert metrics.forward_calls == 1 + 5
+        assert metrics.kv_peak_bytes <= 400 * TOKEN
