@@ -161,7 +161,7 @@ class Scheduler:
             self._background.step(beside=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
-        others = self._waiting.new or self._prompts.running or self._background.workers
+        others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
         stalled = decodes and not others and self._decoding.stalled and self._beams.stalled
         if stalled and not (self.blocks.asked and self.blocks.busy):
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)

@@ -169,14 +169,23 @@ class Readings(Worker[_Work]):
         answer, done = (job.empty(), 0) if held is None else held
         self.running.append(_Work(job, answer, done))
 
+    @property
+    def waits(self) -> bool:
+        """Whether other requests have to leave before any job can go on."""
+        return all(map(self._lacks, self.running))
+
+    def _lacks(self, work: _Work) -> bool:
+        if work.lacking is None or not self._cache.room.live:
+            return False
+        return work.departures == self._cache.departures or self._cache.room.spare() < work.lacking
+
     def step(self, *, beside: bool) -> None:
         """One forward for the job served longest ago; `beside`: others wait for this step's end."""
         work = self.running.pop(0)
         self.running.append(work)
-        if work.lacking is not None and self._cache.room.live:
-            looked, work.departures = work.departures, self._cache.departures
-            if looked == work.departures or self._cache.room.spare() < work.lacking:
-                return
+        lacks, work.departures = self._lacks(work), self._cache.departures
+        if lacks:
+            return
         work.lacking = None
         try:
             self._forward(work, self._quota(beside=beside))

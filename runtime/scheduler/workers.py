@@ -120,6 +120,11 @@ class Background:
         """The jobs that run."""
         return [work.job for worker in self.workers.values() for work in worker.running]
 
+    @property
+    def waits(self) -> bool:
+        """Whether other requests have to leave before any job can go on."""
+        return all(worker.waits for worker in self.workers.values())
+
     def admit(self, job: BackgroundJob) -> None:
         """Takes a job in.
 

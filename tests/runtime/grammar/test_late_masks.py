@@ -11,7 +11,9 @@ import pytest
 
 from runtime import BeamOptions, GenerationOptions, Grammar, LanguageModel, SpeculativeOptions
 from runtime.backends.fake import Behaviour
-from tests.fakes import KINDS, assert_right, fake_model, some_ids
+from runtime.grammar.constraint import Constraint
+from runtime.scheduler.loop import STALLED_SECONDS
+from tests.fakes import KINDS, assert_right, fake_model, some_ids, until
 from tests.runtime.grammar.matchers import watch_masks
 
 SLOW = Grammar.regex("[a-c]{8}(-[a-c]{4})?")
@@ -126,4 +128,37 @@ def test_a_request_that_waits_for_its_mask_can_be_cancelled(name: str, masks: Ma
         assert await REQUESTS[name](model)
 
     with fake_model() as model:
+        asyncio.run(main(model))
+
+
+def test_a_mask_is_waited_for_without_spinning_beside_a_text_that_waits_for_room(
+    masks: Masks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    ready = Constraint.ready
+
+    def noted(self: Constraint, patience: float | None) -> bool:
+        asked.append(patience)
+        return ready(self, patience)
+
+    monkeypatch.setattr(Constraint, "ready", noted)
+
+    async def main(model: LanguageModel) -> None:
+        # given an answer that waits for its mask, and holds the room that a long text to embed needs
+        masks.shut()
+        slow = asyncio.ensure_future(answer(model, some_ids(1, 200), GenerationOptions(grammar=SLOW, seed=3)))
+        await asyncio.to_thread(masks.reached.wait, 30)
+        text = asyncio.ensure_future(model.embed(["d" * 250]))
+        await model.prefix_match_async(PROMPT)  # the text is in work by then
+        # then the owner thread rests between two looks for the mask
+        asked.clear()
+        await asyncio.to_thread(until, lambda: STALLED_SECONDS in asked or len(asked) > 1_000)
+        rested = STALLED_SECONDS in asked
+        masks.gate.set()
+        assert rested
+        # and both end
+        assert (await slow)[-1]
+        assert (await text).shape == (1, 16)
+
+    with fake_model(kv_cache_bytes=400 * 262, prefill_chunk_tokens=64) as model:
         asyncio.run(main(model))
