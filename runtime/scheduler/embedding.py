@@ -279,7 +279,7 @@ class Embeddings(Worker[_Work]):
     def _failed(self, chosen: Chosen, error: BaseException) -> None:
         if len(chosen) > 1:
             half = len(chosen) // 2
-            for part in (chosen[:half], chosen[half:]):
+            for part in (chosen[half:], chosen[:half]):  # the longest last: what finds no room goes back to the end of `left`
                 wanted = [(work, number) for work, number in part if not work.over]
                 if wanted:
                     self._guarded(wanted, partial(self._slice, wanted))

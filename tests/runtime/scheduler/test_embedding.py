@@ -263,3 +263,27 @@ def test_a_vector_of_nothing_but_zeros_stays() -> None:
     pool = Pool("mean")
     pool.add(np.zeros((3, 4), np.float32))
     assert (pool.vector() == 0).all()
+
+
+def test_texts_that_found_no_room_are_taken_up_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given texts of which no batch finds room beside an answer
+    gate, log = Gate(), list[tuple[int, int]]()
+    monkeypatch.setattr("runtime.scheduler.workers.CHUNK_SECONDS", 1e6)  # a slice is as large as it may be, also beside others
+    texts = ["a" * 90, "b" * 91, "c" * 92, "d" * 93]
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=100 * BIG) as model:
+        slices_of(model, monkeypatch, log)
+
+        async def beside() -> Any:
+            gate.shut(after=2)
+            stream = model.generate(some_ids(2, 85), GenerationOptions(max_tokens=12, seed=1, ignore_eos=True))
+            await anext(stream)
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            vectors = asyncio.create_task(model.embed(texts))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
+            assert len([record async for record in stream]) > 1
+            return await vectors
+
+        assert asyncio.run(beside()).shape == (4, 16)
+        # then all of them go in one batch once it has ended
+        assert log == [(4, 33)]
