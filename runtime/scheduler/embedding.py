@@ -23,8 +23,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Means, Worker
+from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
 FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
@@ -48,9 +47,9 @@ class EmbedJob(BackgroundJob):
         return f"texts[{self.places[number][0]}]"
 
 
-@dataclass(slots=True, eq=False)
-class _Work:
-    """A job on its way."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Work(Work):
+    """A job on its way; `prefill` is that of the text that goes in chunks, still the last of `left`."""
 
     job: EmbedJob
     left: list[int]  # numbers of paths that were not begun, the longest last
@@ -60,8 +59,7 @@ class _Work:
     done: int = 0
     reused: int = 0  # tokens of texts that are there more than once
     computed: int = 0  # tokens pushed, padding too
-    long: Prefill | None = None  # the text that goes in chunks, still the last of `left`
-    pool: Pool | None = None  # what its chunks have given so far
+    pool: Pool | None = None  # what the chunks of a long text have given so far
     over: bool = False
     complete: set[int] = field(default_factory=set)  # numbers of paths
 
@@ -75,11 +73,6 @@ Chosen = list[tuple[_Work, int]]
 
 class Embeddings(Worker[_Work]):
     """The embedding jobs that run."""
-
-    def __init__(self, means: Means) -> None:
-        super().__init__(means)
-        self._departures = 0  # when it was last looked whether there is room
-        self._lacking: int | None = None  # bytes, for which others have to leave first
 
     def admit(self, job: EmbedJob) -> None:
         """Takes a job in.
@@ -97,7 +90,8 @@ class Embeddings(Worker[_Work]):
         total = sum(n * length for n, length in zip(copies, lengths, strict=True))
         vectors = np.empty((sum(copies), self._backend.info.hidden_size), np.float32)
         held = [(number, self._cache.interrupted.take(_key(job, number))) for number in order]
-        work = _Work(job, [number for number, vector in held if vector is None], vectors, total, len(order))
+        left = [number for number, vector in held if vector is None]
+        work = _Work(job=job, left=left, vectors=vectors, total=total, open=len(order))
         self.running.append(work)
         for number, vector in held:
             if vector is not None:
@@ -106,30 +100,16 @@ class Embeddings(Worker[_Work]):
         if not work.open:
             self._finish(work)
 
-    @property
-    def waits(self) -> bool:
-        """Others have to leave before anything can be computed."""
-        unchanged = self._departures == self._cache.departures or self._cache.room.spare() < (self._lacking or 0)
-        return self._lacking is not None and bool(self._cache.room.live) and unchanged
-
-    def step(self, *, beside: bool) -> None:
-        """One slice, of whom was served longest ago; `beside`: others wait for this step's end."""
-        waits, self._departures = self.waits, self._cache.departures
-        if waits:
-            return
-        self._lacking = None
-        quota = self._quota(beside=beside)
-        work = self.running.pop(0)
-        self.running.append(work)
-        if work.long is not None or len(work.job.paths[work.left[-1]]) > quota:
+    def _forward(self, work: _Work, quota: int) -> None:
+        """One slice, or a chunk of a long text."""
+        if work.prefill is not None or self._length(work) > quota:
             self._guarded([(work, work.left[-1])], lambda: self._chunk(work, quota))
         else:
             chosen = self._choose(work, quota)
             self._guarded(chosen, lambda: self._slice(chosen))
 
-    def packed(self, work: _Work) -> int | None:
-        """Tokens of its long text, which goes in chunks through a pack."""
-        return None if work.long is None else work.long.total
+    def _length(self, work: _Work) -> int:
+        return len(work.job.paths[work.left[-1]])
 
     def end(self, work: _Work, error: BaseException | None) -> None:
         """The job ends unfinished: what it has stays for the next one that asks for the same."""
@@ -150,9 +130,9 @@ class Embeddings(Worker[_Work]):
     def _choose(self, lead: _Work, quota: int) -> Chosen:
         """The lead's longest texts, then those of others that are as long, within the quota and the bound on padding."""
         chosen: Chosen = []
-        longest = len(lead.job.paths[lead.left[-1]])
+        longest = self._length(lead)
         useful = 0
-        alike = (w for w in self.running if w is not lead and w.long is None and w.job.namespace == lead.job.namespace)
+        alike = (w for w in self.running if w is not lead and w.prefill is None and w.job.namespace == lead.job.namespace)
         for work in (lead, *alike):
             at = len(work.left)
             while at and len(chosen) < self._options.batch_rows:
@@ -196,11 +176,11 @@ class Embeddings(Worker[_Work]):
     def _chunk(self, work: _Work, quota: int) -> None:
         number = work.left[-1]
         path = work.job.paths[number]
-        if work.long is None:
-            work.long = self._cache.place_apart(Job(path, work.job.namespace))
+        if work.prefill is None:
+            work.prefill = self._cache.place_apart(Job(path, work.job.namespace))
             work.pool = Pool(work.job.pooling)
         assert work.pool is not None
-        prefill, end = work.long, min(work.long.at + quota, len(path))
+        prefill, end = work.prefill, min(work.prefill.at + quota, len(path))
         started = time.monotonic()
         tokens = prefill.tagged[prefill.at : end]
         hidden, prefill.slot = prefill.workspace.extend(tokens, prefill.slot, "hidden")
@@ -213,22 +193,13 @@ class Embeddings(Worker[_Work]):
             pool = work.pool
             self._free(work)
             work.left.pop()
-            work.done -= len(path)  # counted with its twins
             self._keep(work, number, pool)
 
-    def begin_anew(self, work: _Work) -> None:
-        """Frees its pack; the long text begins again."""
-        if work.long is not None:
-            work.done -= work.long.at
-        self._free(work)
-        work.job.parks += 1
-        self._lacking = self._cache.room.lacking(len(work.job.paths[work.left[-1]]))
-        self._departures = self._cache.departures
-
     def _free(self, work: _Work) -> None:
-        if work.long is not None:
-            self._cache.leave(work.long)
-            work.long = work.pool = None
+        if work.prefill is not None:
+            work.done -= work.prefill.at  # the text begins again, or is counted with its twins
+        work.pool = None
+        super()._free(work)
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
@@ -285,11 +256,9 @@ class Embeddings(Worker[_Work]):
                     self._guarded(wanted, partial(self._slice, wanted))
             return
         work, number = chosen[0]
-        others = len(self._cache.room.live) - (work.long is not None)
-        if isinstance(error, NoRoomError) and others:  # they hold what is needed: again when one has left
-            if work.long is None:
-                work.left.append(number)
-            self.begin_anew(work)
+        if work.prefill is None:
+            work.left.append(number)
+        if self._without_room(work, error):
             return
         fault = typed(error)
         if isinstance(fault, MemoryBudgetError):

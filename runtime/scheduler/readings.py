@@ -24,9 +24,8 @@ from runtime.lens import LensRun, empty_lens, head_share, positions_at_once, rea
 from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
-from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Means, Worker
+from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
 
 SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
 # Nats that they may be off. Measured with SmolLM2: 2e-5 in float32, 0.21 where weights or numbers have fewer bits: forwards of
@@ -135,18 +134,13 @@ def _allowed(info: ModelInfo) -> float:
 READINGS: dict[str, type[ReadJob]] = {job.kind: job for job in (LensJob,)}
 
 
-@dataclass(slots=True, eq=False)
-class _Work:
-    """A job on its way."""
-
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Work(Work):
     job: ReadJob
     answer: Answer  # filled as it comes
-    done: int = 0  # positions
+    done: int  # positions
     reused: int = 0  # tokens that were copied from the trie
     computed: int = 0
-    prefill: Prefill | None = None  # while it has a pack
-    lacking: int | None = None  # bytes, for which others have to leave first
-    departures: int = 0  # when it was last looked whether there is room
 
     def tell(self) -> None:
         if self.job.on_progress is not None:
@@ -167,32 +161,13 @@ class Readings(Worker[_Work]):
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
         answer, done = (job.empty(), 0) if held is None else held
-        self.running.append(_Work(job, answer, done))
+        self.running.append(_Work(job=job, answer=answer, done=done))
 
-    @property
-    def waits(self) -> bool:
-        """Whether other requests have to leave before any job can go on."""
-        return all(map(self._lacks, self.running))
-
-    def _lacks(self, work: _Work) -> bool:
-        if work.lacking is None or not self._cache.room.live:
-            return False
-        return work.departures == self._cache.departures or self._cache.room.spare() < work.lacking
-
-    def step(self, *, beside: bool) -> None:
-        """One forward for the job served longest ago; `beside`: others wait for this step's end."""
-        work = self.running.pop(0)
-        self.running.append(work)
-        lacks, work.departures = self._lacks(work), self._cache.departures
-        if lacks:
-            return
-        work.lacking = None
+    def _forward(self, work: _Work, quota: int) -> None:
         try:
-            self._forward(work, self._quota(beside=beside))
+            self._read(work, quota)
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
-            if isinstance(error, NoRoomError) and len(self._cache.room.live) > (work.prefill is not None):
-                self.begin_anew(work)  # others hold what is needed
-            else:
+            if not self._without_room(work, error):
                 self.end(work, typed(error))
             return
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
@@ -201,9 +176,8 @@ class Readings(Worker[_Work]):
             self._leave(work, "done")
             settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
 
-    def packed(self, work: _Work) -> int | None:
-        """Tokens of its path."""
-        return None if work.prefill is None else len(work.job.ids)
+    def _length(self, work: _Work) -> int:
+        return len(work.job.ids)
 
     def end(self, work: _Work, error: BaseException | None) -> None:
         """The job ends unfinished: what it has stays for the next one that asks for the same."""
@@ -214,7 +188,7 @@ class Readings(Worker[_Work]):
         if error is not None:
             work.job.fail(error)
 
-    def _forward(self, work: _Work, quota: int) -> None:
+    def _read(self, work: _Work, quota: int) -> None:
         """Brings the pack to the next position, or reads it and those that follow it at once."""
         job, first = work.job, int(work.job.positions[work.done])
         prefill = self._placed(work, first)
@@ -249,22 +223,11 @@ class Readings(Worker[_Work]):
             work.reused += prefill.at - before
         return prefill
 
-    def begin_anew(self, work: _Work) -> None:
-        """Frees its pack, and notes what room it needs."""
-        self._free(work)
-        work.job.parks += 1
-        work.lacking, work.departures = self._cache.room.lacking(len(work.job.ids)), self._cache.departures
-
     def _leave(self, work: _Work, finish: str) -> None:
         self.running.remove(work)
         self._free(work)
         self._ledger.leave(work.job, finish, reused=work.reused, computed=work.computed)
         self._counters.publish(self._cache)
-
-    def _free(self, work: _Work) -> None:
-        if work.prefill is not None:
-            self._cache.leave(work.prefill)
-            work.prefill = None
 
 
 def _key(job: ReadJob) -> tuple[object, ...]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from runtime.backends.packs.packed import Backend
 from runtime.options.load import LoadOptions
 from runtime.scheduler.faults import all_of
 from runtime.scheduler.jobs import AnsweredJob, Job
 from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
+from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import CHUNK_SECONDS, Pace, yields
 
 
@@ -41,12 +43,21 @@ class BackgroundJob(AnsweredJob, ABC):
         """What works on all jobs of this kind."""
 
 
-class Work(Protocol):
-    """A job on its way."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Work:
+    """A job on its way.
 
-    @property
-    def job(self) -> Any:
-        """The job."""
+    Attributes:
+        job: The job.
+        prefill: While it has a pack.
+        lacking: Bytes, for which others have to leave first.
+        departures: When it was last looked whether there is room.
+    """
+
+    job: Any
+    prefill: Prefill | None = None
+    lacking: int | None = None
+    departures: int = 0
 
 
 W = TypeVar("W", bound=Work)
@@ -62,8 +73,13 @@ class Worker(ABC, Generic[W]):
 
     @property
     def waits(self) -> bool:
-        """Whether other requests have to leave before anything can be computed."""
-        return False
+        """Whether other requests have to leave before any job can go on."""
+        return all(map(self._lacks, self.running))
+
+    def _lacks(self, work: W) -> bool:
+        if work.lacking is None or not self._cache.room.live:
+            return False
+        return work.departures == self._cache.departures or self._cache.room.spare() < work.lacking
 
     @abstractmethod
     def admit(self, job: Any) -> None:
@@ -73,33 +89,55 @@ class Worker(ABC, Generic[W]):
             MemoryBudgetError: It cannot fit whatever is evicted; nothing was computed.
         """
 
-    @abstractmethod
     def step(self, *, beside: bool) -> None:
-        """One forward for the job served longest ago; `beside`: other requests wait for this step's end."""
-
-    def _quota(self, *, beside: bool) -> int:
-        """Tokens of the next forward."""
+        """One forward for the job served longest ago that need not wait; `beside`: other requests wait for this step's end."""
+        for work in self.running:
+            lacks, work.departures = self._lacks(work), self._cache.departures
+            if not lacks:
+                break
+        else:
+            return
+        self.running.remove(work)
+        self.running.append(work)
+        work.lacking = None
         quota = self._pace.chunk(CHUNK_SECONDS) if beside else self._pace.background()
-        return min(quota, self._options.max_batch_tokens)
+        self._forward(work, min(quota, self._options.max_batch_tokens))
+
+    @abstractmethod
+    def _forward(self, work: W, quota: int) -> None:
+        """One forward of up to `quota` tokens for a job; what fails in it is the job's own."""
 
     @abstractmethod
     def end(self, work: W, error: BaseException | None) -> None:
         """The job ends unfinished: with the error, or because it was cancelled."""
 
     @abstractmethod
-    def packed(self, work: W) -> int | None:
-        """Tokens of the path whose pack the job has; None: it has no pack."""
+    def _length(self, work: W) -> int:
+        """Tokens of the path that the job needs a pack for."""
 
-    @abstractmethod
-    def begin_anew(self, work: W) -> None:
+    def _without_room(self, work: W, error: BaseException) -> bool:
+        """Whether others hold what a forward of the job has not found: then it begins again when one has left."""
+        if not isinstance(error, NoRoomError) or len(self._cache.room.live) == (work.prefill is not None):
+            return False
+        self._begin_anew(work)
+        return True
+
+    def _begin_anew(self, work: W) -> None:
         """Frees the job's pack; it begins again when there is room."""
+        self._free(work)
+        work.job.parks += 1
+        work.lacking, work.departures = self._cache.room.lacking(self._length(work)), self._cache.departures
+
+    def _free(self, work: W) -> None:
+        if work.prefill is not None:
+            self._cache.leave(work.prefill)
+            work.prefill = None
 
     def make_way(self, job: Job | None) -> bool:
         """Frees the pack of a job that gives way to another one (None: to any). False: there is none."""
         for work in self.running:
-            tokens = self.packed(work)
-            if tokens is not None and (job is None or yields(work.job, tokens, job)):
-                self.begin_anew(work)
+            if work.prefill is not None and (job is None or yields(work.job, work.prefill.total, job)):
+                self._begin_anew(work)
                 return True
         return False
 

@@ -286,4 +286,23 @@ def test_texts_that_found_no_room_are_taken_up_the_longest_first(monkeypatch: py
 
         assert asyncio.run(beside()).shape == (4, 16)
         # then all of them go in one batch once it has ended
-        assert log == [(4, 33)]
+        assert log == [(4, 93)]
+
+
+def test_two_long_texts_that_do_not_fit_together_are_both_embedded() -> None:
+    texts, gate = ["e" * 250, "f" * 250], Gate()
+    with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=300 * BIG, prefill_chunk_tokens=64) as model:
+        alone = model.embed_sync(texts)
+
+        async def both() -> list[Any]:
+            gate.shut()
+            calls = [asyncio.create_task(model.embed([texts[0]]))]
+            assert await asyncio.to_thread(gate.reached.wait, 30)
+            calls.append(asyncio.create_task(model.embed([texts[1]])))
+            await asyncio.to_thread(wait_for_jobs, model, 1)
+            gate.open()
+            return await asyncio.wait_for(asyncio.gather(*calls), 20)
+
+        for one, vectors in zip(alone, asyncio.run(both()), strict=True):
+            np.testing.assert_allclose(vectors[0], one, atol=1e-6)
+        assert settled(model)[1].leases == 0
