@@ -67,20 +67,6 @@ class BeamRules:
         self._start = Standing(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
         self.work_seconds = self.wait_seconds = 0.0
 
-    @classmethod
-    def of(
-        cls,
-        stops: Sequence[str],
-        constraint: Constraint | None,
-        *,
-        eos: Set[int],
-        token_bytes: Sequence[bytes],
-    ) -> BeamRules | None:
-        """Those of a search; None where it has none."""
-        if not stops and constraint is None:
-            return None
-        return cls(stops, constraint, eos=eos, token_bytes=token_bytes)
-
     def ready(self, at: Standing | None, patience: float) -> bool:
         """Whether `allowed` would not wait, after so many seconds at most."""
         constraint = (at or self._start).constraint

@@ -86,12 +86,10 @@ class Beams:
         at_limit = Finish.CONTEXT if room <= asked else Finish.LENGTH
         own = job.options.eos_token_ids
         eos = self._vocabulary.eos if own is None else frozenset(own)
-        rules = BeamRules.of(
-            job.options.stop,
-            job.constraint,
-            eos=frozenset() if job.options.ignore_eos else eos,
-            token_bytes=self._vocabulary.token_bytes,
-        )
+        rules: BeamRules | None = None
+        if job.options.stop or job.constraint is not None:
+            ends = frozenset[int]() if job.options.ignore_eos else eos
+            rules = BeamRules(job.options.stop, job.constraint, eos=ends, token_bytes=self._vocabulary.token_bytes)
         search = BeamSearch(job.options, eos, min(room, asked), at_limit, rules)
         one = Running(job, search, [prefill], prefill.reused, prefill.computed, time.monotonic())
         job.prompted = time.monotonic()

@@ -54,7 +54,9 @@ def world(case: Case, seed: int, limit: int = 4) -> World:
 def found(grammars: Grammars, world: World, options: BeamOptions) -> list[tuple[Path, float, str | None, str]]:
     """Ids, score, reason and text of our search's hypotheses, best first."""
     constraint = None if world.grammar is None else grammars.constraint(world.grammar)
-    rules = BeamRules.of(tuple(world.stops), constraint, eos=world.eos, token_bytes=world.pieces)
+    stops, rules = tuple(world.stops), None
+    if stops or constraint is not None:
+        rules = BeamRules(stops, constraint, eos=world.eos, token_bytes=world.pieces)
     ours = BeamSearch(options, world.eos, world.limit, Finish.LENGTH, rules)
     paths: list[Path] = [()]
     while not ours.done:
@@ -120,8 +122,7 @@ def test_where_no_beam_can_go_on_it_is_an_error(grammars: Grammars) -> None:
 
 def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) -> None:
     for grammar, finish in ((Grammar.regex("(ab)+"), Finish.STOP_INSIDE), (Grammar.regex("a*b*a*"), Finish.STOP)):
-        rules = BeamRules.of(("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES)
-        assert rules is not None
+        rules = BeamRules(("b",), grammars.constraint(grammar), eos=EOS, token_bytes=PIECES)
         after = rules.after(rules.after(None, 0, Finish.NONE), 1, Finish.NONE)
         assert (after.finish, after.cut) == (finish, 1)
 
@@ -129,7 +130,7 @@ def test_a_stop_inside_an_unfinished_answer_is_incomplete(grammars: Grammars) ->
 def test_beams_run_on_behind_many_that_a_stop_ends() -> None:
     # given one beam whose 20 likeliest tokens end it
     pieces = [b"."] * 20 + [b"a"] * 20
-    rules = BeamRules.of((".",), None, eos=frozenset(), token_bytes=pieces)
+    rules = BeamRules((".",), None, eos=frozenset(), token_bytes=pieces)
     ours = BeamSearch(BeamOptions(width=2, ignore_eos=True), frozenset(), 5, Finish.LENGTH, rules)
     row = np.log(np.arange(40, 0, -1, dtype=np.float32) / 820)
     # then the next two run on
