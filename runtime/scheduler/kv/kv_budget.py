@@ -19,7 +19,7 @@ from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.pins import Pins
-from runtime.scheduler.kv.workspace import Memory, NoRoomError, SlotRun, Tagged, Workspace
+from runtime.scheduler.kv.workspace import NoRoomError, SlotRun, Tagged, Workspace
 from runtime.scheduler.prefill.distributions import LogitsCache
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.speculation.draft import Drafter
@@ -130,7 +130,7 @@ class Workspaces:
         crowd: Slots up to which unrelated rows share a pack.
     """
 
-    def __init__(self, backend: Backend, memory: Memory, *, in_place: bool) -> None:
+    def __init__(self, backend: Backend, memory: KvBudget, *, in_place: bool) -> None:
         self._in_place = in_place
         self._backend = backend
         self._memory = memory

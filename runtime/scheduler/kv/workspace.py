@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankedRows, RankRequest
-from runtime.trie import Lease, Node
+from runtime.trie import Lease
 from runtime.trie.tree import common_prefix
+
+if TYPE_CHECKING:  # it makes workspaces
+    from runtime.scheduler.kv.kv_budget import KvBudget
 
 COPY_TOKENS = 256  # that are copied at a time from one workspace into another
 
@@ -35,28 +38,6 @@ class SlotRun:
 
 class NoRoomError(MemoryBudgetError):
     """Live rows alone need more than the budget; callers get it as a plain `MemoryBudgetError`."""
-
-
-class Memory(Protocol):
-    """Whom a workspace asks before it takes memory; `runtime.scheduler.kv.kv_budget.KvBudget`."""
-
-    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
-        """Makes room for `count` more slots and `states` more recurrent states, or `MemoryBudgetError`.
-
-        Slots that are not needed may go: all but the paths to `standing` and to where live jobs stand.
-        """
-
-    def lend(self, size: int) -> int:
-        """Up to `size` bytes for the moment of a copy: what is not in use gives way; fewer where that is not enough."""
-
-    def give_way(self) -> None:
-        """The device itself is full: what is not in use goes."""
-
-    def weighed(self, more: int) -> None:
-        """A workspace holds so many bytes more, or fewer."""
-
-    def found_at(self, node: Node, run: SlotRun) -> None:
-        """The tokens of an edge stand here now: it may refer to them."""
 
 
 Tagged = npt.NDArray[Any]  # (n,) token ids, int32; int64 where some carry the number of an adapter stack
@@ -248,7 +229,7 @@ class Workspace:
     the pack's own.
     """
 
-    def __init__(self, backend: Backend, tags: Tags, memory: Memory) -> None:
+    def __init__(self, backend: Backend, tags: Tags, memory: KvBudget) -> None:
         self.backend = backend
         self.memory = memory
         self.tags = tags

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from runtime.errors import NonFiniteLogitsError
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
 from runtime.records import TokenRun
-from runtime.scheduler.kv.workspace import PartialForward, SlotRun, Workspace, begin
-from runtime.trie import Node
+from runtime.scheduler.kv.kv_budget import KvBudget
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin
 from tests.fakes import assert_right, engine_of, fake_model, generate_job, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
@@ -29,31 +28,12 @@ GREEDY = GenerationOptions(max_tokens=12, sampling=SamplingOptions(temperature=0
 TOKEN = 2 * 16 * 8  # bytes of the fake's KV
 
 
-class Plenty:
-    """Memory without a limit."""
-
-    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
-        pass
-
-    def lend(self, size: int) -> int:
-        return size
-
-    def give_way(self) -> None:
-        pass
-
-    def weighed(self, more: int) -> None:
-        pass
-
-    def found_at(self, node: Node, run: SlotRun) -> None:
-        pass
-
-
 def begun() -> tuple[Workspace, list[int]]:
     """A workspace that holds [1, 2] and has begun [3]; how many forwards it has waited for."""
     waited: list[int] = []
     behaviour = Behaviour(overlaps=True, before_forward=lambda tokens: waited.append(len(tokens)))
     backend = FakeBackend(LoadOptions(), behaviour)
-    workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
+    workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), KvBudget(backend, 1 << 30, enabled=True))
     workspace.paths.add(workspace.paths.add(ROOT, 1), 2)
     workspace.forward([1, 2], [ROOT, 0], [])
     workspace.paths.add(1, 3)

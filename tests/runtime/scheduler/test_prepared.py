@@ -17,11 +17,11 @@ from runtime.adapters.stacks import Tags
 from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
+from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, prepare
 from tests.fakes import engine_of, query_job, reference, settled
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
-from tests.runtime.scheduler.test_inflight import Plenty
 from tests.tiny_models import tiny_path
 
 N = 24
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
 
     with opened("mlx", "llama") as model:
         backend = engine_of(model).backend
-        workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), Plenty())
+        workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), KvBudget(backend, 1 << 30, enabled=True))
         prompt = [5, 6, 7, 8]
         for at, token in enumerate(prompt):
             workspace.paths.add(at - 1, token)
