@@ -13,14 +13,13 @@ from benchmarks.parts.decode import decode, embedded_model, many, overhead, rows
 from benchmarks.parts.files import files, quantised
 from benchmarks.parts.gpu import gpu
 from benchmarks.parts.kv_store import store, swap, trie
-from benchmarks.parts.latency import latency
 from benchmarks.parts.pressure import pressure
 from benchmarks.parts.remote import remote
 from benchmarks.parts.reopen import reopen
 from benchmarks.parts.sampler import grammar, sampler
 from benchmarks.parts.shelf import shelf
 from benchmarks.parts.token_counts import branches, budget, chat, particles
-from benchmarks.parts.window import start, view, window
+from benchmarks.parts.window import latency, start, view, window
 from benchmarks.sizes import Sizes
 
 

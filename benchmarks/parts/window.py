@@ -1,7 +1,8 @@
-"""The window: the start of the process, the speed of its widgets, the gaps of its event loop."""
+"""The window: the start of the process, the speed of its widgets, gaps of its event loop; and of any that uses a model (W8)."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -13,15 +14,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
 from benchmarks.children.child import measure_in_child
-from benchmarks.clock import Told, gaps_of
-from benchmarks.findings import Case, Findings, Limit, Verdict
+from benchmarks.clock import Told, gaps_of, ticks
+from benchmarks.findings import Case, Findings, Gaps, Limit, Verdict
+from benchmarks.ours import one_thread
 from benchmarks.sizes import Sizes
+from benchmarks.workloads import Everything
+from runtime import LanguageModel, load, spawn
 
 START_ROW = "start"
 WALL_BAR, CPU_BAR = 1.0, 0.85  # seconds
@@ -207,3 +212,71 @@ def window_verdicts(case: Case, found: Mapping[str, Sequence[float]], sizes: Siz
     what = "ms: a click on a token pins its card, painted, median"
     rows.append(case.verdict(WINDOW_ROW, what, card, CARD_MS))
     return tuple(rows)
+
+
+LATENCY_ROW = "W8 event loop"
+NOTHING, SPAWNED, INSIDE = "nothing runs", "engine process", "in process"
+SPAWNED_P99_MS, SPAWNED_MAX_MS, INSIDE_P99_MS = 16.0, 50.0, 40.0
+WARM_UP_SECONDS = 0.2
+LOOP_LIMIT = "the same of an event loop that has nothing to do"
+
+Windows = Sequence[Sequence[float]]  # of each, milliseconds between its ticks
+
+
+def latency(case: Case, sizes: Sizes, tell: Told) -> Findings:
+    """Idle, beside a spawned engine, beside a model on a thread of this process.
+
+    Each is watched for several windows of time. A bar is held against the median of what the windows say by themselves; the
+    table of gaps has all ticks together, and the longest of all.
+    """
+    return asyncio.run(_latency(case, [sizes.latency_seconds] * sizes.latency_windows, tell))
+
+
+async def _latency(case: Case, windows: Sequence[float], tell: Told) -> Findings:
+    tell(f"{LATENCY_ROW}: {NOTHING}")
+    idle = [await ticks(seconds) for seconds in windows]
+    tell(f"{LATENCY_ROW}: {SPAWNED}, loading")
+    async with await spawn(case.folder, case.backend, **one_thread(case.backend)) as engine:
+        tell(f"{LATENCY_ROW}: {SPAWNED}")
+        spawned, spawned_work = await _beside(engine, windows)
+    tell(f"{LATENCY_ROW}: {INSIDE}, loading")
+    model = await asyncio.to_thread(load, case.folder, case.backend, **one_thread(case.backend))
+    async with model:
+        tell(f"{LATENCY_ROW}: {INSIDE}")
+        inside, inside_work = await _beside(model, windows)
+    found = ((NOTHING, idle, ""), (SPAWNED, spawned, spawned_work), (INSIDE, inside, inside_work))
+    return Findings(
+        gaps=tuple(_gaps(case, who, ticked, work) for who, ticked, work in found),
+        verdicts=latency_verdicts(case, idle, spawned, inside),
+    )
+
+
+def latency_verdicts(case: Case, idle: Windows, spawned: Windows, inside: Windows) -> tuple[Verdict, ...]:
+    """What the windows say beside the bars; the limit is what an event loop that has nothing to do says on this machine."""
+
+    def verdict(who: str, name: str, place: int, ticked: Windows, bar: float) -> Verdict:
+        figure, least = (median(gaps_of(window)[place] for window in windows) for windows in (ticked, idle))
+        what = f"{who}: {name} ms, median of {len(ticked)} windows (the most: {max(gaps_of(w)[place] for w in ticked):.1f})"
+        return case.verdict(LATENCY_ROW, what, figure, bar, limit=Limit(least, LOOP_LIMIT))
+
+    return (
+        verdict(SPAWNED, "p99", 1, spawned, SPAWNED_P99_MS),
+        verdict(SPAWNED, "longest", 2, spawned, SPAWNED_MAX_MS),
+        verdict(INSIDE, "p99", 1, inside, INSIDE_P99_MS),
+    )
+
+
+async def _beside(model: LanguageModel, windows: Sequence[float]) -> tuple[Windows, str]:
+    """The ticks while everything runs, and how often each kind of work came round; imports and first chunks go before."""
+    await Everything(model).run(WARM_UP_SECONDS)
+    everything = Everything(model)
+    work = asyncio.create_task(everything.run(sum(windows)))
+    found = [await ticks(seconds) for seconds in windows]
+    await work
+    return found, ", ".join(f"{name} {count}" for name, count in everything.finished.items())
+
+
+def _gaps(case: Case, who: str, windows: Windows, work: str) -> Gaps:
+    found = list(chain.from_iterable(windows))
+    middle, p99, longest = gaps_of(found)
+    return Gaps(LATENCY_ROW, case.backend, case.model, who, middle, p99, longest, len(found), work)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from benchmarks.clock import calibrate, gaps_of, ticks
-from benchmarks.parts.latency import verdicts
+from benchmarks.parts.window import latency_verdicts
 from benchmarks.run import NOWHERE
 from benchmarks.workloads import BRANCHES, PARTICLES, Everything
 from runtime import load
@@ -33,7 +33,7 @@ def test_figures_of_gaps() -> None:
 def test_bars_are_held_against_the_median_of_the_windows() -> None:
     # given windows of which one was disturbed, and an idle loop that ticks every 2 ms
     calm, disturbed, idle = [1.0] * 100, [1.0] * 50 + [90.0] * 50, [[2.0] * 100] * 3
-    found = verdicts(NOWHERE, idle, [calm, disturbed, calm], [disturbed, disturbed, calm])
+    found = latency_verdicts(NOWHERE, idle, [calm, disturbed, calm], [disturbed, disturbed, calm])
     # then one disturbed window of three says nothing, two do; the most of all is told, and the limit is the idle loop's
     assert [(each.figure, each.bar, each.met) for each in found] == [(1.0, 16.0, True), (1.0, 50.0, True), (90.0, 40.0, False)]
     assert [each.limit.figure for each in found if each.limit] == [2.0] * 3
