@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ui import RecoveryPage
 
 log = logging.getLogger(__name__)
+TOLD_SECONDS = 0.1  # between two words on how far a recovery is
 
 
 class Stopped(Exception):
@@ -98,12 +100,15 @@ class Rescue:
         from storage import salvage  # not part of a start that goes well
         from ui import in_window
 
-        loop = asyncio.get_running_loop()
+        loop, told = asyncio.get_running_loop(), 0.0
 
         def progress(what: str, done: int, of: int) -> None:
+            nonlocal told
             if self._stopping:
                 raise Stopped
-            loop.call_soon_threadsafe(self._page.show_progress, what, done, of)
+            if (now := time.monotonic()) - told >= TOLD_SECONDS:  # rows that cannot be read come by the thousand a second
+                told = now
+                loop.call_soon_threadsafe(self._page.show_progress, what, done, of)
 
         self._page.show_progress("sessions", 0, 0)
         try:

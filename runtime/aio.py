@@ -234,7 +234,7 @@ class Mailbox:
         try:
             while self._waiting:
                 self._waiting.popleft()()
-        finally:  # one that raised keeps nothing of the others back
+        finally:  # what waits behind a callback that raised still runs
             if self._waiting:
                 self.wake()
 
@@ -271,6 +271,8 @@ class Reader(Generic[T]):
         self.inbox.put(partial(self._hear, listener, news))
 
     def _hear(self, listener: Callable[[N], object], news: N) -> None:
+        if self._raised is not None:
+            return
         try:
             listener(news)
         except Exception as error:  # noqa: BLE001  # the border: the reader raises it

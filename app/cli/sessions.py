@@ -173,7 +173,7 @@ def _sound(settings: Settings) -> bool:
 
 def _nothing_yet(settings: Settings) -> bool:
     """Whether there is no store; says so on stderr, and makes none."""
-    if settings.data.sessions.exists():
+    if settings.data.sessions.exists() or settings.data.sessions.is_symlink():
         return False
     click.echo(f"no sessions yet in {settings.data.root}; start one with 'elsewise'", err=True)
     return True

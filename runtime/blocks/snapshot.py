@@ -85,7 +85,7 @@ class SnapshotWriter:
         self._room = _RESERVED + 12 * len(ids) + _PER_ENTRY * 8 * min(most, 4096)
 
     def __enter__(self) -> Self:
-        handle, made = tempfile.mkstemp(prefix=".kv-", suffix=".part", dir=self._path.parent)  # a name that no link has
+        handle, made = tempfile.mkstemp(prefix=f".{self._path.name[:60]}.", suffix=".part", dir=self._path.parent)
         self._made, self._file = Path(made), os.fdopen(handle, "wb")
         self._file.seek(8 + self._room)
         return self

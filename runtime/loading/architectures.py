@@ -20,7 +20,7 @@ _SHARED = ("base", "cache")  # modules that every architecture imports from
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
     """Those of transformers and mlx_lm that have an architecture."""
-    if len(kind) > _LONGEST or not kind.isascii():
+    if len(kind) > _LONGEST or not kind.isascii():  # of others a character may be four bytes of a file's name
         return ()
     if not (kind[:1].isalnum() and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()):
         return ()

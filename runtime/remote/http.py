@@ -33,7 +33,7 @@ _MOST_ERROR_BYTES: Final = 64 << 10
 _MOST_CONNECTIONS: Final = 64
 _KEPT_SECONDS: Final = 3.0  # connections without a request; uvicorn (vLLM, Elsewise) and llama.cpp close theirs after 5
 _QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # what pydantic quotes after it is the request
-_QUIET_EVENTS: Final = 1000  # events and comments in a row that bring nothing
+_QUIET_LINES: Final = 2000  # in a row that bring nothing: comments, each with a blank line behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class HttpClient:
         """A response whose status is sound and whose body was not read yet."""
         try:
             content = None if body is None else msgspec.json.encode(body)
-        except (TypeError, ValueError, OverflowError) as fault:
+        except (TypeError, ValueError, OverflowError, RecursionError) as fault:
             raise InvalidRequestError(f"this cannot be sent to a server: {fault}") from fault
         request = self._client.build_request(
             method, self.address.url + path, content=content, headers={"Content-Type": "application/json"} if content else {}
@@ -358,11 +358,11 @@ class _Lines:
                             raise self._client.wrong(f"sends an event of over {MOST_EVENT_BYTES:,} bytes")
                     elif not line and parts:
                         return b"\n".join(parts)
-                    elif line:
+                    else:
                         if line.startswith(b":"):  # a sign of life, as of mlx_lm during the prefill
                             limit.reschedule(asyncio.get_running_loop().time() + patience)
                         quiet += 1
-                        if quiet > _QUIET_EVENTS:
+                        if quiet > _QUIET_LINES:
                             raise self._client.wrong(f"sends {quiet:,} lines without an event")
         except TimeoutError:
             raise self._client.late("the answer", patience) from None

@@ -60,6 +60,7 @@ class Job:
     number: int = 0  # of the request, from 1; negative once it has ended; written by the ledger
     before: tuple[tuple[int, Namespace], ...] = ()
     looked: bool = False  # its path was looked for among the stored blocks
+    counted: bool = False  # as a hit or a miss of the cache
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was sent back to wait for room

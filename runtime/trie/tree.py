@@ -243,13 +243,12 @@ class Trie:
                     return found
         return found
 
-    def hold(self, spans: Sequence[Span]) -> Lease:
-        """A lease on what is held of the path, up to the end of the edge that it leaves last; touches and splits nothing.
+    def hold(self, nodes: Sequence[tuple[Node, int]]) -> Lease:
+        """A lease on the edges that `walk` found, up to the end of the last one; touches and splits nothing.
 
         What hangs further down that edge is held along with it: cutting it off would cost a copy.
         """
-        path = [node for node, _ in self.walk(spans)]
-        return Lease(self, self.root).move(path[-1] if path else self.root, sum(len(node.tokens) for node in path))
+        return Lease(self, self.root).move(nodes[-1][0] if nodes else self.root, sum(len(node.tokens) for node, _ in nodes))
 
     def insert(self, lease: Lease, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None = None) -> Inserted:
         """Hangs tokens under the leased place and moves the lease to their end.

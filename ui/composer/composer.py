@@ -186,8 +186,8 @@ class Composer(QWidget):
             text: What the version says up to the cursor.
             behind: What it says behind it.
         """
-        begun = self._replaces is None or self.draft != self._version_text  # else nothing was written in that version yet
-        before = self._now() if begun else self._before
+        begun = self._replaces is None or self.draft != self._version_text or bool(self.chips.files)
+        before = self._now() if begun else self._before  # a version in which nothing was written yet is not kept
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
         self._bring(Draft(text + behind, node_id, words, utf16_length(text), before=before))

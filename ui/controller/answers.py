@@ -170,14 +170,14 @@ class AnswersController(QObject):
         self.copied.emit(source_id, copy_id)
 
     async def _send(self, sending: Sending, replaces: int | None) -> None:
-        session_id, text = sending.session_id, sending.text
         try:
-            await self._workbench.answers.send(session_id, text, replaces)
+            await self._workbench.answers.send(sending.session_id, sending.text, replaces)
+            session_id = sending.session_id  # that of the copy by now, where it was sent to the sample
             self.saved(session_id)
             self._showing.events.flush()
             shown = self._showing.shown
             if shown is not None and shown.session_id == session_id and shown.view.turns and shown.view.turns[-1].overflowed:
-                self.did_not_fit.emit(session_id, text)
+                self.did_not_fit.emit(session_id, sending.text)
         finally:
             if sending in self._sending:
                 self._sending.remove(sending)

@@ -151,7 +151,7 @@ class Intents(QObject):
             return setup
 
         self._parts.composer.notice.clear()
-        self._setup.change(pin, self._parts.composer.notice.say)
+        self._setup.change(pin, self._presenter.refuse)
 
     def open_link(self, url: QUrl) -> None:
         """In the program that the system has for it."""
@@ -186,7 +186,7 @@ class Intents(QObject):
     def _refuse_branch(self, follows: bool, why: str) -> None:  # it is the one that is waited for
         if follows:
             self._presenter.unfollow()
-        self._parts.composer.notice.say(why)
+        self._presenter.refuse(why)
 
     def _give_back(self, follows: bool, node_id: int, index: int, text: str, why: str) -> None:
         self._refuse_branch(follows, why)
@@ -210,7 +210,7 @@ class Intents(QObject):
             return setup
 
         self._parts.composer.notice.clear()
-        self._setup.change(ban, self._parts.composer.notice.say)
+        self._setup.change(ban, self._presenter.refuse)
 
     async def _set_bans(self, session_id: int, own: object) -> None:
         """What a session itself says of bans; None: nothing."""

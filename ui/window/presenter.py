@@ -55,6 +55,8 @@ class Presenter(QObject):
         self._counted_at: tuple[EngineState, bool] | None = None
         self._carried: tuple[Place | None, Place | None] | None = None  # pinned and followed, in the copy that is shown next
         self._refusal = ""  # the last one that was said
+        self._copied = False  # the copy of the session shown is shown next
+        self._ran = False  # an answer was under way
         self._followed: Place | None = None  # a branch leaves here; its token at this place is pinned next
         controller.session_shown.connect(self._show_session)
         controller.copy_shown.connect(self._carry_pin)
@@ -79,8 +81,8 @@ class Presenter(QObject):
         controller.drafts.file_refused.connect(parts.composer.refuse_file)
         controller.drafts.file_read.connect(parts.composer.attach)
         controller.drafts.left_out.connect(self._show_left_out)
-        controller.refused.connect(self._refuse)
-        controller.other_shown.connect(lambda _session_id: self._withdraw(self._refusal))
+        controller.refused.connect(self.refuse)
+        controller.other_shown.connect(self._leave_refusal)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
         controller.sessions.taken.connect(self._tell_taken)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
@@ -184,8 +186,9 @@ class Presenter(QObject):
     def refresh(self) -> None:
         """What can be done now."""
         shown, running, parts = self._controller.shown, self._controller.running, self._parts
-        if not running:
+        if self._ran and not running:
             self._withdraw(translate("Workbench", BUSY))
+        self._ran = running
         parts.composer.set_running(running)
         parts.cards.show_turns(shown.view.turns if shown is not None else (), running=running)
         self._refresh_acts()
@@ -268,10 +271,17 @@ class Presenter(QObject):
         self._carried = carried(self._parts.transcript.pinned), carried(self._followed)
         self._parts.composer.carry_version(nodes)
         self._parts.cards.carry(nodes)
+        self._copied = True
 
-    def _refuse(self, words: str) -> None:
+    def refuse(self, words: str) -> None:
+        """Says why something was not done, until another session is shown."""
         self._refusal = words
         self._parts.composer.notice.say(words)
+
+    def _leave_refusal(self) -> None:
+        if not self._copied:
+            self._withdraw(self._refusal)
+        self._copied = False
 
     def _withdraw(self, words: str) -> None:
         """A refusal has nothing to do any more with what is shown; other words stay."""

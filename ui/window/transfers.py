@@ -110,7 +110,7 @@ class Transfers(QObject):
 
     def stop(self) -> None:
         """Ends what is under way, of which nothing stays, and what waits for it."""
-        self._dropped = len(self._waiting)
+        self._dropped += len(self._waiting)
         self._waiting.clear()
         self._running.stop(TRANSFER)
 
@@ -133,6 +133,7 @@ class Transfers(QObject):
         if not keep_notice:
             self._notice.clear()
             self._offered = {}
+        self._dropped = 0
         self._status.transfer.begin(words)
         self._running.begin(
             TRANSFER,

@@ -272,6 +272,8 @@ def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> Loaded
     check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
     with ExitStack() as undo:
         before = attention_of(model)
+        if model.training:
+            undo.callback(model.train)
         if use_own_attention(model.eval()):
             undo.callback(model.set_attn_implementation, before)
         return LoadedModel(

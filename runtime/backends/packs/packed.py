@@ -811,7 +811,7 @@ class PackedBackend(ABC, Generic[P]):
         """Gives memory that is free but still held by the library back to the device, at once."""
 
 
-Backend = PackedBackend[Any]  # as all see it that do not look into its packs
+Backend = PackedBackend[Any]  # for callers that do not look into packs
 
 
 def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:

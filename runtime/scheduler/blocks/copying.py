@@ -38,8 +38,9 @@ def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Export
         MemoryBudgetError: The device itself is full.
     """
     found, at = Exported(), 0
-    with cache.trie.hold(spans):  # a full device has what no lease holds evicted in the middle of a copy
-        for node, count in cache.trie.walk(spans):
+    nodes = cache.trie.walk(spans)
+    with cache.trie.hold(nodes):  # a full device has what no lease holds evicted in the middle of a copy
+        for node, count in nodes:
             first, last = max(start - at, 0), min(stop - at, count)
             if first < last:
                 found.arrays.append(cache.room.payloads.export(node.payload, first, last))
@@ -70,8 +71,8 @@ class Copying:
     @classmethod
     def of(cls, cache: Cache, job: Job) -> Self:
         """To copy what is held of a path."""
-        spans = job.spans(job.ids)
-        return cls(cache, job, cache.trie.hold(spans), cache.trie.match(spans))
+        nodes = cache.trie.walk(job.spans(job.ids))
+        return cls(cache, job, cache.trie.hold(nodes), sum(count for _, count in nodes))
 
     def next_part(self) -> Part | None:
         """The next tokens under one namespace; None at the end.

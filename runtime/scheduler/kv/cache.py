@@ -87,7 +87,9 @@ class Cache:
         tag = 0 if job.namespace == tags.base else tags.tag(job.namespace)
         tagged = self.tagged(job, job.ids) if tag or job.before else job.ids
         lease = self.trie.lookup(job.spans(ids))
-        self.hits, self.misses = self.hits + (lease.length > 0), self.misses + (lease.length == 0)
+        if not job.counted:  # it may be placed again, as after blocks were looked for or while it waits for room
+            job.counted = True
+            self.hits, self.misses = self.hits + (lease.length > 0), self.misses + (lease.length == 0)
         clock, node = self.trie.eviction_log.clock, lease.node
         workspace: Workspace | None = None
         try:

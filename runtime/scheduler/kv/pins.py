@@ -46,8 +46,8 @@ class Pins:
         Returns:
             Tokens of the path that are kept.
         """
-        tokens = self._trie.match(spans)
-        fresh = self._trie.hold(spans)
+        nodes = self._trie.walk(spans)
+        tokens, fresh = sum(count for _, count in nodes), self._trie.hold(nodes)
         row = self._vectors.peek(key)
         self.release(pin)  # after the new lease: what both hold is not let go in between
         if fresh.node.parent is None:

@@ -122,8 +122,8 @@ def test_a_ready_pair_is_used_where_it_is_and_given_back() -> None:
 
 
 def test_a_ready_pair_whose_load_fails_is_given_back() -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32)
-    before = attention_of(model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.float32).train()
+    before, called = attention_of(model), list[object]()
     refused = (
         (LoadOptions(context_length=10**9), InvalidRequestError),  # by what the loaded model is
         (LoadOptions(weights="int8"), UnsupportedFeatureError),  # before
@@ -132,7 +132,10 @@ def test_a_ready_pair_whose_load_fails_is_given_back() -> None:
         with pytest.raises(error):
             load((model, tiny_tokenizer()), options)
         assert attention_of(model) == before
-        assert not any(module._forward_hooks for module in model.modules())
+        assert model.training
+    model.model.layers[0].register_forward_hook(lambda module, *_: called.append(module))
+    model(torch.zeros(1, 1, dtype=torch.int64))
+    assert called == [model.model.layers[0]]
 
 
 def test_fingerprints_follow_what_changes_numbers(llama: HfBackend) -> None:

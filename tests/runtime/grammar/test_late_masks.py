@@ -149,7 +149,8 @@ def test_a_mask_is_waited_for_without_spinning_beside_a_text_that_waits_for_room
         slow = asyncio.ensure_future(answer(model, some_ids(1, 200), GenerationOptions(grammar=SLOW, seed=3)))
         await asyncio.to_thread(masks.reached.wait, 30)
         text = asyncio.ensure_future(model.embed(["d" * 250]))
-        await model.prefix_match_async(PROMPT)  # the text is in work by then
+        await asyncio.to_thread(until, lambda: model.metrics().requests_active == 2)
+        await model.prefix_match_async(PROMPT)  # the text has looked for room by then
         # then the owner thread rests between two looks for the mask
         asked.clear()
         await asyncio.to_thread(until, lambda: STALLED_SECONDS in asked or len(asked) > 1_000)

@@ -268,7 +268,8 @@ def test_a_vector_of_nothing_but_zeros_stays() -> None:
 def test_texts_that_found_no_room_are_taken_up_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # given texts of which no batch finds room beside an answer
     gate, log = Gate(), list[tuple[int, int]]()
-    monkeypatch.setattr("runtime.scheduler.workers.CHUNK_SECONDS", 1e6)  # a slice is as large as it may be, also beside others
+    for name in ("workers.CHUNK_SECONDS", "prefill.prompts.ALONE_SECONDS"):
+        monkeypatch.setattr(f"runtime.scheduler.{name}", 1e6)  # a slice is as large as it may be, beside others or alone
     texts = ["a" * 90, "b" * 91, "c" * 92, "d" * 93]
     with fake_model(Behaviour(before_forward=gate), kv_cache_bytes=100 * BIG) as model:
         slices_of(model, monkeypatch, log)

@@ -21,6 +21,7 @@ from runtime import (
     spawn,
 )
 from runtime.backends.fake import Behaviour
+from runtime.blocks.options import BlockOptions
 from runtime.scheduler.metrics import RECENT, WINDOW
 from tests.fakes import Gate, engine_of, fake_model, settled, some_ids, wait_for_close, wait_for_jobs
 
@@ -191,6 +192,23 @@ def test_a_request_is_one_look_into_the_cache_however_many_rows_it_has() -> None
             await model.score([*prompt, 7, 8])
             assert looks(model) == (3, 1)
 
+        asyncio.run(main())
+
+
+def test_a_request_is_one_look_also_where_blocks_are_looked_for(options: BlockOptions) -> None:
+    prompt = some_ids(1, 300)
+
+    async def main() -> None:
+        await model.score(prompt)
+        assert looks(model) == (0, 1)
+        await model.save_blocks_async(prompt)
+        model.clear_cache()
+        await model.score([*prompt, 7])
+        assert looks(model) == (0, 2)  # restored, which was not in memory
+        await model.score([*prompt, 8])
+        assert looks(model) == (1, 2)
+
+    with fake_model(blocks=options) as model:
         asyncio.run(main())
 
 

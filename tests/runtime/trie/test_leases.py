@@ -186,7 +186,7 @@ def test_a_hold_pins_without_cutting_or_touching() -> None:
     put(trie, [1, 2, 3, 4])
     put(trie, [5, 6])
     edges, clock = trie.edges, trie.clock
-    with trie.hold([("base", ids([1, 2, 9]))]) as lease:
+    with trie.hold(trie.walk([("base", ids([1, 2, 9]))])) as lease:
         assert (trie.edges, trie.clock) == (edges, clock)
         assert (lease.length, trie.leased_bytes) == (4, 4 * BYTES)  # the whole edge
         assert trie.evict(1000) == 2 * BYTES
@@ -195,5 +195,5 @@ def test_a_hold_pins_without_cutting_or_touching() -> None:
         assert (trie.edges, trie.evict(1000)) == (edges, 0)
     check(trie)
     assert trie.evict(1000) == 4 * BYTES
-    with trie.hold([("base", ids([1]))]) as nothing:
+    with trie.hold(trie.walk([("base", ids([1]))])) as nothing:
         assert (nothing.length, trie.leases) == (0, 0)

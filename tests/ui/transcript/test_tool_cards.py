@@ -97,6 +97,7 @@ def test_results_that_were_typed_are_there_when_their_session_is_shown_again(in_
         bench.views[77] = replace(view, session_id=77, turns=again)
         bench.emit(SessionCopied(TRIP, bench.views[77], {turn.node_id: turn.node_id + 1000 for turn in view.turns}))
         assert (await cards_of(window, node + 1000, 2)).results == ["", "noon"]
+        assert window.state().results == ((node + 1000, ["", "noon"]),)
 
     in_window(scene)
 
@@ -108,9 +109,14 @@ def test_the_next_window_has_the_results_that_were_typed(in_window: Play, bench:
         window.parts.cards.remember([(bench.views[TRIP].turns[-1].node_id, ["sunny"])])
         node = calling(bench, CLOCK)
         assert (await cards_of(window, node, 1)).results == ["sunny"]
-        # once they are sent, nothing is left of them
         QTest.mouseClick(window.parts.cards.turns[node].send_button, Qt.MouseButton.LeftButton)
         await until(lambda: bench.asked("answer_call") == [(TRIP, node, ["sunny"])])
+        # once the call is answered nothing is left of them
+        view = bench.views[TRIP]
+        last = replace(next(turn for turn in view.turns if turn.node_id == node), calls=(), called=(CLOCK,))
+        bench.views[TRIP] = replace(view, turns=tuple(last if turn.node_id == node else turn for turn in view.turns))
+        bench.emit(SessionChanged(bench.views[TRIP]))
+        await until(lambda: window.state().results == ())
 
     in_window(scene)
 

@@ -11,7 +11,7 @@ from tests.ui.conftest import frames, until
 from tests.ui.fakes import SAMPLE, FakeWorkbench
 from tests.ui.sidebar.test_sidebar import make_sample
 from tests.ui.window.test_conversation import Play, finish, turns
-from ui import MainWindow, SessionCopied, SessionSummary
+from ui import MainWindow, SessionChanged, SessionCopied, SessionSummary
 
 
 def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: FakeWorkbench) -> None:
@@ -44,6 +44,32 @@ def test_a_change_of_the_sample_is_shown_in_its_copy(in_window: Play, bench: Fak
         assert composer.draft == ""
         assert composer.field.placeholderText() == "Message…"
         assert window.acts.rename.isEnabled()
+
+    in_window(scene)
+
+
+def test_another_version_of_an_answer_leaves_the_field_when_it_is_in_the_copy(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+    make_sample(bench)
+    copy = 77
+
+    async def scene(window: MainWindow) -> None:
+        composer, turns = window.parts.composer, bench.views[SAMPLE].turns
+        nodes = {turn.node_id: turn.node_id + 1000 for turn in turns}
+
+        async def edit_in_copy(session_id: int, text: str, replaces: int | None = None) -> None:
+            again = [replace(t, node_id=nodes[t.node_id], variants=(nodes[t.node_id],)) for t in turns]
+            bench.add(SessionSummary(copy, "A recording (copy)", 0.0, 3, pinned=False, is_sample=False), again)
+            bench.emit(SessionCopied(SAMPLE, bench.views[copy], nodes))
+            await until(lambda: window.controller.is_shown(copy))
+            bench.emit(SessionChanged(bench.views[copy]))
+
+        bench.answers.send = edit_in_copy  # type: ignore[method-assign]  # the app answers nothing then
+        window.parts.transcript.edit_requested.emit(turns[-1].node_id)
+        QTest.keyClicks(composer.field, "Rather")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        await until(lambda: window.controller.is_shown(copy) and not window.controller.running)
+        assert (composer.draft, composer.version.words) == ("", "")
 
     in_window(scene)
 

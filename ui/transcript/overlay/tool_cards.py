@@ -114,6 +114,7 @@ class ToolCards(QObject):
         for node_id, cards in self.turns.items():
             if node_id in nodes:
                 self._keep(nodes[node_id], cards.results)
+                cards.results = [""] * len(cards.results)
 
     def _keep(self, node_id: int, results: Sequence[str]) -> None:
         if any(results):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import is_
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
@@ -68,6 +67,7 @@ class Pane(Scroller[BodyT]):
 
     def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
         super().__init__(page, parent)
+        self._selected_of: list[tuple[Turn, int]] = []  # turns down to the last one of the selection, and their versions
         self._ink = ink
         self.lacking: Lacking = nothing_lacking
         self._hovered: int | None = None  # the box whose actions show
@@ -100,10 +100,16 @@ class Pane(Scroller[BodyT]):
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
 
-    def _stays(self, last: int, turns: Sequence[Turn]) -> bool:
-        """Whether the turns down to the place `last` are those that are shown."""
-        shown = [box.turn for box in self._page.boxes[: last + 1]]
-        return len(shown) > last and len(turns) > last and all(map(is_, shown, turns))
+    def _hold(self, last: int) -> None:
+        """The turns down to the place `last` are selected from: see `_stays`."""
+        self._selected_of = [(box.turn, box.turn.version) for box in self._page.boxes[: last + 1]]
+
+    def _stays(self, turns: Sequence[Turn]) -> bool:
+        """Whether all that a selection is made of is there with the same tokens."""
+        held = self._selected_of
+        return len(turns) >= len(held) and all(
+            turn is now and version == now.version for (turn, version), now in zip(held, turns, strict=False)
+        )
 
     # ---- parts under turns ------------------------------------------------------------------------------------------
 

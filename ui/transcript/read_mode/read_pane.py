@@ -62,8 +62,7 @@ class ReadPane(Pane[ReadBody]):
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
-        spots = [spot for spot in (self._anchor_spot, self._head_spot) if spot is not None]
-        if spots and not self._stays(max(spots).turn, turns):
+        if not self._stays(turns):
             self._select(None, None)
         super().set_turns(turns, changed, to_end=to_end)
 
@@ -123,6 +122,7 @@ class ReadPane(Pane[ReadBody]):
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
         self._anchor_spot, self._head_spot = anchor, head
         first, last = sorted((anchor, head)) if anchor is not None and head is not None else (None, None)
+        self._hold(-1 if last is None else last.turn)
         for index, box in enumerate(self._page.boxes):
             if box.made is not None:
                 box.made.selection = None

@@ -83,10 +83,12 @@ class TokensPane(Pane[TokensBody]):
         return TokenAt(turn, self._pinned[1])
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        if self._selection is not None and not self._stays(max(self._selection.anchor, self._selection.head).turn, turns):
+        if not self._stays(turns):
             self._select(None)
         self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
+        if self._selection is not None:
+            self.range_selected.emit(tuple(self._selected_tokens()))  # their numbers may be others
         if self._pinned is not None:
             node_id, index = self._pinned
             if not any(turn.node_id == node_id and index < turn.count for turn in turns):
@@ -205,6 +207,7 @@ class TokensPane(Pane[TokensBody]):
         if selection == self._selection:
             return
         self._selection = selection
+        self._hold(-1 if selection is None else max(selection.anchor, selection.head).turn)
         for index, box in enumerate(self._page.boxes):
             within = None if selection is None else selection.within(index, box.turn.count)
             if within is not None or box.made is not None:
