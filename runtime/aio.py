@@ -277,14 +277,11 @@ class Reader(Generic[T]):
             listener(news)
         except Exception as error:  # noqa: BLE001  # the border: the reader raises it
             self._raised = error
-            self._wake()
+            self._receive()
 
-    def _receive(self, item: T) -> None:
-        """The callback that brings something."""
-        self._arrived.append(item)
-        self._wake()
-
-    def _wake(self) -> None:
+    def _receive(self, *items: T) -> None:
+        """The callback that brings something, or nothing but what a listener raised."""
+        self._arrived.extend(items)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
