@@ -111,7 +111,7 @@ class HfBackend(PackedBackend[TorchPack]):
         eager = attention_of(self.model) == "eager"
         self._heads = int(getattr(loaded.config, "num_attention_heads", 0) or 0)
         self._kv_heads = int(getattr(loaded.config, "num_key_value_heads", None) or self._heads)
-        folds = self._heads // max(self._kv_heads, 1) if self._device.type == "cuda" and attention_of(self.model) == OWN else 1
+        folds = self._heads // max(self._kv_heads, 1) if attention_of(self.model) == OWN else 1
         self._arguments = Arguments(self._takes, self._windows, self._device, self._dtype, eager=eager, heads=folds)
         self._graphs: Graphs | None = None
         self.tree = not self.recurrent and "position_ids" in self._takes

@@ -164,6 +164,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         first = 0 if self.window is None else self._first_seen()
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` of a chain by one token ``(1, kv_heads, head_dim)``, in few calls: there is one for each of many packs."""
+        start, end = self.place.start, self.place.end
+        if end > self.keys.shape[2]:
+            self.grow(end)
+        keys, values, first = self.keys, self.values, 0 if self.window is None else self._first_seen()
+        keys.select(2, start).copy_(key)
+        values.select(2, start).copy_(value)
+        return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
+
     def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.place.slots, keys)
         self.values.index_copy_(2, self.place.slots, values)
@@ -341,6 +351,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) bool for each; None: causal from the first key on, or all is seen
     is_sliding: bool
     ragged: bool  # whether any pack's keys are those of chains (`RaggedKeys`)
+    single: bool = False  # whether each pack is a chain that grows by one token
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -357,8 +368,11 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
 
         That is keys and values ``(1, kv_heads, seen, head_dim)`` of each.
         """
-        new = key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
-        seen = list(map(SlotLayer.update, self.layers, *new))
+        if self.single:
+            seen = list(map(SlotLayer.append, self.layers, key_states.unbind(2), value_states.unbind(2)))
+        else:
+            new = key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)
+            seen = list(map(SlotLayer.update, self.layers, *new))
         keys = key_states.view_as(key_states)
         keys.joint = self, seen  # a tensor takes attributes; other layers may attend to it as well
         return keys, value_states

@@ -22,7 +22,8 @@ from runtime.backends.hf.cache import JointLayer, RaggedKeys, SlotLayer, TorchPa
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Bool, Int64, Step
 
-FOLDED = 64  # tokens: a mask of more is dearer with a copy for each head than what its heads would copy
+# tokens: a mask of more is dearer with a copy for each head than what its heads copy, or a processor reads once for each
+FOLDED = {"cuda": 64, "cpu": 16}
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 WIDEST_SHARED = 256  # head dimensions up to which the library lets query heads share keys where there is no mask
 _SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else it asks nothing
@@ -38,7 +39,7 @@ class Arguments:
         device: Where it computes.
         dtype: Of its scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
-        heads: That share keys: masks of few tokens come folded where that is more than one (`own_sdpa`).
+        heads: That share keys: masks of `FOLDED` tokens at most come folded where that is more than one (`own_sdpa`).
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Arguments:
         heads: int = 1,
     ) -> None:
         self._takes, self._windows, self._device, self._dtype, self._eager = takes, windows, device, dtype, eager
-        self._heads = heads
+        self._heads, self._few = heads, FOLDED.get(device.type, 0) if heads > 1 else 0
         unread = self._mask(np.ones((1, 1), np.bool_))
         self._unread = self._by_kind(dict.fromkeys(windows, unread))  # for attention that knows what each token sees
 
@@ -69,7 +70,7 @@ class Arguments:
             masks, first = {}, step.mask.shape[1] - step.mask.shape[0]
             for window in self._windows:
                 seen = step.mask if window is None else pack.tree.within(step.mask, first, window)
-                masks[window] = self._mask(seen, fold=self._heads > 1 and len(step.tokens) <= FOLDED)
+                masks[window] = self._mask(seen, fold=len(step.tokens) <= self._few)
             arguments["attention_mask"] = self._by_kind(masks)
         elif step.ragged is not None:
             arguments["attention_mask"] = self._unread
@@ -116,8 +117,10 @@ class Arguments:
             if window not in masks:
                 masks[window] = []
                 for pack, own, layer in zip(packs, steps, layers, strict=True):
-                    masks[window].append(_joint_mask(pack, own, layer, self._device))
-            joint.append(JointLayer(layers, lengths, masks[window], is_sliding=window is not None, ragged=ragged))
+                    mask = _joint_mask(pack, own, layer, self._device)
+                    masks[window].append(self._folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
+            single = max(lengths) == 1 and masks[window].count(None) == len(packs)
+            joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged, single))
         arguments: dict[str, Any] = {
             "input_ids": to_device(step.tokens, self._device)[None],
             "position_ids": to_device(step.positions, self._device)[None],
@@ -239,12 +242,17 @@ def own_sdpa(
     joint, seen = getattr(key, "joint", (None, ()))
     plain = query.device.type == "cpu" and kwargs.get("softcap") is None and kwargs.get("position_bias") is None
     if joint is not None:
-        parts, scale = [], kwargs.get("scaling")
+        parts, scale = list[torch.Tensor](), kwargs.get("scaling")
         plain = plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED
-        for n, part, (keys, values), mask in zip(joint.lengths, query.split(joint.lengths, 2), seen, joint.masks, strict=True):
-            if plain:
-                causal = mask is None and n > 1
-                attended = scaled_dot_product_attention(part, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=True)
+        if plain and joint.single:
+            own = _by_key_head(query.transpose(0, 2), key.shape[1]).split(1)
+            pairs = zip(own, seen, strict=True)
+            parts = [scaled_dot_product_attention(part, keys, values, scale=scale) for part, (keys, values) in pairs]
+            return torch.cat(parts).view(1, len(seen), query.shape[1], -1), None
+        for part, (keys, values), mask in zip(query.split(joint.lengths, 2), seen, joint.masks, strict=True):
+            if plain and mask is None:
+                causal = part.shape[2] > 1
+                attended = scaled_dot_product_attention(part, keys, values, None, 0.0, causal, scale=scale, enable_gqa=True)
             else:
                 attended = own_sdpa(module, part, keys, values, mask, **kwargs)[0].transpose(1, 2)
             parts.append(attended)
@@ -269,11 +277,22 @@ def own_sdpa(
         given = kwargs.get("is_causal")
         causal = attention_mask is None and query.shape[2] > 1 and (module.is_causal if given is None else given)
         scale = kwargs.get("scaling")
+        if attention_mask is None and n == 1:
+            attended = scaled_dot_product_attention(_by_key_head(query, key.shape[1]), key, value, scale=scale)
+            return attended.reshape(rows, 1, heads, -1), None
         attended = scaled_dot_product_attention(query, key, value, attention_mask, 0.0, causal, scale=scale, enable_gqa=True)
         attended = attended.transpose(1, 2).contiguous()
     else:
         attended = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
     return (attended.reshape(rows, n, heads, -1) if shared else attended), None
+
+
+def _by_key_head(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Queries of one token each ``(rows, heads, 1, width)`` as ``(rows, kv_heads, heads / kv_heads, width)``.
+
+    A processor's kernel reads keys once for each head: measured at 1,000 and 4,000 of them, it is 1.4 to 2.7 times as fast.
+    """
+    return query.reshape(query.shape[0], kv_heads, -1, query.shape[-1])
 
 
 def _ragged(
