@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader, parse_tool_calls
+from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader, ToolCalls, parse_tool_calls
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # of a schema: values, in which nothing refers
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,7 @@ class AnswerReader:
         self._reader = None if tools is None or forced else ToolCallReader(tools=tools)
         self._forced = forced
         self._held: list[str] = []  # of a forced call
-        self._read = ""  # content given to the reader since its last call
-        self._shown = 0  # characters of it that were handed out
+        self._read: list[str] = []  # content given to the reader
         self._failed = False
 
     def feed(self, text: str) -> Delta:
@@ -69,27 +69,29 @@ class AnswerReader:
             return Delta(reasoning)
         if self._reader is None or self._failed:
             return Delta(reasoning, content)
-        self._read += content
+        self._read.append(content)
+        found = []
         try:
-            found = self._reader.feed(content)
-            last = self._reader.finish() if ended else None
+            found.append(self._reader.feed(content))
+            if ended:
+                found.append(self._reader.finish())
         except ToolCallError:  # what cannot be read as a call is text
             self._failed = True
-            return Delta(reasoning, self._read[self._shown :])
-        text, calls = found.text, found.calls
-        if last is not None:
-            text, calls = text + last.text, (*calls, *last.calls)
-        if calls:
-            self._read, self._shown = "", 0
-        else:
-            self._shown += len(text)
-        return Delta(reasoning, text, calls)
+            found += [self._reader.certain(), ToolCalls("".join(self._read)[self._reader.begun :], ())]
+        text = "".join(each.text for each in found)
+        return Delta(reasoning, text, tuple(call for each in found for call in each.calls))
 
 
 def _call_of(text: str) -> ToolCall:
-    """The call that a grammar has made sure of; its id is made as the reader makes ids."""
-    (call,) = parse_tool_calls(text, "llama3").calls
-    return call
+    """The call that a grammar has made sure of; its id is made as the reader makes ids.
+
+    Raises:
+        ToolCallError: There is none, or more than one.
+    """
+    calls = parse_tool_calls(text, "llama3").calls
+    if len(calls) != 1:
+        raise ToolCallError(f"the answer holds {len(calls)} calls, not one")
+    return calls[0]
 
 
 class _ReasoningSplitter:
@@ -157,19 +159,27 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
     if not offered:
         asked = "asks for a function" if name is None else f"names {name!r:.60}"
         raise InvalidRequestError(f"tool_choice {asked}, which is none of the tools")
-    forms = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function.get("name")},
-                "parameters": function.get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for function in offered
-    ]
-    return forms[0] if len(forms) == 1 else {"anyOf": forms}
+    forms, parameters = [], {}
+    for number, function in enumerate(offered):
+        place = f"parameters{number}"
+        parameters[place] = _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+        properties = {"name": {"const": function.get("name")}, "parameters": {"$ref": f"#/$defs/{place}"}}
+        required = ["name", "parameters"]
+        forms.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    return {"$defs": parameters, **(forms[0] if len(forms) == 1 else {"anyOf": forms})}
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """A schema that is to stand inside another: its references begin at `root`, the place where it stands."""
+    if isinstance(schema, list):
+        return [_moved(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: each if key in _DATA else _moved(each, root) for key, each in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
 
 
 def arguments_text(call: ToolCall) -> str:

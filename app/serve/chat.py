@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from app.serve.answer_text import AnswerReader, Delta, arguments_text, forced_schema
+from app.serve.answer_text import CLOSE, OPEN, AnswerReader, Delta, arguments_text, forced_schema
 from app.serve.completions import finish_reason
 from app.serve.engine import Engine
 from app.serve.errors import ApiError
@@ -185,7 +185,8 @@ class _Work:
             recorded=0 if self._wanted is None else self._wanted.recorded,
             grammar=grammar,
         )
-        thinking = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith("<think>")
+        opened = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith(OPEN)
+        thinking = opened and (grammar is None or CLOSE in grammar.source)  # a grammar holds from the first token on
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
         self._spent = Spent(len(ids), engine.priority(request.priority), request.cache_salt or "")

@@ -247,7 +247,8 @@ class Pool:
             self._last = last
 
     def raw_scores(self, ids: npt.NDArray[np.int64]) -> Float32:
-        """What `ids` have on the scale of raw logits."""
+        """What `ids` have on the scale of raw logits; -inf where they were cut."""
+        self._restrict()
         scores = self.row[ids]
         if self.temperature != 1.0:
             scores /= np.float32(self.temperature)

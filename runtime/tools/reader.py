@@ -51,7 +51,7 @@ class ToolCallReader:
         self._named: tuple[str, str | None] | None = None  # mistral's name and id, where they stand before the arguments
         self._rest = ""
         self._fed = 0  # characters
-        self._begun = 0  # where in them the open call begins
+        self.begun = 0  # where in them the call begins that is open, or could not be read
         self._gap: list[str] = []
         self._span = ValueSpan()
         self._text: list[str] = []
@@ -68,7 +68,7 @@ class ToolCallReader:
         self._fed += len(piece)
         while self._state():
             pass
-        return self._taken()
+        return self.certain()
 
     def finish(self) -> ToolCalls:
         """What is left when the answer has ended.
@@ -80,9 +80,10 @@ class ToolCallReader:
             self._fail("the answer ends before the call does")
         self._text += [*self._gap, self._rest]
         self._gap, self._rest = [], ""
-        return self._taken()
+        return self.certain()
 
-    def _taken(self) -> ToolCalls:
+    def certain(self) -> ToolCalls:
+        """What has become certain and was not told: after a `ToolCallError` what stands before the malformed call."""
         made = ToolCalls("".join(self._text), tuple(self._calls))
         self._text, self._calls = [], []
         return made
@@ -120,7 +121,7 @@ class ToolCallReader:
 
     def _open(self, kind: str) -> None:
         """A call begins; its opening, where it has one, was taken from the rest."""
-        self._begun = self._fed - len(self._rest) - len(_OPENERS.get(kind, ""))
+        self.begun = self._fed - len(self._rest) - len(_OPENERS.get(kind, ""))
         self._kind, self._named, self._span, self._state = kind, None, ValueSpan(), self._begin
 
     def _begin(self) -> bool:
@@ -220,7 +221,7 @@ class ToolCallReader:
             self._fail(f"{name[:60]} has {what}", text)
         given = item.get("id")
         made = hashlib.sha256(f"{self._number} {text}".encode()).hexdigest()[:9]
-        span = self._begun, self._fed - len(self._rest)
+        span = self.begun, self._fed - len(self._rest)
         call = ToolCall(name, arguments, given if isinstance(given, str) and given else made, span)
         fault = None if self._definitions is None else fault_of(call, self._definitions)
         if fault is not None:
@@ -247,6 +248,7 @@ class ToolCallReader:
             raise error
 
         self._state = again
+        self._calls = [call for call in self._calls if call.span[0] < self.begun]  # of one list all calls are read, or none
         raise error
 
 

@@ -13,6 +13,7 @@ from runtime import GenerationOptions, SamplingOptions
 from ui import Refusal, translate
 
 TITLE_LENGTH: Final = 60  # characters
+_OPENED_TOKENS: Final = 16  # last ones of a prompt, in which a template opens the reasoning
 _TURNS, _CHARACTERS = 4, 800  # of a conversation that a model reads, and of each turn
 _OPTIONS: Final = GenerationOptions(max_tokens=400, sampling=SamplingOptions(temperature=0.0))  # a model may think first
 _MARKS: Final = re.compile(r"(?m)^\s*(?:#{1,6}|>|[-*+])\s+|\*\*|`")
@@ -48,7 +49,8 @@ async def title_from_model(supervisor: Supervisor, session: WholeSession) -> str
         else:
             header = translate("Workbench", "A title of at most six words for this conversation:")
             ids = await model.tokenize_async(f"{shown}\n\n{header}")
-        text, title = "", None
+        opened = model.detokenize(ids[-_OPENED_TOKENS:]).rstrip().endswith("<think>")  # by the template, so not in the answer
+        text, title = "<think>" if opened else "", None
         async with aclosing(model.generate_runs(ids, _OPTIONS)) as runs:
             async for run in runs:
                 text += run.answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -93,7 +93,8 @@ class GrowingRun:
         if not pending or not self._texts[at - 1].endswith(BROKEN):  # a stream that goes on has no mark there
             return
         self._texts[at - 1] = self._texts[at - 1].removesuffix(pending.decode(errors="replace"))
-        self._texts[at:] = texts_of([pending, *self._token_bytes[at:]])[1:]
+        whole = texts_of([pending, *self._token_bytes[at:]])[1:]
+        self._texts[at:] = _decoded(self._texts[at:], whole, self._columns["finish"][at : len(self)])
 
 
 def unfinished(data: bytes) -> bytes:
@@ -232,5 +233,13 @@ def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
 
 
 def healed(run: TokenRun) -> TokenRun:
-    """The run with texts decoded as a whole, where a character was split over two pieces."""
-    return replace(run, texts=texts_of(run.token_bytes)) if BROKEN in run.text else run
+    """The run with texts decoded as a whole, where a character was split over two pieces; a stop string stays cut away."""
+    if BROKEN not in run.text:
+        return run
+    return replace(run, texts=tuple(_decoded(run.texts, texts_of(run.token_bytes), run.finish)))
+
+
+def _decoded(before: Sequence[str], whole: Sequence[str], finish: npt.NDArray[np.uint8]) -> list[str]:
+    """Texts decoded as a whole, but where a stop string cut one."""
+    cut = ((finish == Finish.STOP) | (finish == Finish.STOP_INSIDE)).tolist()
+    return [old if stopped else new for old, new, stopped in zip(before, whole, cut, strict=True)]

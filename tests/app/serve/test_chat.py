@@ -148,6 +148,56 @@ def test_a_call_that_cannot_be_read_stays_text(tooled: Served) -> None:
     assert hidden["message"]["content"] == CALL
 
 
+@pytest.mark.parametrize("size", [1, 4, 9, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('a <tool_call>{"name": "f", "arguments": {}}</tool_call> b <tool_call>{"na', 'a  b <tool_call>{"na', 1),
+        ('a <tool b <tool_call>{"name": 5}</tool_call> c', 'a <tool b <tool_call>{"name": 5}</tool_call> c', 0),
+        (
+            '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": 5}] c',
+            '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": 5}] c',
+            0,
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_text_however_it_comes(text: str, content: str, calls: int, size: int) -> None:
+    reader = AnswerReader([{"name": "f"}], thinking=False, forced=False)
+    deltas = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)] + [reader.finish(whole=False)]
+    assert "".join(delta.content for delta in deltas) == content
+    assert len([call for delta in deltas for call in delta.calls]) == calls
+
+
+@pytest.mark.slow
+def test_a_form_of_the_answer_leaves_no_room_for_reasoning(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a template that opens the reasoning
+    monkeypatch.setattr(served.model, "detokenize", lambda _ids: "<think>\n")
+    body = {"messages": HELLO, "max_tokens": 200}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": {"a": 1}}}}
+    for extra in ({"response_format": form}, exactly('{"a": 1}')):
+        message = served.post(PATH, **{**body, **extra})["choices"][0]["message"]
+        assert json.loads(message["content"]) == {"a": 1}
+        assert not message.get("reasoning")
+    assert served.post(PATH, **body)["choices"][0]["message"]["reasoning"]
+
+
+@pytest.mark.slow
+def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
+    item = {"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"first": {"$ref": "#/$defs/Item"}},
+        "required": ["first"],
+        "additionalProperties": False,
+        "$defs": {"Item": item},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
+    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+        answer = tooled.post(PATH, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200)["choices"][0]
+        (call,) = answer["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"first": {"n": 7}}
+
+
 @pytest.mark.parametrize("thinking", [False, True])
 def test_text_that_only_begins_like_reasoning_is_text(thinking: bool) -> None:
     reader = AnswerReader(None, thinking=thinking, forced=False)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.workbench.tree.runs import EMPTY, GrowingRun, healed, unfinished
-from runtime import GenerationOptions, Origin, SamplingOptions, TokenRun, texts_of
+from runtime import Finish, GenerationOptions, Origin, SamplingOptions, TokenRun, texts_of
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, assert_same_run
 
@@ -66,6 +66,16 @@ def test_a_character_split_over_seams_is_read_as_a_whole(data: bytes, drawn: st.
         at = cut
     # then the texts are those of the whole
     assert "".join(growing.run.texts) == "".join(texts_of(pieces)) == "".join(whole.texts)
+
+
+def test_what_a_stop_string_cut_does_not_come_back_with_a_character() -> None:
+    # given an answer that a stop string ended, the beginning of which was cut from the last token
+    ended = replace(run_of([b"\xac", b"ab</"], texts=["\ufffd", "ab"]), finish=np.array([0, int(Finish.STOP)], np.uint8))
+    growing = GrowingRun(run_of([b"\xe2\x82"]))
+    # when a character is split over the tokens before it
+    growing.append(ended)
+    assert growing.run.texts == ("", "€", "ab")
+    assert healed(TokenRun.concat([run_of([b"\xe2\x82"]), ended])).texts == ("", "€", "ab")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_a_title_is_the_first_line_that_the_model_answers(
     play(scene)
 
 
+def test_reasoning_that_the_template_opens_is_no_title(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def render(_model: FrailModel, _messages: object) -> list[int]:
+        return list(b"a conversation<think>\n")
+
+    async def scene(s: Scene) -> None:
+        session_id = await s.asked("where to?")
+        speaks(monkeypatch, ["The user asks\n", "</think>\n\n", "A boat", "\n"])
+        monkeypatch.setattr(FrailModel, "render_chat_async", render, raising=False)
+        assert await s.workbench.answers.suggest_title(session_id) == "A boat"
+
+    play(scene)
+
+
 def test_a_model_that_says_nothing_and_a_session_without_words_are_refused(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(s: Scene) -> None:
         with pytest.raises(Refusal, match="nothing to give a title to yet"):

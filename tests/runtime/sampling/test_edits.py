@@ -15,6 +15,7 @@ from runtime.records import Float32
 from runtime.sampling.chain import Sampler, breaker_ids, make_sampler
 from runtime.sampling.history import History
 from runtime.sampling.pool import Pool
+from runtime.sampling.report import report
 from runtime.sampling.stages.bias import Bias
 from runtime.sampling.stages.dry import Dry
 from runtime.sampling.stages.min_p import min_p
@@ -162,6 +163,17 @@ def test_breakers_are_all_tokens_that_contain_the_text() -> None:
     sampler = make_sampler(SamplingOptions(dry_multiplier=0.8), 1, pieces=lambda: pieces)
     assert sampler.breakers == (1, 2, 3, 4, 5)
     assert make_sampler(SamplingOptions(), 1, pieces=lambda: pieces).breakers == ()
+
+
+@pytest.mark.parametrize("edit", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"dry_multiplier": 0.8}])
+def test_what_was_cut_before_stays_cut(edit: dict[str, float]) -> None:
+    _, logprobs, shift = logits_of(3)
+    stage = "dry" if "dry_multiplier" in edit else "penalties"
+    sampler = make_sampler(SamplingOptions(order=("top_k", stage), top_k=1, **edit).check(VOCAB), 4)
+    for place in range(20):
+        traced = sampler.trace(logprobs, place, history=History(said(place)), shift=shift)
+        assert traced.token == logprobs.argmax()
+        assert report(traced).stages(0)[-1].kept == 1
 
 
 # ---- what was said --------------------------------------------------------------------------------------------------

@@ -135,3 +135,11 @@ def test_beams_run_on_behind_many_that_a_stop_ends() -> None:
     row = np.log(np.arange(40, 0, -1, dtype=np.float32) / 820)
     # then the next two run on
     assert ours.advance([Ranked(row)], None).tokens == (20, 21)
+
+
+def test_a_stop_before_an_unfinished_character_is_cut_as_well() -> None:
+    pieces = (b"a \xe2", b"b")
+    rules = BeamRules((" ",), None, eos=frozenset(), token_bytes=pieces)
+    ours = BeamSearch(BeamOptions(width=1, ignore_eos=True), frozenset(), 5, Finish.LENGTH, rules)
+    ours.advance([Ranked(np.log(np.array([0.9, 0.1], np.float32)))], None)
+    assert [hypothesis(one, 2, pieces).text for one in ours.complete] == ["a"]
