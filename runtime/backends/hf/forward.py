@@ -74,6 +74,12 @@ class Arguments:
             arguments["attention_mask"] = self._by_kind(masks)
         elif step.ragged is not None:
             arguments["attention_mask"] = self._unread
+        elif 1 < len(step.tokens) <= self._few and len(pack.attention) == len(pack.cache.layers):
+            kinds = {layer.window: layer for layer in pack.attention}
+            causal = {window: _seen_by(pack, step, layer, self._device) for window, layer in kinds.items()}
+            folded = {window: self._folded(mask) for window, mask in causal.items() if mask is not None}
+            if len(folded) == len(kinds):
+                arguments["attention_mask"] = self._by_kind(folded)
         return arguments
 
     def of_whole(
@@ -117,7 +123,7 @@ class Arguments:
             if window not in masks:
                 masks[window] = []
                 for pack, own, layer in zip(packs, steps, layers, strict=True):
-                    mask = _joint_mask(pack, own, layer, self._device)
+                    mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             single = max(lengths) == 1 and masks[window].count(None) == len(packs)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged, single))
@@ -180,8 +186,8 @@ class Arguments:
         return made.view(1, 1, self._heads * n, -1)[..., :slots]
 
 
-def _joint_mask(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
-    """What the new tokens of one of several packs see in a layer, ``(1, 1, n, seen)``; None: causal, or one that sees all."""
+def _seen_by(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
+    """What the new tokens of a pack see in a layer, ``(1, 1, n, seen)``; None: causal from the first key on, or all is seen."""
     n, window = len(step.tokens), layer.window
     if step.ragged is not None or (n == 1 and step.mask is None):
         return None
