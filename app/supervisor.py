@@ -133,6 +133,9 @@ class Supervisor:
             far = translate("Workbench", "{0}: reading weights, {1:,} of {2:,}").format(words, progress.done, progress.total)
             if progress.stage == "checking":
                 far = translate("Workbench", "{0}: checking the numbers").format(words)
+            elif progress.stage == "importing":
+                share = progress.done / progress.total if progress.total else 0.0
+                far = translate("Workbench", "{0}: converting the file, {1:.0%}").format(words, share)
             elif progress.total:
                 self.load_share = progress.done / progress.total
             self._tell(EngineState.STARTING, far)
@@ -183,15 +186,18 @@ class Supervisor:
         self.backend = backend or self.backend
         wanted = {**self.options, **(options or {})}
         self.options = {name: value for name, value in wanted.items() if value is not None}
-        await self.close()
-        self._tell(EngineState.NONE, "")
+        await self._end_and_tell()
 
     async def stop_loading(self) -> None:
         """Ends a start under way; requests that wait for it are cancelled, and the next one starts the engine again."""
         if self._starting is not None:
-            await self.close()
-            if self._starting is None and self._model is None:  # else another request came meanwhile
-                self._tell(EngineState.NONE, "")
+            await self._end_and_tell()
+
+    async def _end_and_tell(self) -> None:
+        state, reason = self.state, self.reason
+        await self.close()
+        if self._starting is None and self._model is None and (self.state, self.reason) == (state, reason):
+            self._tell(EngineState.NONE, "")  # else another request came meanwhile
 
     async def close(self, within: float | None = None) -> None:
         """Ends the process, within 2 s or what is said."""

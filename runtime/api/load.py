@@ -59,7 +59,8 @@ def load(
         backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
             registered one.
         progress: True draws a tqdm bar; a callable gets the tensors in place and in all, as `on_progress` does (hf and mlx).
-        on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx).
+        on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx); before that, on the
+            caller's, how far the import of a GGUF file is.
         options: See `LoadOptions`.
 
     Raises:
@@ -74,7 +75,8 @@ def load(
 
 
 def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, told: OnLoad | None) -> LanguageModel:
-    found = _find(source, backend, checked)
+    with progress_listener(told):  # a GGUF file is imported first
+        found = _find(source, backend, checked)
     name, model, text = found.backend, found.model, found.text
     folders = [folder for folder in (model, found.drafting) if isinstance(folder, ModelFolder)]
     held = [lock_model(folder.path) for folder in folders]  # against removal from the shelf

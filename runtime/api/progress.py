@@ -56,11 +56,11 @@ def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress 
 
 @contextmanager
 def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterator[OnLoad | None]:
-    """An `on_progress` of a load that tells both; checking the numbers has no count."""
+    """An `on_progress` of a load that tells both; of what is not counted in tensors `progress` is told nothing."""
     with reporting(progress, "tensor") as say:
 
         def hear(heard: LoadProgress) -> None:
-            if heard.total:
+            if heard.total and heard.stage == "reading":
                 say(heard.done, heard.total)
             if on_progress is not None:
                 on_progress(heard)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 from huggingface_hub import get_async_session, hf_hub_url
 
-from runtime.adapters.folder import is_on_shelf
-from runtime.errors import DownloadError, ModelLoadError
+from runtime.adapters.folder import read_header
+from runtime.errors import AdapterError, DownloadError, ModelLoadError
 from runtime.hub.child_protocol import DownloadPlan, HubFile, HubId, Kind, OnDownload, shelf_name
 from runtime.hub.download_progress import ProgressReporter
 from runtime.hub.install import install_download
@@ -275,9 +275,10 @@ def _free() -> int:
 
 
 def _is_here(name: str, kind: Kind) -> bool:
-    if kind == "adapter":
-        return is_on_shelf(name)
-    with contextlib.suppress(ModelLoadError):
-        open_folder(shelf_path(name), backend="mlx")
+    with contextlib.suppress(ModelLoadError, AdapterError):
+        if kind == "adapter":
+            read_header(shelf_path(name))
+        else:
+            open_folder(shelf_path(name), backend="mlx")
         return True
     return False

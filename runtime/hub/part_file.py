@@ -142,15 +142,15 @@ async def fetch_part(
     Raises:
         DownloadError: The file could not be fetched; received bytes stay in the part unless they are wrong.
     """
-    failures, resumed = 0, part.done > 0
+    failures, wrong, resumed = 0, 0, part.done > 0
     while True:
         if part.done == file.size:
             if part.sound:
                 return
             part.restart()
-            if not resumed:
+            wrong += 1
+            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: once from the start
                 raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
-            resumed = False  # the resumed beginning may be wrong: once from the start
         before = part.done
         try:
             await _receive(part, file, address, tell)

@@ -38,12 +38,13 @@ class LoadProgress:
     Attributes:
         done: Tensors in place; with offloaded weights, tensors that have their place.
         total: Tensors in all; 0 in a stage that counts none.
-        stage: "reading" the weights, or "checking" the numbers afterwards.
+        stage: "importing" a GGUF file that is not on the shelf yet, in whatever unit `Progress` counts; "reading" the weights;
+            "checking" the numbers afterwards.
     """
 
     done: int
     total: int
-    stage: Literal["reading", "checking"] = "reading"
+    stage: Literal["importing", "reading", "checking"] = "reading"
 
 
 OnLoad = Callable[[LoadProgress], None]

@@ -6,6 +6,8 @@ A fault, a cancel or kill -9 before the rename leaves nothing that is listed; th
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import shutil
 import tempfile
@@ -205,28 +207,32 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
     except filelock.Timeout as fault:
         raise ModelLoadError(f"another import has held {shelf} for {_LOCK_SECONDS:,.0f} s; wait for it or end it") from fault
     except OSError as fault:
-        raise ModelLoadError(f"{shelf}: {fault.strerror}; free some space (or set `ELSEWISE_MODELS`)") from fault
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        way_out = "; free some space (or set `ELSEWISE_MODELS`)" if full else ""
+        raise ModelLoadError(f"{fault.filename or shelf}: {fault.strerror or fault}{way_out}") from fault
 
 
 def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
     """The id of the import, and what is installed under it already, if sound."""
     model_id = name or f"{id_from(source)}{suffix}"
-    holder = _holder(model_id, source)
+    if (place := shelf_path(model_id)).exists() and place.samefile(source):
+        raise ModelLoadError(f"{source} is on the shelf already; to have it there once more choose another name (`--name`)")
+    holder = _holder(model_id)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
         if name is not None:
             what = "adapter" if is_adapter(shelf_path(model_id)) else "model"
             origin = "put there by hand" if isinstance(holder, Path) else f"from {holder.source}"
             raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
         model_id = f"{model_id}-{sha256[:8]}"
-        holder = _holder(model_id, source)
+        holder = _holder(model_id)
     if isinstance(holder, Manifest):
         with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
-def _holder(model_id: str, source: Path) -> Manifest | Path | None:
-    """The holder of an id: an import (its manifest), a folder that must not be replaced, or None."""
+def _holder(model_id: str) -> Manifest | Path | None:
+    """The holder of an id: an import (its manifest), a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:
         manifest = read_manifest(folder)
@@ -234,8 +240,8 @@ def _holder(model_id: str, source: Path) -> Manifest | Path | None:
         return None
     if manifest is not None:
         return manifest
-    own = folder.is_dir() and any(folder.iterdir()) and not folder.samefile(source)
-    return folder if own else None
+    empty = folder.is_dir() and not any(folder.iterdir())
+    return folder if os.path.lexists(folder) and not empty else None
 
 
 def id_from(source: Path) -> str:

@@ -13,6 +13,7 @@ from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.integrity import known_sha256, read_manifest, remembered_sha256
 from runtime.loading.model_folder import PICKLES, ModelFolder, open_folder, read_json
 from runtime.loading.paths import is_model_id, models_dir
+from runtime.loading.progress import LoadProgress, Progress, current_listener
 from runtime.shelf.atomic_install import find_folder
 from runtime.shelf.importing import find_imported, form_digest, import_model
 
@@ -84,7 +85,13 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
         found = find_imported(form_digest(digest, quantised=quantised))
         if found is not None:
             return open_folder(found, backend=backend)
-    return import_model(path, keep_quantised=None if backend == "mlx" else False)
+    listener = current_listener()
+
+    def tell(progress: Progress) -> None:
+        if listener is not None:
+            listener(LoadProgress(progress.done, progress.total, "importing"))
+
+    return import_model(path, progress=tell, keep_quantised=None if backend == "mlx" else False)
 
 
 def _forms(backend: str) -> tuple[bool, ...]:

@@ -133,7 +133,7 @@ class EngineLimits:
     beat_seconds: float = 0.25  # between two signs of life
 
     def for_loading(self, source: str) -> float:
-        """Seconds that loading `source` may take."""
+        """Seconds that loading `source` may take without getting further."""
         if self.loading_seconds is not None:
             return self.loading_seconds
         return _LOAD_BASE_SECONDS + _source_bytes(source) / _LOAD_BYTES_PER_SECOND
@@ -158,7 +158,7 @@ class Vigil:
         self._silent = 0.0
 
     def beat(self, steps: int, phase: str, progress: int = 0) -> None:
-        """A beat arrived; a step whose `progress` grows is slow and does not hang."""
+        """A beat arrived; a step, or a load, whose `progress` grows is slow and does not hang."""
         if (steps, phase, progress) != self._state:
             self._state, self._stuck = (steps, phase, progress), 0.0
 
@@ -171,7 +171,7 @@ class Vigil:
         if self._silent > silence:
             return f"it gave no sign of life for {silence:g} s while {_DOING.get(phase, phase)}"
         if phase == "loading" and self._stuck > self._loading:
-            return f"loading took more than {self._loading:g} s"
+            return f"loading did not get further for {self._loading:g} s"
         if phase == "step" and self._stuck > self._limits.step_seconds:
             return f"step {steps:,} took more than {self._limits.step_seconds:g} s"
         return None

@@ -104,6 +104,33 @@ def test_loading_is_stopped_and_the_next_request_loads_again() -> None:
     asyncio.run(scene())
 
 
+def test_a_request_that_comes_while_the_old_model_ends_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        engine, over = Engine(), asyncio.Event()
+        supervisor = Supervisor("x", start=engine)
+        old = await supervisor.model()
+        end = old.close_async
+
+        async def slowly(**named: Any) -> None:
+            await over.wait()
+            await end(**named)
+
+        monkeypatch.setattr(old, "close_async", slowly)
+        changing = asyncio.create_task(supervisor.change(source="y"))
+        await until(lambda: supervisor.running is None)
+        engine.loading = asyncio.Event()
+        waiting = asyncio.create_task(supervisor.model())
+        await until(lambda: supervisor.state is EngineState.STARTING)
+        over.set()
+        await changing
+        assert (supervisor.state, supervisor.reason) == (EngineState.STARTING, "loading y")
+        engine.loading.set()
+        await waiting
+        await supervisor.close()
+
+    asyncio.run(scene())
+
+
 def test_another_model_is_loaded_by_the_next_request() -> None:
     asked: list[tuple[str, str]] = []
     engine = Engine()

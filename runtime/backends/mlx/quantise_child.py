@@ -63,9 +63,12 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
         report(done, total)
         mx.eval(array)
         done += int(array.nbytes)
-    save_model(target, model, donate_model=True)
-    save_config(config, config_path=target / "config.json")
-    sync_all(target)
+    try:
+        save_model(target, model, donate_model=True)
+        save_config(config, config_path=target / "config.json")
+        sync_all(target)
+    except (OSError, RuntimeError) as fault:  # mlx says it with the latter that a file cannot be written
+        raise ModelLoadError(f"{target}: cannot be written ({fault}); free some space or choose another folder") from fault
     report(total, total)
     return parameters
 
@@ -92,8 +95,8 @@ def main() -> int:
     except MemoryError:
         say(error=f"{arguments.source}: quantising it needs more memory than is allowed")
         return 1
-    except (OSError, RuntimeError) as fault:  # mlx says it with the latter that a file cannot be written
-        say(error=f"{arguments.target}: cannot be written ({fault}); free some space or choose another folder")
+    except (OSError, RuntimeError) as fault:
+        say(error=f"{arguments.source}: cannot be quantised ({fault})")
         return 1
     say(parameters=parameters)
     return 0

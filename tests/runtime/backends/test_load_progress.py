@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -33,6 +34,13 @@ def test_a_load_says_how_many_tensors_are_in_place(
     assert said == told  # nothing comes when it is loaded
     # and transformers has its own bars back
     assert logging.set_tqdm_hook(None) is None
+
+
+def test_a_file_that_is_imported_first_says_how_far_that_is(shelf: Path, gguf: Path) -> None:
+    said: list[LoadProgress] = []
+    load(gguf, "hf", on_progress=said.append).close()
+    stages = [progress.stage for progress in said]
+    assert list(dict.fromkeys(stages)) == ["importing", "reading", "checking"]
 
 
 def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> None:

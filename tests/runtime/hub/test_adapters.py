@@ -66,6 +66,17 @@ def test_an_adapter_is_fetched_and_used_by_its_id(layout: str, hub: LocalHub, fe
     assert list_shelf_adapters() == []
 
 
+def test_a_damaged_adapter_is_fetched_once_more(hub: LocalHub, fetch: Fetch, toy: Path) -> None:
+    hub.add("org/mine", content(toy))
+    name = fetch("org/mine")
+    (listed,) = list_shelf_adapters()
+    weights = listed.path / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert fetch("org/mine") == name
+    (again,) = list_shelf_adapters()
+    assert (again.problem, weights.read_bytes()) == ("", (toy / WEIGHTS).read_bytes())
+
+
 def without_weights(files: Files) -> None:
     del files[WEIGHTS]
     del files["training_args.bin"]

@@ -127,6 +127,23 @@ def test_a_file_that_changed_for_good_between_two_parts_is_refused(hub: LocalHub
     assert hub.ranges(WEIGHTS) == [None, "bytes=5000-", None]
 
 
+def test_wrong_bytes_behind_a_line_that_breaks_are_refused(hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
+    hub.add("org/tiny", tiny)
+    other, half = bytes(len(tiny[WEIGHTS])), len(tiny[WEIGHTS]) // 2
+
+    def broken(request: Request) -> bool:
+        if request.offset:
+            told = f"bytes {request.offset}-{len(other) - 1}/{len(other)}"
+            return request.answer(206, other[request.offset :], Content_Range=told)
+        request.answer(200, other[:half], Content_Length=str(len(other)))
+        request.hang_up()
+        return True
+
+    hub.before = [for_file(WEIGHTS, broken)]
+    assert failed(fetch).reason == "hash"
+    assert hub.ranges(WEIGHTS) == [None, f"bytes={half}-"] * 2
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, "tokenizer_config.json"])
 def test_a_wrong_digest_is_refused_and_not_kept(name: str, hub: LocalHub, fetch: Fetch, tiny: Files) -> None:
     hub.add("org/tiny", tiny)

@@ -166,7 +166,7 @@ def test_breakers_are_all_tokens_that_contain_the_text() -> None:
 
 
 @pytest.mark.parametrize("edit", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"dry_multiplier": 0.8}])
-def test_what_was_cut_before_stays_cut(edit: dict[str, float]) -> None:
+def test_what_was_cut_before_stays_cut(edit: dict[str, Any]) -> None:
     _, logprobs, shift = logits_of(3)
     stage = "dry" if "dry_multiplier" in edit else "penalties"
     sampler = make_sampler(SamplingOptions(order=("top_k", stage), top_k=1, **edit).check(VOCAB), 4)

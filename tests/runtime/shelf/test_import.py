@@ -22,12 +22,7 @@ from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.conftest import left_behind
 from tests.runtime.loading.as_gguf import as_gguf
-from tests.runtime.loading.gguf_files import (
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    small_llama,
-)
+from tests.runtime.loading.gguf_files import F32, HEADS, KV_HEADS, LAYERS, small_llama
 from tests.tiny_models import tiny_path
 
 
@@ -105,6 +100,31 @@ def test_a_gguf_file_is_imported_by_its_path_alone(shelf: Path, gguf: Path) -> N
     assert folder.config["num_hidden_layers"] == LAYERS
     assert (folder.config["num_attention_heads"], folder.config["num_key_value_heads"]) == (HEADS, KV_HEADS)
     assert folder.config["rms_norm_eps"] == 1e-6
+
+
+def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path, tmp_path: Path) -> None:
+    # given a folder and a file that were put there by hand, and a link whose folder has gone
+    own = shutil.copytree(tiny_path("llama"), shelf / "mine")
+    (own / "notes.md").write_text("read me")
+    file, other = small_llama().write(shelf / "foo.gguf"), small_llama().write(tmp_path / "other.gguf")
+    (shelf / "gone").symlink_to(tmp_path / "nowhere")
+    # when
+    for source, name in ((own, None), (own, "mine"), (file, "foo.gguf")):
+        with pytest.raises(ModelLoadError, match="is on the shelf already"):
+            import_model(source, name)
+    for name in ("foo.gguf", "gone"):
+        with pytest.raises(ModelLoadError, match="choose another name"):
+            import_model(other, name)
+    # then all of it is there
+    assert (own / "notes.md").read_text() == "read me"
+    assert file.is_file()
+    assert {*left_behind(shelf)} == {"mine", "foo.gguf", "gone"}
+
+
+def test_a_factor_without_a_kind_stretches_evenly(shelf: Path, tmp_path: Path) -> None:
+    file = small_llama().with_pair("llama.rope.scaling.factor", F32, 4.0).write(tmp_path / "stretched.gguf")
+    rope = import_model(file).config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
 
 
 def test_the_manifest_names_the_template(shelf: Path, gguf: Path) -> None:
