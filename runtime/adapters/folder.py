@@ -199,7 +199,9 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
         return folder
 
     needed = sum(file.stat().st_size for file in files)
-    folder = install(source, name, sha256, needed, write=write, opened=opened, kind="adapter", title=source.name)
+    folder = install(
+        source, name, sha256, needed, write=write, opened=opened, kind="adapter", title=source.name, progress=progress
+    )
     return shelf_adapter(folder)
 
 

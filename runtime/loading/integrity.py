@@ -41,13 +41,13 @@ def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def known_sha256(path: Path) -> str:
-    """SHA-256 of a file, computed only if size or time changed since the last time."""
+def known_sha256(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, computed (see `sha256_of`) only if size or time changed since the last time."""
     kept = remembered_sha256(path)
     if kept is not None:
         return kept
     stamp = file_stamp(path)
-    sha256 = sha256_of(path)
+    sha256 = sha256_of(path, tell)
     remember_sha256(path, sha256, stamp)
     return sha256
 
@@ -184,12 +184,14 @@ class Manifest(msgspec.Struct, frozen=True):
     hub: HubNote | None = None
 
 
-def file_notes(folder: Path, sums: Mapping[str, str] | None = None) -> dict[str, FileNote]:
-    """Size, time and SHA-256 of every file of a folder; reads those without a known SHA-256 in `sums`."""
+def file_notes(
+    folder: Path, sums: Mapping[str, str] | None = None, tell: Callable[[int], None] | None = None
+) -> dict[str, FileNote]:
+    """Size, time and SHA-256 of every file of a folder; reads those without a known SHA-256 in `sums`, as `sha256_of` does."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST and path.is_file():
-            info, sha256 = path.stat(), (sums or {}).get(path.name) or sha256_of(path)
+            info, sha256 = path.stat(), (sums or {}).get(path.name) or sha256_of(path, tell)
             notes[path.name] = FileNote(sha256, info.st_size, info.st_mtime_ns)
     return notes
 

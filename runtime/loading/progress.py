@@ -27,6 +27,20 @@ def ignore_progress(progress: Progress) -> None:
     del progress
 
 
+def counting_bytes(progress: OnProgress, stage: str, total: int) -> Callable[[int], None]:
+    """What takes the bytes that were read, and reports them every `TELL_SECONDS`."""
+    done, said = 0, -TELL_SECONDS
+
+    def tell(more: int) -> None:
+        nonlocal done, said
+        done, now = done + more, time.monotonic()
+        if now - said >= TELL_SECONDS or done >= total:
+            said = now
+            progress(Progress(stage, done, total))
+
+    return tell
+
+
 T = TypeVar("T")
 TELL_SECONDS: Final = 0.1  # between two reports
 

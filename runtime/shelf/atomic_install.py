@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import filelock
+import msgspec
 
 from resources.files import open_regular
 from runtime.errors import AdapterError, ModelLoadError
@@ -32,7 +33,7 @@ from runtime.loading.integrity import (
 )
 from runtime.loading.model_folder import chat_template_of, read_json
 from runtime.loading.paths import create_private, ensure_models_dir, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
-from runtime.loading.progress import OnProgress, Progress
+from runtime.loading.progress import OnProgress, Progress, counting_bytes, ignore_progress
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ def install(
     suffix: str = "",
     sums: Mapping[str, str] | None = None,
     hub: HubNote | None = None,
+    progress: OnProgress = ignore_progress,
 ) -> T:
     """Makes a folder of the shelf with its manifest, whole or not at all. A sound one of the same content is not made again.
 
@@ -71,12 +73,13 @@ def install(
         made_from: Source in the manifest; its file name by default.
         suffix: Of a derived name.
         sums: SHA-256 of the written files by name, where they are known; else the files are read.
+        progress: Of the wait for another import, and of reading the written files; raising in it cancels.
         hub: The repository it was downloaded from.
 
     Raises:
         ModelLoadError: The name is taken or impossible, the disk is full, or another import does not end.
     """
-    with _only_one_import(ensure_models_dir()) as shelf:
+    with _only_one_import(ensure_models_dir(), progress) as shelf:
         model_id, present = _find_place(name, source, sha256, opened, suffix)
         if present is not None:
             return present
@@ -98,14 +101,19 @@ def install(
                 source_sha256=sha256,
                 kind=kind,
                 parameters=parameters,
-                files=file_notes(hidden, sums),
+                files=file_notes(hidden, sums, counting_bytes(progress, "check", _bytes_in(hidden))),
                 template_digest=None if template is None else template_digest(template),
                 hub=hub,
             )
             write_manifest(hidden, manifest)
             opened(hidden)
-            sync_all(hidden)
-            _publish(hidden, shelf_path(model_id))
+            place = shelf_path(model_id)
+            if place.is_dir() and place.samefile(source):  # put there by hand: it stays as it is, with all that is in it
+                known = {file: note.sha256 for file, note in manifest.files.items()}
+                write_manifest(place, msgspec.structs.replace(manifest, files=file_notes(place, known)))
+            else:
+                sync_all(hidden)
+                _publish(hidden, place)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
         return opened(shelf_path(model_id))
@@ -196,11 +204,21 @@ def copy_files(files: Sequence[Path], target: Path, progress: OnProgress) -> Non
             here.flush()
 
 
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
 @contextlib.contextmanager
-def _only_one_import(shelf: Path) -> Iterator[Path]:
+def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Iterator[Path]:
     """Serialises imports of all processes; removes the remains of dead ones."""
+
+    def waits() -> bool:
+        progress(Progress("wait", 0, 0))
+        return False
+
+    lock = filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600)
     try:
-        with filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600):
+        with lock.acquire(cancel_check=waits):
             for remains in shelf.glob(f"{HIDDEN}*"):
                 shutil.rmtree(remains, ignore_errors=True)
             yield shelf
@@ -215,23 +233,21 @@ def _only_one_import(shelf: Path) -> Iterator[Path]:
 def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
     """The id of the import, and what is installed under it already, if sound."""
     model_id = name or f"{id_from(source)}{suffix}"
-    if (place := shelf_path(model_id)).exists() and place.samefile(source):
-        raise ModelLoadError(f"{source} is on the shelf already; to have it there once more choose another name (`--name`)")
-    holder = _holder(model_id)
+    holder = _holder(model_id, source)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
         if name is not None:
             what = "adapter" if is_adapter(shelf_path(model_id)) else "model"
             origin = "put there by hand" if isinstance(holder, Path) else f"from {holder.source}"
             raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
         model_id = f"{model_id}-{sha256[:8]}"
-        holder = _holder(model_id)
+        holder = _holder(model_id, source)
     if isinstance(holder, Manifest):
         with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
-def _holder(model_id: str) -> Manifest | Path | None:
+def _holder(model_id: str, source: Path) -> Manifest | Path | None:
     """The holder of an id: an import (its manifest), a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:
@@ -240,8 +256,8 @@ def _holder(model_id: str) -> Manifest | Path | None:
         return None
     if manifest is not None:
         return manifest
-    empty = folder.is_dir() and not any(folder.iterdir())
-    return folder if os.path.lexists(folder) and not empty else None
+    free = folder.is_dir() and (folder.samefile(source) or not any(folder.iterdir()))
+    return folder if os.path.lexists(folder) and not free else None
 
 
 def id_from(source: Path) -> str:

@@ -34,7 +34,7 @@ from runtime.loading.model_folder import (
     weight_files,
 )
 from runtime.loading.paths import create_private
-from runtime.loading.progress import OnProgress, ignore_progress
+from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
 PATIENCE_SECONDS = 120.0  # seconds beside those that grow with the file
@@ -77,13 +77,15 @@ def import_model(
         checked = check_gguf(source)
         quantised = _stays_quantised(checked, keep_quantised)
         needed = checked.written_bytes(quantised=quantised)
-        kind, sha256 = "gguf", form_digest(known_sha256(source), quantised=quantised)
+        tell = counting_bytes(progress, "check", source.stat().st_size)
+        kind, sha256 = "gguf", form_digest(known_sha256(source, tell), quantised=quantised)
     elif source.is_dir():
         if keep_quantised is not None:
             raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: `elsewise models convert {source}`")
         open_folder(source, backend="mlx")
         needed = sum(file.stat().st_size for file in _wanted(source))
-        kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file) for file in _wanted(source)})
+        tell = counting_bytes(progress, "check", needed)
+        kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file, tell) for file in _wanted(source)})
     else:
         what = kind_of_file(source.stat().st_mode) if source.exists() else "no such file or folder"
         raise ModelLoadError(f"{source}: {what}; give a model folder or a GGUF file")
@@ -112,6 +114,7 @@ def import_model(
         kind=kind,
         title=title or name or (source.stem if kind == "gguf" else source.name),
         suffix="-mlx" if quantised else "",
+        progress=progress,
     )
 
 

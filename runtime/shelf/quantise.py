@@ -86,6 +86,7 @@ def convert_model(
         opened=partial(open_folder, backend="mlx"),
         kind="folder",
         title=title or f"{checked.name} ({bits} bit)",
+        progress=progress,
     )
 
 

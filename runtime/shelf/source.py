@@ -13,7 +13,7 @@ from runtime.loading.gguf.convert import check_gguf
 from runtime.loading.integrity import known_sha256, read_manifest, remembered_sha256
 from runtime.loading.model_folder import PICKLES, ModelFolder, open_folder, read_json
 from runtime.loading.paths import is_model_id, models_dir
-from runtime.loading.progress import LoadProgress, Progress, current_listener
+from runtime.loading.progress import LoadProgress, Progress, counting_bytes, current_listener
 from runtime.shelf.atomic_install import find_folder
 from runtime.shelf.importing import find_imported, form_digest, import_model
 
@@ -80,17 +80,17 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
     if remembered_sha256(path) is None:
         check_gguf(path)  # reads the header alone: of a large file that is none, or is cut short, the rest takes minutes
-    digest = known_sha256(path)
-    for quantised in _forms(backend):
-        found = find_imported(form_digest(digest, quantised=quantised))
-        if found is not None:
-            return open_folder(found, backend=backend)
     listener = current_listener()
 
     def tell(progress: Progress) -> None:
         if listener is not None:
             listener(LoadProgress(progress.done, progress.total, "importing"))
 
+    digest = known_sha256(path, counting_bytes(tell, "check", path.stat().st_size))
+    for quantised in _forms(backend):
+        found = find_imported(form_digest(digest, quantised=quantised))
+        if found is not None:
+            return open_folder(found, backend=backend)
     return import_model(path, progress=tell, keep_quantised=None if backend == "mlx" else False)
 
 

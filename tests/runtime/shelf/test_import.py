@@ -109,14 +109,13 @@ def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path,
     file, other = small_llama().write(shelf / "foo.gguf"), small_llama().write(tmp_path / "other.gguf")
     (shelf / "gone").symlink_to(tmp_path / "nowhere")
     # when
-    for source, name in ((own, None), (own, "mine"), (file, "foo.gguf")):
-        with pytest.raises(ModelLoadError, match="is on the shelf already"):
-            import_model(source, name)
-    for name in ("foo.gguf", "gone"):
+    assert import_model(own).path == own
+    for source, name in ((file, "foo.gguf"), (other, "foo.gguf"), (other, "gone")):
         with pytest.raises(ModelLoadError, match="choose another name"):
-            import_model(other, name)
+            import_model(source, name)
     # then all of it is there
     assert (own / "notes.md").read_text() == "read me"
+    assert read_manifest(own) is not None
     assert file.is_file()
     assert {*left_behind(shelf)} == {"mine", "foo.gguf", "gone"}
 
@@ -230,6 +229,10 @@ def test_a_folder_is_copied_and_only_what_is_needed(shelf: Path, tmp_path: Path)
 def test_progress_comes_while_it_works(shelf: Path, gguf: Path) -> None:
     reports: list[Progress] = []
     import_model(gguf, progress=reports.append)
-    totals = {report.total for report in reports if report.total}
+    by_stage = {stage: [report for report in reports if report.stage == stage] for stage in ("check", "convert")}
+    totals = {report.total for report in by_stage["convert"] if report.total}
     assert totals == {sum(len(tensor.data) for tensor in small_llama().tensors)}
-    assert [report.done for report in reports] == sorted(report.done for report in reports)
+    for told in by_stage.values():
+        assert told
+    done = [report.done for report in by_stage["convert"]]
+    assert done == sorted(done)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import psutil
 import pytest
 
@@ -81,7 +82,7 @@ def test_a_cancelled_import_leaves_nothing(shelf: Path, gguf: Path) -> None:
         pass
 
     def cancel(progress: Progress) -> None:
-        if progress.done:
+        if progress.stage == "convert" and progress.done:
             raise Cancelled
 
     # when, then
@@ -210,3 +211,34 @@ def test_a_shelf_that_cannot_be_made_is_named(gguf: Path, tmp_path: Path, monkey
     monkeypatch.setenv("ELSEWISE_MODELS", str(tmp_path / "file" / "models"))
     with pytest.raises(ModelLoadError, match="set `ELSEWISE_MODELS`"):
         import_model(gguf)
+
+
+def test_an_import_that_waits_for_another_one_can_be_cancelled(shelf: Path, gguf: Path) -> None:
+    # given another import, which does not end
+    shelf.mkdir()
+    with filelock.FileLock(shelf / ".lock", mode=0o600):
+        told: list[str] = []
+
+        def cancel(progress: Progress) -> None:
+            told.append(progress.stage)
+            if progress.stage == "wait":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            import_model(gguf, progress=cancel)
+    # then the file was read before, and once the other has ended it is imported
+    assert told == ["check", "wait"]
+    assert import_model(gguf).path.is_dir()
+
+
+def test_an_import_can_be_cancelled_while_what_was_written_is_read(shelf: Path, gguf: Path) -> None:
+    told: list[str] = []
+
+    def cancel(progress: Progress) -> None:
+        told.append(progress.stage)
+        if progress.stage == "check" and "convert" in told:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_model(gguf, progress=cancel)
+    assert left_behind(shelf) == []
