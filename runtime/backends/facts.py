@@ -96,6 +96,25 @@ def passed_over(options: LoadOptions, name: str, why: str) -> str:
     return f"{why}; it is set for all models, and has no effect on this one"
 
 
+def as_it_is(options: LoadOptions, **own: str) -> tuple[str, ...]:
+    """`passed_over` of the options that a ready model would have to be changed for.
+
+    Args:
+        options: As they were given.
+        own: What the model has, by the option's name.
+
+    Raises:
+        UnsupportedFeatureError: One was asked for.
+    """
+    found = []
+    for name, there in own.items():
+        wanted = getattr(options, name)
+        if wanted not in ("auto", there, there.partition(":")[0]):  # a device's kind alone
+            why = f"takes a model folder; a model that is in memory already is used as it is, with {there}"
+            found.append(passed_over(options, name, f"{name}={wanted!r} {why}"))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class KvFormat:
     """How cached KV rests: a floating-point dtype, or whole numbers of so many bits.

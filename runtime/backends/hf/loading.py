@@ -60,7 +60,12 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         CHOICE.set(options.threads)
     if isinstance(source, tuple):
         check_not_offloaded(options)
-        return _adopted(*source, check_weights(options, source[0].device, ready=True))
+        model, device = source[0], source[0].device
+        passed_over = check_weights(options, device, ready=True)
+        attention = "sdpa" if attention_of(model) == OWN else attention_of(model)
+        dtype = str(model.dtype).removeprefix("torch.")
+        passed_over += facts.as_it_is(options, dtype=dtype, device=str(device), attention=attention)
+        return _adopted(*source, passed_over)
     device = pick_device(options.device)
     quantization = quantization_of(source)
     if quantization is not None:

@@ -126,7 +126,7 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
 
 def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> tuple[str, ...]:
-    """Refuses offload, with what the model takes and what is there, and weights in another form than the folder's.
+    """Refuses offload, with what the model takes and what is there, and weights in another form than they have.
 
     Returns:
         What is to be said where they were but wished for, and the model fits without.
@@ -148,6 +148,8 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
         )
         wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice what 16 bits do
         found.append(facts.passed_over(wished, "offload", why))
+    if isinstance(source, tuple):
+        found += facts.as_it_is(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
     return tuple(found)
 
 

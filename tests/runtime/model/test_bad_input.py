@@ -17,6 +17,7 @@ from runtime.errors import (
     ModelLoadError,
     ModelMissingError,
     UnknownBackendError,
+    UnsupportedFeatureError,
 )
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from tests.fakes import assert_right, fake_model, some_ids
@@ -185,6 +186,16 @@ def test_a_ready_model_of_the_other_library_is_refused_with_the_backend_that_tak
     for swapped in (torchs[::-1], (None, torchs[1]), (object(), object())):
         with pytest.raises(InvalidRequestError, match="takes a transformers model and its tokenizer, not a"):
             load(swapped, "hf")
+    # and it is used as it is
+    unlike: list[tuple[tuple[Any, Any], dict[str, Any]]] = [
+        (torchs, {"dtype": "bfloat16"}),
+        (torchs, {"attention": "eager"}),
+        ((model, tokenizer), {"dtype": "float16"}),
+    ]
+    for pair, options in unlike:
+        with pytest.raises(UnsupportedFeatureError, match="takes a model folder; a model that is in memory"):
+            load(pair, **options)
+    load(torchs, dtype="float32", device="cpu", attention="sdpa").close()
     # "auto" takes the one that can run it
     for pair, backend in (((model, tokenizer), "mlx"), (torchs, "hf")):
         with load(pair) as loaded:
