@@ -28,8 +28,15 @@ help:  ## lists the targets
 setup: $(VENV)/.ready model  ## makes .venv from the lock, with the default model
 	@$(BIN)/python -m compileall -q app resources runtime storage ui
 
+# Another TORCH="..." on the command line than the last one exchanges torch; that of this file, torch of another version alone.
+ifeq ($(origin TORCH),command line)
+ifneq ($(TORCH),$(shell cat $(VENV)/.torch 2>/dev/null))
+.PHONY: $(VENV)/.ready
+endif
+endif
 $(VENV)/.ready: requirements.lock pyproject.toml packaging/setup.sh packaging/system.sh
-	PYTHON="$(PYTHON)" UV_VERSION="$(UV_VERSION)" TORCH="$(TORCH)" QT_PACKAGES="$(QT_PACKAGES)" sh packaging/setup.sh "$(VENV)"
+	PYTHON="$(PYTHON)" UV_VERSION="$(UV_VERSION)" TORCH="$(TORCH)" TORCH_ORIGIN="$(origin TORCH)" \
+	  QT_PACKAGES="$(QT_PACKAGES)" sh packaging/setup.sh "$(VENV)"
 	touch $@
 
 model: $(VENV)/.ready  ## fetches and imports the default model, where it is missing

@@ -84,7 +84,6 @@ PARTS = (
     Part("window", "the whole window's event loop: a session opens, a prompt prefills", On.BACKENDS, window),
     Part("start", "from the process to the window", On.ONCE, start),
 )
-LATER: dict[str, str] = {}  # rows that are not measured yet, and why
 NAMES = tuple(part.name for part in PARTS)
 
 

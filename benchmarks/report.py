@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +14,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.catalogue import LATER
 from benchmarks.clock import Calibration
 from benchmarks.findings import Findings, Gaps, Reading, Timing, Took, Verdict
 from benchmarks.measure import Result
@@ -57,7 +56,7 @@ class Report:
             console.print(gap_table("event loop: ms between two ticks of a 1 ms timer", found.gaps))
         console.print(calibration_table("the machine meanwhile", self.calibrations))
         console.print(took_table("how long it took", self.took))
-        console.print(verdict_table("bars", found.verdicts, LATER))
+        console.print(verdict_table("bars", found.verdicts))
         console.print(LEGEND, highlight=False)
         if not all(each.normal for each in self.calibrations):
             console.print(BUSY, highlight=False)
@@ -86,7 +85,6 @@ class Report:
             "gaps": [asdict(each) for each in found.gaps],
             "bars": [{**asdict(each), "met": each.met} for each in found.verdicts],
             "took": [asdict(each) for each in self.took],
-            "later": LATER,
         }
 
 
@@ -162,8 +160,8 @@ def took_table(title: str, took: Sequence[Took]) -> Table:
     return table
 
 
-def verdict_table(title: str, verdicts: Sequence[Verdict], later: Mapping[str, str]) -> Table:
-    """Every figure, its bar, met or not; then what is not measured yet."""
+def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
+    """Every figure, its bar, met or not."""
     table = _table(title, ("row", "on", "figure of"), ("figure", "bar"), ("",))
     for i, row, _, last in _grouped(sorted(verdicts, key=lambda v: v.row), lambda v: v.row):
         on = f"{row.backend}, {row.model}" if row.model else ""
@@ -173,8 +171,6 @@ def verdict_table(title: str, verdicts: Sequence[Verdict], later: Mapping[str, s
         table.add_row(label, on, row.what, f"{row.figure:.3f}", f"{sign} {row.bar:g}", verdict, end_section=last)
         if row.limit is not None and not row.met:
             table.add_row("", "", f"limit: {row.limit.what}", f"{row.limit.figure:.3f}", "", "", end_section=last)
-    for name, why in later.items():
-        table.add_row(name, "", why, "", "", "")
     return table
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
+from benchmarks.findings import EMBEDDED
 from benchmarks.measure import Float32
 from runtime import list_models
 
 ARCHITECTURES = ("llama", "qwen3")
-EMBEDDED = "smollm2"
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 3, 4, 2, 16
 CONTEXT = 4096  # tokens
 ROPE = 100_000.0

@@ -12,5 +12,11 @@ test -x "$venv/bin/python" || "$PYTHON" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet "uv==$UV_VERSION"
 "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --no-deps --require-hashes -r requirements.lock
 # pip, not uv: it follows the user's own settings for where torch's wheel comes from. $TORCH may hold pip options.
-"$venv/bin/python" -c 'import torch' 2>/dev/null || "$venv/bin/python" -m pip install --quiet $TORCH
+last=$(cat "$venv/.torch" 2>/dev/null || echo "$TORCH")
+if [ "$TORCH_ORIGIN" = "command line" ] && [ "$last" != "$TORCH" ]; then  # maybe a wheel of the same version
+  "$venv/bin/python" -m pip install --quiet --no-deps --force-reinstall $TORCH
+  last=$TORCH
+fi
+"$venv/bin/python" -m pip install --quiet $TORCH
+echo "$last" > "$venv/.torch"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --editable .

@@ -3,6 +3,7 @@
 # .tar.gz beside it, as another one. Arguments: the .deb. Linux, as root; needs debootstrap. Screenshots and logs: build/try. Keeps
 # the fresh system in .cache/rootfs.
 set -eu
+test $# = 1 || { echo "this tries one package, and $# are named: remove the older ones from dist" >&2; exit 2; }
 deb=$(realpath "$1")
 out=$PWD/build/try
 base=$PWD/.cache/rootfs

@@ -466,6 +466,18 @@ def test_the_package_that_was_built_works_without_any_python_in_reach() -> None:
     assert "passed: without Python, compilers and network" in done.stdout
 
 
+def test_one_package_is_tried_at_a_time() -> None:
+    done = subprocess.run(
+        ["sh", "packaging/try_package.sh", "elsewise_1.deb", "elsewise_2.deb"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "remove the older ones from dist" in done.stderr) == (2, True)
+
+
 def release_step(name: str, root: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The shell of a step of release.yml, as the host runs it; tools of `root` come before the system's."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
@@ -478,13 +490,19 @@ def release_step(name: str, root: Path, **variables: str) -> subprocess.Complete
 
 def test_a_release_is_a_draft_of_all_files_their_checksums_and_the_section_of_its_version(mac: Mac) -> None:
     shutil.copy(ROOT / "CHANGELOG.md", mac.root)
+    (mac.root / "runtime").mkdir()
+    version = mac.root / "runtime" / "version.py"
     mac.write(mac.tools / "gh", "")
     (mac.root / "files").mkdir()
     for name in ("elsewise.deb", "elsewise.dmg"):
         (mac.root / "files" / name).write_text(name, "utf-8")
-    # a version without a section is not published
+    # a version without a section is not published, nor one under the tag of another
+    version.write_text('__version__ = "9.9.9"\n', "utf-8")
     assert release_step("Draft release", mac.root, TAG="v9.9.9").returncode == 1
+    refused = release_step("Draft release", mac.root, TAG=f"v{__version__}")
+    assert (refused.returncode, refused.stderr) == (1, f"the tag v{__version__} is not the version of runtime/version.py\n")
     assert mac.calls("gh") == []
+    shutil.copy(ROOT / "runtime" / "version.py", version)
     done = release_step("Draft release", mac.root, TAG=f"v{__version__}")
     assert done.returncode == 0, done.stderr
     files = "SHA256SUMS elsewise.deb elsewise.dmg"

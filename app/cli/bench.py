@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from app.cli.common import INTERRUPTED
+
 # As benchmarks.catalogue has them, without its imports.
 PARTS = (
     *("W1", "W2", "W3", "W4", "W5", "cpu", "rows", "overhead", "W6", "bulk", "W7", "kv", "pressure", "many", "W8"),
     *("swap", "sampler", "grammar", "speculative", "remote", "gpu", "trie", "shelf", "files", "quantised", "view", "window"),
     "start",
 )
-INTERRUPTED = 130  # as shells say it of ctrl-C
 MODELS = ("tiny", "llama", "qwen3", "smollm2")
 
 

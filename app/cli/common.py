@@ -25,6 +25,7 @@ console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
 LARGEST_TEXT: Final = 256 << 20  # bytes that a command reads of one file, or of stdin
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+INTERRUPTED: Final = 130  # the exit code, as shells have it of Ctrl-C
 
 
 @contextmanager

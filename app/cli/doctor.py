@@ -12,15 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import console, print_table, rows_table
+from app.cli.common import INTERRUPTED, console, print_table, rows_table
 from app.cli.settings import Settings
 from app.doctor.finding import Report, markdown
 from app.doctor.run import PARTS, SLEEP, Doing, check_machine
 from runtime import __version__, available_backends, default_backend, list_models, models_dir
 
 LIBRARIES = ("PySide6-Essentials", "qasync", "numpy", "torch", "transformers", "mlx", "mlx-lm", "tokenizers", "sqlite-utils")
-FLOORS = {"transformers": (5, 3), "torch": (2, 10), "mlx-lm": (0, 32)}  # below these: known holes or wrong numbers
-INTERRUPTED = 130  # as shells say it of ctrl-C
+FLOORS = {"transformers": (5, 23), "torch": (2, 10), "mlx-lm": (0, 32)}  # below these: holes, wrong numbers, missing parts
 NEVER = {"PySide6-Essentials": (6, 12)}  # aborts on Python 3.11
 
 

@@ -51,6 +51,8 @@ async def chat(engine: Engine, request: ChatRequest) -> Answer:
         ApiError, RuntimeFault: It cannot be answered.
     """
     refuse_unsupported(request)
+    if request.add_special_tokens:
+        raise ApiError("add_special_tokens is not supported here: the template writes them", param="add_special_tokens")
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError("top_logprobs go with logprobs: true", param="top_logprobs")
     if request.prompt_logprobs is not None and (request.stream or request.prompt_logprobs < -1):

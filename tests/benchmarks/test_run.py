@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from app.cli import bench as command
-from benchmarks.catalogue import LATER, NAMES, PARTS, On, chosen_parts
+from benchmarks.catalogue import NAMES, PARTS, On, chosen_parts
 from benchmarks.findings import Case, Findings, Limit, Verdict
 from benchmarks.measure import Result
 from benchmarks.parts.decode import speculative
@@ -76,7 +76,6 @@ def test_json_holds_the_same_figures(short: Report, tmp_path: Path) -> None:
     assert [row["when"] for row in read["calibrations"]] == ["hf, tiny-llama"]  # once, of a quick run
     assert [(row["part"], row["model"]) for row in read["took"]] == [("W1", "tiny-llama"), ("W6", "tiny-llama"), ("trie", "")]
     assert [row["limit"] for row in read["bars"]] == [v.limit and asdict(v.limit) for v in short.findings.verdicts]
-    assert read["later"] == LATER
 
 
 def test_a_short_report_is_exact(short: Report) -> None:
@@ -199,7 +198,7 @@ def test_what_limits_a_figure_is_told_where_its_bar_is_missed() -> None:
     missed = Verdict("W5 one stream", "hf", "tiny-llama", "speed", 0.9, 1.15, at_least=True, limit=limit)
     for verdict, told in ((missed, True), (replace(missed, figure=1.2), False)):
         console = Console(width=160, record=True, file=io.StringIO())
-        console.print(verdict_table("bars", [verdict], {}))
+        console.print(verdict_table("bars", [verdict]))
         # then the limit stands below the missed one alone
         assert ("limit: the bare loop" in (text := console.export_text())) is told
         assert ("1.120" in text) is told

@@ -14,7 +14,7 @@ from ui.theme.scheme import current_theme
 from ui.transcript.read_mode.document import fill_page
 from ui.transcript.text.faces import Faces
 from ui.widgets.controls import button, row
-from ui.widgets.labels import plain_tooltip
+from ui.widgets.labels import Notice, plain_tooltip
 
 MARGIN = 24  # pixels around a page
 LIST_WIDTH = 240
@@ -26,6 +26,7 @@ class Page(QTextBrowser):
 
     shown = Signal(object)  # Path: its file
     can_go_back = Signal(bool)
+    missing = Signal(str)  # the name of a linked file that is no page
 
     def __init__(self, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
@@ -100,6 +101,8 @@ class Page(QTextBrowser):
             QDesktopServices.openUrl(link)
         elif file is not None and file.suffix == ".md" and file.is_file():
             self.show_page(file)
+        elif link.path():  # else a place in the page itself
+            self.missing.emit(link.fileName())
 
 
 class DocumentationBox(QDialog):
@@ -121,6 +124,7 @@ class DocumentationBox(QDialog):
         self.list.setAccessibleName(self.tr("Pages"))
         self.page = Page(folder or Path(), self)
         self.page.setAccessibleName(self.tr("Page"))
+        self.note = Notice()
         both = QSplitter()
         both.addWidget(self.list)
         both.addWidget(self.page)
@@ -133,9 +137,11 @@ class DocumentationBox(QDialog):
         close.clicked.connect(self.close)
         column = QVBoxLayout(self)
         column.addWidget(both, 1)
+        column.addWidget(self.note)
         column.addLayout(row(back, 1, close))
         self.list.currentItemChanged.connect(self._show)
         self.page.shown.connect(self._mark)
+        self.page.missing.connect(self._say_missing)
         if folder is None:
             self.page.setPlainText(self.tr("The documentation was not installed with this app."))
             return
@@ -146,8 +152,12 @@ class DocumentationBox(QDialog):
         self.page.show_page(folder / FIRST)
 
     def _show(self, item: QListWidgetItem | None) -> None:
+        self.note.clear()
         if item is not None and item.data(FILE) != self.page.file:
             self.page.show_page(item.data(FILE))
+
+    def _say_missing(self, name: str) -> None:
+        self.note.say(self.tr("{0} is not shown here: it comes with the source code").format(name))
 
     def _mark(self, file: Path) -> None:
         """The page that is shown is the chosen one of the list, however it was reached."""

@@ -44,11 +44,6 @@ class ColumnText(QWidget):
     def length(self) -> int:
         return len(self._turn.tokens)
 
-    @property
-    def painted_height(self) -> int:
-        """Pixels that the text takes at the width it has."""
-        return self._body.height
-
     def show_column(self, column: Column) -> None:
         """Shows this from now on; tokens that were there already are not laid out again."""
         self._turn.take(_as_turn(column))

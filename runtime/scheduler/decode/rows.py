@@ -19,6 +19,7 @@ from runtime.errors import GrammarError
 from runtime.grammar.constraint import Constraint
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import empty_scores, summarise_ranked
+from runtime.options.generation import DEFAULT_MAX_TOKENS
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
@@ -30,7 +31,6 @@ from runtime.scheduler.prefill.distributions import Distributions, non_finite
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 
 FIRST_CAPACITY = 16  # rows
-DEFAULT_MAX_TOKENS = 512
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
 PATIENCE_SECONDS = 0.005  # that a step waits for masks, all together; rows whose mask comes later sit it out

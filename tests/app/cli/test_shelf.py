@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from safetensors.numpy import save_file
 
 from runtime import register_backend, unregister_backend
 from tests.app.cli.conftest import Elsewise
+from tests.pages import ROOT
 from tests.tiny_models import tiny_path
 
 
@@ -105,6 +108,18 @@ def test_a_folder_with_only_its_config_is_not_ready(elsewise: Elsewise, tmp_path
     (folder / "model.safetensors").write_bytes(b"")
     [row] = [line for line in elsewise("models", "list").out.splitlines() if line.startswith("hollow")]
     assert "damaged safetensors file" in row
+
+
+@pytest.mark.parametrize("library", ["transformers", "mlx-lm"])
+def test_doctor_names_a_library_that_is_older_than_ours_needs(
+    elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    [(major, minor)] = [found.groups() for each in needed if (found := re.match(rf"{library}>=(\d+)\.(\d+)", each))]
+    version = importlib.metadata.version
+    older = f"{major}.{int(minor) - 1}.9"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: older if name == library else version(name))
+    assert f"problem: {library} {older} is too old: at least {major}.{minor}" in elsewise("doctor").err
 
 
 def test_doctor_shows_a_third_backend_and_one_whose_module_is_missing(elsewise: Elsewise) -> None:

@@ -228,6 +228,7 @@ def test_text_that_only_begins_like_reasoning_is_text(thinking: bool) -> None:
         ({"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": HELLO, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": [{"role": "user", "content": "x " * 400_000}]}, None),
     ],
 )
@@ -237,6 +238,12 @@ def test_invalid_chats_are_refused(served: Served, body: dict[str, Any], param: 
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert param is None or error["param"] == param
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_a_chat_may_say_that_it_wants_no_further_special_tokens(served: Served, value: bool | None) -> None:
+    answer = served.post(PATH, messages=HELLO, max_tokens=1, add_special_tokens=value, return_token_ids=True)
+    assert answer["prompt_token_ids"] == served.model.render_chat(HELLO)
 
 
 @pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "other"}}, {"type": "function"}, {"function": 5}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.tiny_models import tiny_path
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CLIENTS = Path(__file__).parents[3] / ".cache" / "clients"
 PACKAGES = ("openai==3.57.0", "llm==0.36", "lm_eval[api]==0.4.13")
+# As uv says that the package index cannot be reached; that it has no such version is another error.
+OFFLINE = re.compile(r"failed to fetch|could not connect|dns error|timed out|network was disabled", re.IGNORECASE)
 KEY = "no-key-is-checked-here"
 NATS = 1e-3
 QUESTIONS: list[dict[str, Any]] = [
@@ -41,7 +44,10 @@ def python() -> Path:
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(found), *PACKAGES]
     installed = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
     if installed.returncode:
-        pytest.skip(f"the clients cannot be installed: {installed.stderr.strip().splitlines()[-1][:200]}")
+        reason = f"the clients cannot be installed: {installed.stderr.strip()[-800:]}"
+        if OFFLINE.search(installed.stderr):
+            pytest.skip(reason)
+        pytest.fail(reason)
     done.write_text(" ".join(PACKAGES))
     return found
 

@@ -58,11 +58,15 @@ def test_links_are_followed_and_those_to_the_web_left_to_the_system(in_window: P
         assert box.page.toPlainText().strip().startswith("Python: quickstart")
         assert box.list.currentItem().text() == "Python: quickstart"
         box.page.anchorClicked.emit(QUrl("../../SECURITY.md"))  # not among the pages
+        assert box.note.words == "SECURITY.md is not shown here: it comes with the source code"
+        box.page.anchorClicked.emit(QUrl("../notebooks/layers.ipynb"))
+        assert box.note.words.startswith("layers.ipynb ")
         box.page.anchorClicked.emit(QUrl("https://example.org/"))
         assert box.page.toPlainText().strip().startswith("Python: quickstart")
         assert asked == ["https://example.org/"]
         box.page.go_back()
         assert box.list.currentItem().text() == "A tour of the window"
+        assert box.note.words == ""
 
     in_documentation(in_window, look)
 
