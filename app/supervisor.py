@@ -134,8 +134,10 @@ class Supervisor:
             if progress.stage == "checking":
                 far = translate("Workbench", "{0}: checking the numbers").format(words)
             elif progress.stage == "importing":
-                share = progress.done / progress.total if progress.total else 0.0
-                far = translate("Workbench", "{0}: converting the file, {1:.0%}").format(words, share)
+                far = translate("Workbench", "{0}: importing the file").format(words)
+                if progress.total:
+                    share = progress.done / progress.total
+                    far = translate("Workbench", "{0}: importing the file, {1:.0%}").format(words, share)
             elif progress.total:
                 self.load_share = progress.done / progress.total
             self._tell(EngineState.STARTING, far)

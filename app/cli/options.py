@@ -688,7 +688,7 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
         def show(progress: LoadProgress) -> None:
             far = f"{progress.done:,} of {progress.total:,} tensors"
             if progress.stage == "importing":
-                far = "converting the file" + (f", {progress.done / progress.total:.0%}" if progress.total else "")
+                far = "importing the file" + (f", {progress.done / progress.total:.0%}" if progress.total else "")
             status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
 
         loaded = load(model, backend, on_progress=show, **options)

@@ -13,6 +13,7 @@ from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})  # of a schema: values, in which nothing refers
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})  # schemas by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,16 @@ def _moved(schema: Any, root: str) -> Any:
     """A schema that is to stand inside another: its references begin at `root`, the place where it stands."""
     if isinstance(schema, list):
         return [_moved(each, root) for each in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or "$id" in schema:  # in one with an address of its own they begin there
         return schema
-    moved = {key: each if key in _DATA else _moved(each, root) for key, each in schema.items()}
+    moved: dict[str, Any] = {}
+    for key, each in schema.items():
+        if key in _NAMED and isinstance(each, Mapping):
+            moved[key] = {name: _moved(one, root) for name, one in each.items()}
+        else:
+            moved[key] = each if key in _DATA else _moved(each, root)
     reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         moved["$ref"] = root + reference[1:]
     return moved
 

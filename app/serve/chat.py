@@ -188,7 +188,8 @@ class _Work:
             grammar=grammar,
         )
         opened = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith(OPEN)
-        thinking = opened and (grammar is None or CLOSE in grammar.source)  # a grammar holds from the first token on
+        own_end = grammar is not None and grammar.kind != "json_schema" and CLOSE in grammar.source
+        thinking = opened and (grammar is None or own_end)  # a grammar holds from the first token on
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
         self._spent = Spent(len(ids), engine.priority(request.priority), request.cache_salt or "")

@@ -22,7 +22,7 @@ from runtime.loading.integrity import (
 )
 from runtime.loading.model_folder import check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
-from runtime.loading.progress import OnProgress, ignore_progress
+from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
@@ -175,7 +175,7 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     Args:
         path: The folder, in peft's layout or mlx-lm's; it is only read, and no other file in it is opened.
         name: Its id: ``name`` or ``org/name@revision``; derived from the folder's name by default.
-        progress: Called while bytes are copied; raising in it cancels the import.
+        progress: Called while bytes are read or copied; raising in it cancels the import.
 
     Returns:
         The adapter. An existing one of the same content and name is returned as it is.
@@ -188,7 +188,9 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     header = read_header(source)
     header.read()  # refuses NaN, infinity and truncated files
     files = [source / CONFIG, header.weights]
-    sha256 = digest_of_all({file.name: known_sha256(file) for file in files})
+    needed = sum(file.stat().st_size for file in files)
+    tell = counting_bytes(progress, "check", needed)
+    sha256 = digest_of_all({file.name: known_sha256(file, tell) for file in files})
 
     def write(hidden: Path) -> int:
         copy_files(files, hidden, progress)
@@ -198,9 +200,17 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
         read_header(folder)
         return folder
 
-    needed = sum(file.stat().st_size for file in files)
     folder = install(
-        source, name, sha256, needed, write=write, opened=opened, kind="adapter", title=source.name, progress=progress
+        source,
+        name,
+        sha256,
+        needed,
+        write=write,
+        opened=opened,
+        kind="adapter",
+        title=source.name,
+        progress=progress,
+        copied=True,
     )
     return shelf_adapter(folder)
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,6 +23,7 @@ from resources.files import open_regular
 from runtime.errors import AdapterError, ModelLoadError
 from runtime.loading.integrity import (
     FORMAT,
+    FileNote,
     HubNote,
     Manifest,
     file_notes,
@@ -58,6 +60,7 @@ def install(
     sums: Mapping[str, str] | None = None,
     hub: HubNote | None = None,
     progress: OnProgress = ignore_progress,
+    copied: bool = False,
 ) -> T:
     """Makes a folder of the shelf with its manifest, whole or not at all. A sound one of the same content is not made again.
 
@@ -74,13 +77,14 @@ def install(
         suffix: Of a derived name.
         sums: SHA-256 of the written files by name, where they are known; else the files are read.
         progress: Of the wait for another import, and of reading the written files; raising in it cancels.
+        copied: Whether what is written are files of `source`, unchanged.
         hub: The repository it was downloaded from.
 
     Raises:
         ModelLoadError: The name is taken or impossible, the disk is full, or another import does not end.
     """
     with _only_one_import(ensure_models_dir(), progress) as shelf:
-        model_id, present = _find_place(name, source, sha256, opened, suffix)
+        model_id, present = _find_place(name, source, sha256, opened, suffix, copied=copied)
         if present is not None:
             return present
         free = shutil.disk_usage(shelf).free
@@ -108,9 +112,9 @@ def install(
             write_manifest(hidden, manifest)
             opened(hidden)
             place = shelf_path(model_id)
-            if place.is_dir() and place.samefile(source):  # put there by hand: it stays as it is, with all that is in it
-                known = {file: note.sha256 for file, note in manifest.files.items()}
-                write_manifest(place, msgspec.structs.replace(manifest, files=file_notes(place, known)))
+            if _put_by_hand(place, source):  # it stays as it is, with all that is in it
+                notes = {file: _noted_again(place / file, note) for file, note in manifest.files.items()}
+                write_manifest(place, msgspec.structs.replace(manifest, files=notes))
             else:
                 sync_all(hidden)
                 _publish(hidden, place)
@@ -211,9 +215,10 @@ def _bytes_in(folder: Path) -> int:
 @contextlib.contextmanager
 def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Iterator[Path]:
     """Serialises imports of all processes; removes the remains of dead ones."""
+    began = time.monotonic()
 
     def waits() -> bool:
-        progress(Progress("wait", 0, 0))
+        progress(Progress("wait", int(time.monotonic() - began), 0))
         return False
 
     lock = filelock.FileLock(shelf / ".lock", timeout=_LOCK_SECONDS, mode=0o600)
@@ -230,24 +235,37 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
         raise ModelLoadError(f"{fault.filename or shelf}: {fault.strerror or fault}{way_out}") from fault
 
 
-def _find_place(name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str) -> tuple[str, T | None]:
+def _put_by_hand(place: Path, source: Path) -> bool:
+    """Whether what is imported is the folder itself that is to hold it."""
+    return place.is_dir() and not place.is_symlink() and place.samefile(source)
+
+
+def _noted_again(path: Path, note: FileNote) -> FileNote:
+    """The note of a copy's content for the file that it is a copy of."""
+    info = path.stat()
+    return FileNote(note.sha256, info.st_size, info.st_mtime_ns)
+
+
+def _find_place(
+    name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str, *, copied: bool
+) -> tuple[str, T | None]:
     """The id of the import, and what is installed under it already, if sound."""
     model_id = name or f"{id_from(source)}{suffix}"
-    holder = _holder(model_id, source)
+    holder = _holder(model_id, source, copied=copied)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):
         if name is not None:
             what = "adapter" if is_adapter(shelf_path(model_id)) else "model"
             origin = "put there by hand" if isinstance(holder, Path) else f"from {holder.source}"
             raise ModelLoadError(f"another {what} is called {name!r} ({origin}); choose another name or remove it")
         model_id = f"{model_id}-{sha256[:8]}"
-        holder = _holder(model_id, source)
+        holder = _holder(model_id, source, copied=copied)
     if isinstance(holder, Manifest):
         with contextlib.suppress(ModelLoadError, AdapterError):  # damaged: replaced
             return model_id, opened(shelf_path(model_id))
     return model_id, None
 
 
-def _holder(model_id: str, source: Path) -> Manifest | Path | None:
+def _holder(model_id: str, source: Path, *, copied: bool) -> Manifest | Path | None:
     """The holder of an id: an import (its manifest), a folder, file or link that must not be replaced, or None."""
     folder = shelf_path(model_id)
     try:
@@ -256,7 +274,7 @@ def _holder(model_id: str, source: Path) -> Manifest | Path | None:
         return None
     if manifest is not None:
         return manifest
-    free = folder.is_dir() and (folder.samefile(source) or not any(folder.iterdir()))
+    free = folder.is_dir() and ((copied and folder.samefile(source)) or not any(folder.iterdir()))
     return folder if os.path.lexists(folder) and not free else None
 
 

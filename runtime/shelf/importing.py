@@ -115,6 +115,7 @@ def import_model(
         title=title or name or (source.stem if kind == "gguf" else source.name),
         suffix="-mlx" if quantised else "",
         progress=progress,
+        copied=kind == "folder",
     )
 
 

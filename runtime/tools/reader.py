@@ -35,6 +35,9 @@ class ToolCallReader:
         format: One of them, or "auto".
         tools: The definitions that were offered; a call that does not fit them is an error then.
 
+    Attributes:
+        begun: Where in the characters fed the call begins that is open, or could not be read.
+
     Raises:
         InvalidRequestError: An unknown format; definitions of another shape.
     """
@@ -51,7 +54,7 @@ class ToolCallReader:
         self._named: tuple[str, str | None] | None = None  # mistral's name and id, where they stand before the arguments
         self._rest = ""
         self._fed = 0  # characters
-        self.begun = 0  # where in them the call begins that is open, or could not be read
+        self.begun = 0
         self._gap: list[str] = []
         self._span = ValueSpan()
         self._text: list[str] = []

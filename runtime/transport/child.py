@@ -149,7 +149,7 @@ class Vigil:
 
     def __init__(self, limits: EngineLimits, loading_seconds: float) -> None:
         self._limits, self._loading = limits, loading_seconds
-        self._state = (0, "loading", 0)
+        self._state, self._done = (0, "loading", 0), 0
         self._silent = 0.0
         self._stuck = 0.0
 
@@ -158,9 +158,14 @@ class Vigil:
         self._silent = 0.0
 
     def beat(self, steps: int, phase: str, progress: int = 0) -> None:
-        """A beat arrived; a step, or a load, whose `progress` grows is slow and does not hang."""
+        """A beat arrived; a step whose `progress` grows is slow and does not hang."""
         if (steps, phase, progress) != self._state:
             self._state, self._stuck = (steps, phase, progress), 0.0
+
+    def load(self, done: int) -> None:
+        """How far the load is: it does not hang while that changes."""
+        if done != self._done:
+            self._done, self._stuck = done, 0.0
 
     def elapse(self, seconds: float) -> str | None:
         """Time went by. Why the engine is to be ended, or None."""

@@ -304,7 +304,7 @@ class EngineLink:
             case Push():
                 self._on_push(reply)
             case Loading():
-                vigil.beat(0, "loading", reply.progress.done)
+                vigil.load(reply.progress.done)
                 if self._on_load is not None and self._loaded is not None:
                     self._on_load(reply.progress)
             case Loaded():

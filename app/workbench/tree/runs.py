@@ -94,7 +94,7 @@ class GrowingRun:
             return
         self._texts[at - 1] = self._texts[at - 1].removesuffix(pending.decode(errors="replace"))
         whole = texts_of([pending, *self._token_bytes[at:]])[1:]
-        self._texts[at:] = _decoded(self._texts[at:], whole, self._columns["finish"][at : len(self)])
+        self._texts[at:] = _decoded(self._texts[at:], whole, self._token_bytes[at:], self._columns["finish"][at : len(self)])
 
 
 def unfinished(data: bytes) -> bytes:
@@ -236,10 +236,19 @@ def healed(run: TokenRun) -> TokenRun:
     """The run with texts decoded as a whole, where a character was split over two pieces; a stop string stays cut away."""
     if BROKEN not in run.text:
         return run
-    return replace(run, texts=tuple(_decoded(run.texts, texts_of(run.token_bytes), run.finish)))
+    return replace(run, texts=tuple(_decoded(run.texts, texts_of(run.token_bytes), run.token_bytes, run.finish)))
 
 
-def _decoded(before: Sequence[str], whole: Sequence[str], finish: npt.NDArray[np.uint8]) -> list[str]:
-    """Texts decoded as a whole, but where a stop string cut one."""
+def _decoded(
+    before: Sequence[str], whole: Sequence[str], token_bytes: Sequence[bytes], finish: npt.NDArray[np.uint8]
+) -> list[str]:
+    """Texts decoded as a whole; of what a stop string cut from one, as much is cut again."""
     cut = ((finish == Finish.STOP) | (finish == Finish.STOP_INSIDE)).tolist()
-    return [old if stopped else new for old, new, stopped in zip(before, whole, cut, strict=True)]
+    rows = zip(before, whole, token_bytes, cut, strict=True)
+    return [_cut_again(old, new, data) if stopped else new for old, new, data, stopped in rows]
+
+
+def _cut_again(old: str, new: str, data: bytes) -> str:
+    """A token's text in a whole, less what was cut from the end of it where it was decoded alone."""
+    alone = data.decode(errors="replace")
+    return old if new.startswith(old) or not alone.startswith(old) else new[: len(new) - (len(alone) - len(old))]

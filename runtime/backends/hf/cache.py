@@ -166,6 +166,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`update` of a chain by one token ``(1, kv_heads, head_dim)``, in few calls: there is one for each of many packs."""
+        if not self.is_initialized:
+            self.lazy_initialization(key[:, :, None], value[:, :, None])
         start, end = self.place.start, self.place.end
         if end > self.keys.shape[2]:
             self.grow(end)

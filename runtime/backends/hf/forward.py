@@ -22,8 +22,7 @@ from runtime.backends.hf.cache import JointLayer, RaggedKeys, SlotLayer, TorchPa
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Bool, Int64, Step
 
-# tokens: a mask of more is dearer with a copy for each head than what its heads copy, or a processor reads once for each
-FOLDED = {"cuda": 64, "cpu": 16}
+FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a mask for each head that shares keys costs more than it spares
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
 WIDEST_SHARED = 256  # head dimensions up to which the library lets query heads share keys where there is no mask
 _SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else it asks nothing
@@ -39,7 +38,7 @@ class Arguments:
         device: Where it computes.
         dtype: Of its scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
-        heads: That share keys: masks of `FOLDED` tokens at most come folded where that is more than one (`own_sdpa`).
+        heads: That share keys: masks of `FOLDED` tokens at most carry a folded one where that is more than one (`own_sdpa`).
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Arguments:
         elif 1 < len(step.tokens) <= self._few and len(pack.attention) == len(pack.cache.layers):
             kinds = {layer.window: layer for layer in pack.attention}
             causal = {window: _seen_by(pack, step, layer, self._device) for window, layer in kinds.items()}
-            folded = {window: self._folded(mask) for window, mask in causal.items() if mask is not None}
-            if len(folded) == len(kinds):
-                arguments["attention_mask"] = self._by_kind(folded)
+            masks = {window: self._with_folded(mask) for window, mask in causal.items() if mask is not None}
+            if len(masks) == len(kinds):
+                arguments["attention_mask"] = self._by_kind(masks)
         return arguments
 
     def of_whole(
@@ -93,7 +92,7 @@ class Arguments:
             seen: ``(windows, n, slots)`` bool.
             windows: Of the attention layers.
         """
-        masks = {window: self._folded(part[None, None]) for window, part in zip(windows, seen, strict=True)}
+        masks = {window: self._with_folded(part[None, None]) for window, part in zip(windows, seen, strict=True)}
         return {
             "input_ids": numbers[0][None],
             "position_ids": numbers[1][None],
@@ -124,7 +123,7 @@ class Arguments:
                 masks[window] = []
                 for pack, own, layer in zip(packs, steps, layers, strict=True):
                     mask = _seen_by(pack, own, layer, self._device)
-                    masks[window].append(self._folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
+                    masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             single = max(lengths) == 1 and masks[window].count(None) == len(packs)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged, single))
         arguments: dict[str, Any] = {
@@ -172,18 +171,20 @@ class Arguments:
         rows = mask if mask.ndim == 3 else mask[None]
         seen = to_device(rows, self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
-            return self._folded(seen) if fold else seen
+            return self._with_folded(seen) if fold else seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
 
-    def _folded(self, seen: torch.Tensor) -> torch.Tensor:
-        """A mask ``(1, 1, n, slots)`` as ``(1, 1, heads * n, slots)`` to be added to scores, rows of one head, then the next's.
+    def _with_folded(self, seen: torch.Tensor) -> torch.Tensor:
+        """A bool mask ``(1, 1, n, slots)`` that carries itself as ``(1, 1, heads * n, slots)``, to be added to scores.
 
-        Each begins at an address that kernels like.
+        That has the rows of one head, then the next's, each at an address that kernels like. A model that reads its mask itself
+        is given the plain one.
         """
         n, slots = seen.shape[2:]
         made = torch.full((1, self._heads, n, -(-slots // 8) * 8), -torch.inf, dtype=self._dtype, device=self._device)
         made[..., :slots].masked_fill_(seen, 0.0)
-        return made.view(1, 1, self._heads * n, -1)[..., :slots]
+        seen.folded = made.view(1, 1, self._heads * n, -1)[..., :slots]  # a tensor takes attributes
+        return seen
 
 
 def _seen_by(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
@@ -241,12 +242,13 @@ def own_sdpa(
     """The library's attention, but nothing is repeated: neither key heads, where there is a mask, nor keys that rows share.
 
     Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask.
-    Keys that carry a `JointLayer` are those of several packs: each attends to its own. A mask of more rows than
-    there are queries is folded: it has them once for each head that shares keys, and these go as so many queries.
+    Keys that carry a `JointLayer` are those of several packs: each attends to its own. A mask may carry a folded one, with its
+    rows once for each head that shares keys: these go as so many queries.
     """
     joint: JointLayer | None
     joint, seen = getattr(key, "joint", (None, ()))
-    plain = query.device.type == "cpu" and kwargs.get("softcap") is None and kwargs.get("position_bias") is None
+    bare = kwargs.get("softcap") is None and kwargs.get("position_bias") is None
+    plain = bare and query.device.type == "cpu"
     if joint is not None:
         parts, scale = list[torch.Tensor](), kwargs.get("scaling")
         plain = plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED
@@ -267,13 +269,11 @@ def own_sdpa(
     if ragged is not None:
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
     rows, heads, n, width = query.shape
-    if attention_mask is not None and attention_mask.shape[2] > n:
-        if attention_mask.shape[2] == n * heads // key.shape[1]:
-            query = query.reshape(1, key.shape[1], -1, width)
-            scale = kwargs.get("scaling")
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale)
-            return attended.reshape(1, heads, n, -1).transpose(1, 2).contiguous(), None
-        attention_mask = attention_mask[:, :, :n]  # of another layer's heads
+    folded: torch.Tensor | None = getattr(attention_mask, "folded", None)
+    if bare and folded is not None and folded.shape[2] == n * heads // key.shape[1]:  # else of another layer's heads
+        query, scale = query.reshape(1, key.shape[1], -1, width), kwargs.get("scaling")
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=folded, scale=scale)
+        return attended.reshape(1, heads, n, -1).transpose(1, 2).contiguous(), None
     shared = rows > key.shape[0]
     if shared:  # as so many queries of one row
         assert attention_mask is not None

@@ -31,7 +31,8 @@ def rope_parameters(header: GgufHeader, theta: float, rotated: int) -> dict[str,
         ModelLoadError: An unsupported kind of scaling, or missing numbers.
     """
     prefix = f"{header.architecture}.rope."
-    kind = header.metadata.get(f"{prefix}scaling.type", "linear" if f"{prefix}scaling.factor" in header.metadata else "none")
+    stretched = header.metadata.get(f"{prefix}scaling.factor", 0) not in (0, 1)
+    kind = header.metadata.get(f"{prefix}scaling.type", "linear" if stretched else "none")
     plain = {"rope_type": "default", "rope_theta": theta}
     if f"{prefix}scale_linear" in header.metadata:
         raise fault(header, f"{prefix}scale_linear is of an older kind of file: not supported; use a newer conversion")

@@ -173,7 +173,8 @@ def test_a_form_of_the_answer_leaves_no_room_for_reasoning(served: Served, monke
     # given a template that opens the reasoning
     monkeypatch.setattr(served.model, "detokenize", lambda _ids: "<think>\n")
     body = {"messages": HELLO, "max_tokens": 200}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": {"a": 1}}}}
+    schema = {"const": {"a": 1}, "description": "what stands after </think>"}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     for extra in ({"response_format": form}, exactly('{"a": 1}')):
         message = served.post(PATH, **{**body, **extra})["choices"][0]["message"]
         assert json.loads(message["content"]) == {"a": 1}
@@ -186,8 +187,8 @@ def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
     item = {"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"], "additionalProperties": False}
     schema = {
         "type": "object",
-        "properties": {"first": {"$ref": "#/$defs/Item"}},
-        "required": ["first"],
+        "properties": {"first": {"$ref": "#/$defs/Item"}, "default": {"$ref": "#/$defs/Item"}},
+        "required": ["first", "default"],
         "additionalProperties": False,
         "$defs": {"Item": item},
     }
@@ -195,7 +196,7 @@ def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "g"}}):
         answer = tooled.post(PATH, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200)["choices"][0]
         (call,) = answer["message"]["tool_calls"]
-        assert json.loads(call["function"]["arguments"]) == {"first": {"n": 7}}
+        assert json.loads(call["function"]["arguments"]) == {"first": {"n": 7}, "default": {"n": 7}}
 
 
 @pytest.mark.parametrize("thinking", [False, True])

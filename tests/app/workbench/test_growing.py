@@ -76,6 +76,12 @@ def test_what_a_stop_string_cut_does_not_come_back_with_a_character() -> None:
     growing.append(ended)
     assert growing.run.texts == ("", "€", "ab")
     assert healed(TokenRun.concat([run_of([b"\xe2\x82"]), ended])).texts == ("", "€", "ab")
+    # and where the token that was cut completes it
+    ended = replace(run_of([b"\x98\x80ab</"], texts=["\ufffd\ufffdab"]), finish=np.array([int(Finish.STOP)], np.uint8))
+    growing = GrowingRun(run_of([b"\xf0\x9f"]))
+    growing.append(ended)
+    assert growing.run.texts == ("", "😀ab")
+    assert healed(TokenRun.concat([run_of([b"\xf0\x9f"]), ended])).texts == ("", "😀ab")
 
 
 @pytest.mark.parametrize(

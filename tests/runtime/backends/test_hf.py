@@ -52,7 +52,8 @@ def test_heads_that_share_keys_go_as_queries_through_a_folded_mask() -> None:
     # when the mask comes once for each head that shares keys, or for more heads than share them
     added = torch.zeros(1, 1, 5, 40).masked_fill(~mask, -torch.inf)
     for heads in (3, 4):
-        got, _ = own_sdpa(module, query, key, value, added.repeat(1, 1, heads, 1))
+        mask.folded = added.repeat(1, 1, heads, 1)
+        got, _ = own_sdpa(module, query, key, value, mask)
         # then what is attended to is the same
         torch.testing.assert_close(got, plain)
 

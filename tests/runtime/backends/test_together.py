@@ -190,3 +190,29 @@ def test_layers_that_share_keys_attend_over_several_packs() -> None:
         got = model.batch_next_token_logprobs_sync(texts)
         for text, row in zip(texts, got, strict=True):
             np.testing.assert_allclose(row, model.next_token_logprobs_uncached(text), atol=1e-4, rtol=0)
+
+
+def test_a_model_that_reads_its_mask_itself_is_given_the_plain_one() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, DogeConfig, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = DogeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
+    library: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
+    pair = library, PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    with load(pair, "hf", device="cpu", threads=1) as model:
+        # given a path, when few tokens follow it, alone and as a tree
+        path = some_ids(0, 40)
+        texts = [[*path, *some_ids(seed, length)] for seed, length in ((1, 5), (2, 1), (3, 9))]
+        model.cache_kv(path)
+        for rows in ([model.next_token_logprobs_sync(text) for text in texts], model.batch_next_token_logprobs_sync(texts)):
+            for text, row in zip(texts, rows, strict=True):
+                np.testing.assert_allclose(row, model.next_token_logprobs_uncached(text), atol=1e-4, rtol=0)

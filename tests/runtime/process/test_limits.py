@@ -66,8 +66,11 @@ def test_a_load_that_gets_further_may_take_long() -> None:
     vigil = Vigil(LIMITS, 100)
     for done in range(20):
         assert _breathing(vigil, 90, 0, "loading") is None
-        vigil.beat(0, "loading", done + 1)
-    assert _breathing(vigil, 102, 0, "loading") == "loading did not get further for 100 s"
+        vigil.load(done + 1)
+    for _ in range(50):  # said again and again, between beats
+        vigil.load(20)
+        assert _breathing(vigil, 2, 0, "loading") is None
+    assert _breathing(vigil, 1, 0, "loading") == "loading did not get further for 100 s"
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 3), st.sampled_from(["step", "idle"])), max_size=60))

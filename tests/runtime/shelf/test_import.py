@@ -17,7 +17,8 @@ from runtime.errors import ModelLoadError
 from runtime.loading.integrity import read_manifest
 from runtime.loading.progress import Progress
 from runtime.shelf.importing import import_model
-from runtime.shelf.model_shelf import list_models
+from runtime.shelf.model_shelf import ModelShelf, list_models
+from runtime.shelf.quantise import convert_model
 from runtime.shelf.source import resolve
 from runtime.text.tokenizer import Tokenizer
 from tests.runtime.conftest import left_behind
@@ -113,11 +114,23 @@ def test_what_stands_on_the_shelf_is_not_replaced_by_its_own_import(shelf: Path,
     for source, name in ((file, "foo.gguf"), (other, "foo.gguf"), (other, "gone")):
         with pytest.raises(ModelLoadError, match="choose another name"):
             import_model(source, name)
-    # then all of it is there
+    with pytest.raises(ModelLoadError, match="choose another name"):
+        convert_model("mine", 4, "mine")
+    # then all of it is there, and what is no part of the model may change
     assert (own / "notes.md").read_text() == "read me"
+    (own / "notes.md").write_text("read on")
+    ModelShelf().verify("mine")
     assert read_manifest(own) is not None
     assert file.is_file()
     assert {*left_behind(shelf)} == {"mine", "foo.gguf", "gone"}
+
+
+def test_a_linked_folder_is_only_read(shelf: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(tiny_path("llama"), tmp_path / "own")
+    before = {path.name for path in own.iterdir()}
+    ModelShelf().add(own)
+    assert not import_model(own).path.is_symlink()
+    assert {path.name for path in own.iterdir()} == before
 
 
 def test_a_factor_without_a_kind_stretches_evenly(shelf: Path, tmp_path: Path) -> None:
