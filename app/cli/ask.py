@@ -347,6 +347,7 @@ class Results:
     def __init__(self, out: Path | None, written: int = 0) -> None:
         self.out = out
         self.written = written
+        self._is_new = out is not None and not out.exists()
         self._file: TextIO | None = None if out is None else out.open("a", encoding="utf-8", errors=ESCAPE, newline="\n")
 
     def write(self, answer: Mapping[str, Any]) -> None:
@@ -355,9 +356,11 @@ class Results:
         self.written += 1
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
+        """Closes the file; a new one that nothing was written into is removed, so that it is in no way of another try."""
+        if self.out is not None and self._file is not None:
             self._file.close()
+            if self._is_new and not self.written:
+                self.out.unlink(missing_ok=True)
 
 
 def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:

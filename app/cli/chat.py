@@ -20,14 +20,15 @@ import numpy as np
 from rich.text import Text
 
 from app.cli.common import console, print_table, rows_table
-from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, precision_note
-from app.cli.printing import Wrapper, probability, shown, speculation, token_table
+from app.cli.options import AnswerOptions, Flags, answer_options, can_chat, json_or_text, precision_note, with_token_ids
+from app.cli.printing import Wrapper, for_stdout, one_line, probability, shown, speculation, token_table, without_controls
 from app.cli.saved_session import Opened, check_stack, on_thread, opened, session_called
 from app.cli.settings import Settings, utf8
+from app.workbench.refusals import stored
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import content_of
 from app.workbench.workbench import PRESET
-from runtime import Finish, LanguageModel, Origin, RuntimeFault, TokenRun
+from runtime import Finish, GenerationOptions, LanguageModel, Origin, RuntimeFault, TokenRun
 from ui import Event, Refusal, SessionChanged, SessionView, TokensArrived, TurnChanged, TurnStatus, TurnView
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ Examples:
 @click.pass_obj
 def chat(settings: Settings, /, **given: Any) -> None:
     """Chats with a model; the session is saved as you go."""
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed; messages are read from it")
     flags: Flags = {**NOT_IN_CHAT, **given}  # type: ignore[typeddict-item]  # click gives the others
     asked = AnswerOptions.of(settings, flags, chats=True)
     if asyncio.run(_chat(settings, asked, flags["session"])):
@@ -220,8 +223,9 @@ class Chat:
         model = await self.supervisor.model()
         if model.chat_template is None:
             raise click.ClickException(f"{model.info.name} has no chat template; give it one, such as --format plain")
+        await self.learn(model)
         if title is None:
-            self.view = await self.workbench.sessions.new()
+            await self.new()
         else:
             self.view = await self.workbench.sessions.open(await session_called(self.store, title))
         setup = await self.workbench.setup.view(self.id)
@@ -234,6 +238,23 @@ class Chat:
                 )
             await self.workbench.setup.set_system(self.id, self._asked.system)
         self.greet(model)
+
+    async def new(self) -> None:
+        """Begins another session, with the system prompt of the command line."""
+        self.view = await self.workbench.sessions.new()
+        if self._asked.system is not None:
+            await self.workbench.setup.set_system(self.id, self._asked.system)
+
+    async def learn(self, model: LanguageModel) -> None:
+        """Takes a model's tokens: for what is shown of them, and for those that the command line names by what they say.
+
+        Raises:
+            InvalidRequestError: One of these is no token of the model.
+            StoreError: They cannot be saved.
+        """
+        named = {name: value for name, value in self._asked.naming.items() if name in self.call}
+        self.call.update(with_token_ids(named, await model.byte_vocab_async()))
+        await self.workbench.services.vocabulary.learn(model)
 
     async def run(self, reader: Reader) -> None:
         """Answers every message until the input ends or `/quit`."""
@@ -289,7 +310,7 @@ class Chat:
 
     def note(self, text: str) -> None:
         """Says something beside the conversation, on stderr."""
-        console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        console.print(without_controls(text), style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     async def answer(self, use_case: Coroutine[Any, Any, None], begins: str = "") -> None:
         """Streams what a use case answers; Ctrl-C stops it, and what came is kept.
@@ -389,6 +410,7 @@ async def _stopping(stop: Any) -> AsyncIterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+LONGEST_NUMBER = 18  # digits of what counts anything here
 SHOWN, NUMBERED = 3, 10  # alternatives of each token where all tokens are listed, and of a single one
 
 
@@ -430,7 +452,7 @@ async def _quit(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all comman
 
 async def _new(chat: Chat, rest: str) -> None:
     chat.farewell()
-    chat.view = await chat.workbench.sessions.new()
+    await chat.new()
     if rest:
         await chat.workbench.sessions.rename(chat.id, rest)
         chat.view = await chat.workbench.sessions.open(chat.id)
@@ -452,6 +474,7 @@ async def _model(chat: Chat, name: str) -> None:
         model = await chat.supervisor.model()
         if model.chat_template is None:
             raise Refusal(f"{name} has no chat template")
+        await stored(chat.learn(model))
     except (RuntimeFault, Refusal):
         chat.note(f"back to {before}")
         await supervisor.change(source=before, options={"connection": connection})
@@ -464,12 +487,15 @@ async def _model(chat: Chat, name: str) -> None:
 async def _system(chat: Chat, text: str) -> None:
     if not text:
         held = (await chat.workbench.setup.view(chat.id)).system
-        click.echo(held or "(no system prompt; the model's template may add one)")
+        click.echo(for_stdout(held) or "(no system prompt; the model's template may add one)")
         return
     there = bool(chat.said)
     await chat.workbench.setup.set_system(chat.id, "" if text == "none" else text)
     chat.view = await chat.workbench.sessions.open(chat.id)
-    chat.note("a new branch starts with this system prompt; the one before is kept (/branch)" if there else "set")
+    if chat.said:
+        chat.note("on the branch that has this system prompt (/branch lists all)")
+    else:
+        chat.note("a new branch starts with this system prompt; the one before is kept (/branch)" if there else "set")
 
 
 async def _set(chat: Chat, rest: str) -> None:
@@ -484,13 +510,19 @@ async def _set(chat: Chat, rest: str) -> None:
         return
     if not value.strip():
         raise Refusal(f"/set {name} needs a value, such as /set temperature 0.7 (null restores the default)")
-    try:
-        told = json.loads(value)
-    except ValueError:
-        told = value.strip()
+    told = json_or_text(value.strip())
     await chat.workbench.setup.set_option(chat.id, name, told)
-    chat.call.pop(name, None)  # of the command line, which would go before it
+    for given in [each for each, value in chat.call.items() if each == name or _sets(each, value, name)]:
+        del chat.call[given]  # of the command line, which would go before it
     chat.note(f"{name} is {json.dumps(told, ensure_ascii=False)} from the next answer on")
+
+
+def _sets(given: str, value: object, name: str) -> bool:
+    """Whether an option of the command line, which may have another library's name, sets the option `name`."""
+    made = GenerationOptions.from_mapping({given: value})
+    if hasattr(made.sampling, name):
+        return getattr(made.sampling, name) is not None
+    return bool(getattr(made, name) != getattr(GenerationOptions(), name))
 
 
 async def _regenerate(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all commands
@@ -545,7 +577,7 @@ def _number(text: str, most: int, what: str) -> int:
     Raises:
         Refusal: It is none, or out of range.
     """
-    if not text.strip().isdecimal() or not 1 <= int(text) <= most:
+    if not text.strip().isdecimal() or len(text) > LONGEST_NUMBER or not 1 <= int(text) <= most:
         raise Refusal(f"{text.strip() or 'nothing'!r} is no {what}: give a number from 1 to {most:,}")
     return int(text)
 
@@ -566,7 +598,7 @@ async def _branch(chat: Chat, rest: str) -> None:
         row = rows[_number(rest, len(rows), "branch (/branch lists them)") - 1]
         chat.view = await chat.workbench.branches.select(chat.id, row.node_id)
         chat.note(f"on {row.name!r}; its last answer:")
-        click.echo(content_of(chat.said[-1].run).strip())
+        click.echo(for_stdout(content_of(chat.said[-1].run).strip()))
 
 
 def _list_branches(chat: Chat) -> None:
@@ -574,7 +606,8 @@ def _list_branches(chat: Chat) -> None:
         raise Refusal("nothing was said yet")
     table = rows_table()
     for number, row in enumerate(chat.view.branches, 1):
-        name = Text("  " * row.depth).append(f"{row.before} " if row.before else "", style="dim").append(row.name)
+        name = Text("  " * row.depth).append(f"{one_line(row.before)} " if row.before else "", style="dim")
+        name.append(one_line(row.name))
         table.add_row(str(number), "*" if row.current else "", name, "" if row.likely is None else f"{row.likely:.2f}")
     print_table(table)
 
@@ -605,7 +638,7 @@ async def _branch_turn(chat: Chat, rest: str) -> None:
     number, _, text = rest.partition(" ")
     if not rest:
         for place, turn in enumerate(own, 1):
-            click.echo(f"{place}  {' '.join(content_of(turn.run).split())}")
+            click.echo(for_stdout(f"{place}  {' '.join(content_of(turn.run).split())}"))
         return
     turn = own[_number(number, len(own), "message of yours (/branch turn lists them)") - 1]
     if not text.strip():

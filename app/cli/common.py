@@ -65,6 +65,18 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
+def read_secret(name: str) -> str:
+    """What is typed unseen into a terminal, or the first line of another stdin.
+
+    Raises:
+        click.ClickException: It is closed.
+    """
+    if sys.stdin is None:
+        raise click.ClickException(f"stdin is closed; pipe the {name} in, or type it in a terminal")
+    typed: str = click.prompt(name, hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    return typed
+
+
 def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
     """A file's text, or stdin's for "-": the same bytes give the same text from both.
 

@@ -59,11 +59,14 @@ def doctor(
     With --deep, measures this machine: each figure with its limit and, where it misses that, what to do. Ctrl-C prints the
     results so far.
     """
+    if as_json and as_markdown:
+        raise click.UsageError("choose one of --json and --markdown")
     if deep:
         _check_deeply(context, only, as_json=as_json, as_markdown=as_markdown, patience=patience)
         return
-    if only or as_json or as_markdown:
-        raise click.UsageError("--only, --json and --markdown need --deep")
+    waits = context.get_parameter_source("patience") is not click.core.ParameterSource.DEFAULT
+    if only or as_json or as_markdown or waits:
+        raise click.UsageError("--only, --json, --markdown and --patience need --deep")
     _check_installation(context.obj)
 
 

@@ -88,16 +88,24 @@ def cli(
     said = "%(name)s: %(message)s" if verbose else "elsewise: %(message)s"  # warnings are for users, the rest for bug reports
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=said)
     folder = DataFolder(data_dir.resolve()) if data_dir else DataFolder.default()
+    command = context.invoked_subcommand
+    if demo and command is not None:
+        raise click.UsageError(f"--demo opens the window on the sample session: leave it out, or the command {command}")
     if connect is not None:
-        if context.invoked_subcommand is not None:
-            raise click.UsageError(
-                f"--connect goes behind the command: elsewise {context.invoked_subcommand} --connect {connect}"
-            )
+        if command is not None and command != "window":
+            raise click.UsageError(_where_connect_goes(context, command, connect))
         named = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT
         model = _address(connect) + (f"#{model}" if named else "")
     context.obj = Settings(folder, model, backend)
     if context.invoked_subcommand is None:
         start_window(context, demo=demo)
+
+
+def _where_connect_goes(context: click.Context, command: str, url: str) -> str:
+    found = cli.get_command(context, command)
+    if found is not None and any("--connect" in option.opts for option in found.params):
+        return f"--connect goes behind the command: elsewise {command} --connect {url}"
+    return f"--connect opens the window with a model on a server: leave it out, or the command {command}"
 
 
 @click.command()

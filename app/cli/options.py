@@ -253,7 +253,7 @@ def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(f"{flag} {text}: write NAME=VALUE, such as kv_dtype=q8")
         if name in found:
             raise click.UsageError(f"{flag} {name} is given twice")
-        found[name] = _json_or_text(value)
+        found[name] = json_or_text(value)
     try:
         LoadOptions.from_mapping(found)
     except OptionError as fault:
@@ -263,7 +263,8 @@ def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _json_or_text(value: str) -> Any:
+def json_or_text(value: str) -> Any:
+    """What a value says as JSON, or the text itself."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -288,7 +289,7 @@ def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, An
             raise click.UsageError(f"--option {name}: use --load {name}={value}, for it is decided when a model is loaded")
         if name in found or name in said:
             raise click.UsageError(f"--option {name} is given twice")
-        found[name] = _json_or_text(value)
+        found[name] = json_or_text(value)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ class Printer:
             elif self._alternatives:
                 click.echo(self._line(record))
             elif record.finish_reason != Finish.EOS.label:
-                click.echo(record.text, nl=False)
+                click.echo(for_stdout(record.text), nl=False)
 
     def end(self, seed: int) -> None:
         """The last line: JSON on stdout, otherwise a summary on stderr."""
@@ -342,6 +343,11 @@ def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
 def without_controls(text: str) -> str:
     """A text of several lines without what a terminal would run (escape sequences)."""
     return "".join(char for char in text if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"))
+
+
+def for_stdout(text: str) -> str:
+    """A text of several lines as stdout gets it: a terminal without what it would run, anything else all of it."""
+    return without_controls(text) if sys.stdout.isatty() else text
 
 
 def one_line(text: str) -> str:

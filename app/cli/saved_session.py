@@ -97,7 +97,7 @@ async def session_called(store: SessionStore, title: str) -> int:
     if not title:
         raise click.UsageError("--session needs a title of at least one character")
     rows = [row for row in await store.sessions() if row.title == title and not row.is_sample]
-    return rows[0].id if rows else await store.create_session(title)
+    return max(rows, key=lambda row: row.updated).id if rows else await store.create_session(title)
 
 
 async def ask_saved(

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from app.block_files import put_into, take_from
 from app.cli.common import PIPE_WIDTH, console, headed, print_table, with_store
-from app.cli.printing import one_line, without_controls
+from app.cli.printing import for_stdout, one_line, without_controls
 from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
@@ -69,7 +69,7 @@ def show_command(settings: Settings, session_id: int) -> None:
     click.echo(f"# {one_line(session.title)}")
     for turn in session.tree.turns(session.tip):
         if content := session.content(turn):
-            click.echo(f"\n{turn.role}: {without_controls(content) if sys.stdout.isatty() else content}")
+            click.echo(f"\n{turn.role}: {for_stdout(content)}")
 
 
 @sessions.command("verify")
@@ -326,7 +326,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
         if a is None or b is None:
             for number, row in enumerate(rows, 1):
                 mark = "*" if row.current else " "
-                console_out(Text(f"{mark}{number:>4}  {'  ' * row.depth}{row.before} {row.name}".rstrip()))
+                console_out(Text(one_line(f"{mark}{number:>4}  {'  ' * row.depth}{row.before} {row.name}".rstrip())))
             return
         if max(a, b) > len(rows):
             raise click.ClickException(f"the session has {len(rows)} branches; 'sessions diff {session}' lists them")
@@ -369,7 +369,7 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
 
 async def _find(store: SessionStore, session: str) -> int:
     rows = await store.sessions()
-    if session.isdigit() and any(row.id == int(session) for row in rows):
+    if any(session == str(row.id) for row in rows):
         return int(session)
     named = [row.id for row in rows if row.title == session]
     if not named:
@@ -398,7 +398,8 @@ def _print_diff(diff: BranchDiff) -> None:
             if side.tokens:
                 console_out(Text(_indented(sign, side), style=style))
     for sign, name, side in (("-", diff.left_name, diff.left), ("+", diff.right_name, diff.right)):
-        console_out(Text(f"{sign} {name or 'branch'}: {side.tokens:,} tokens after the shared beginning, {_numbers(side)}"))
+        after = f"{side.tokens:,} tokens after the shared beginning, {_numbers(side)}"
+        console_out(Text(f"{sign} {one_line(name) or 'branch'}: {after}"))
 
 
 def _indented(sign: str, side: DiffSide) -> str:

@@ -70,7 +70,7 @@ def _markdown(file: BinaryIO, session: StoredSession, nodes: Steps, _suffix: str
     """A heading and the text of each turn."""
     file.write(f"# {' '.join(str(session.row['title']).split())}".encode())
     for done, (node, stop, byte) in enumerate(nodes):
-        text = _said(session, node, stop, byte)
+        text = "\n\n".join(filter(None, [_said(session, node, stop, byte), *_pinned_files(node)]))
         goes_on = not node.turn_start and done
         if node.damaged:
             file.write(b"\n> Part of this turn is damaged; what could be read follows.\n")
@@ -110,14 +110,23 @@ def _said(session: StoredSession, node: NodeRow, stop: int | None, byte: int | N
     return "".join(text_of(found) for found in pieces)
 
 
+def _pinned_files(node: NodeRow) -> Iterator[str]:
+    """The files that a beginning keeps as [[name, text], ...], each as a model reads it."""
+    held = node.stats.get("files") if node.role == "system" else None
+    for entry in held if isinstance(held, list) else []:
+        match entry:
+            case [str(name), str(text)]:
+                yield f"[{name}]\n{text.rstrip()}\n[end of {name}]"
+
+
 def _lines(session: StoredSession, node: NodeRow, stop: int | None, position: int, turn: int) -> Iterator[TokenLine]:
     for first, model, found, damaged in session.tokens(node.id):
         count = len(next(iter(found.values()))) if found else 0
         texts = token_columns.pieces(found, "text")
         numbers = {name: _numbers(found, name, count) for name in ("ids", "logprob", "rank", "entropy", "origin")}
         for i in range(count if stop is None else min(count, stop - first)):
-            scored = bool(numbers["rank"][i])
-            logprob = _finite(numbers["logprob"][i]) if scored else None
+            logprob = _finite(numbers["logprob"][i])
+            scored = bool(numbers["rank"][i]) or logprob is not None  # a server may know no rank
             origin = numbers["origin"][i]
             yield TokenLine(
                 position=position,

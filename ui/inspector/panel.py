@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
@@ -70,7 +71,7 @@ class Inspector(QWidget):
 
     def show_path(self, turns: tuple[TurnView, ...], how_made: HowMade = lambda _node: None) -> None:
         self._path, self._how_made, self._stale = turns, how_made, set(self._pages)
-        has_tokens = any((turn.run.rank > 0).any() for turn in turns)
+        has_tokens = any(not np.isnan(turn.run.logprob).all() for turn in turns)
         for page in self._pages:
             page.set_has_tokens(has_tokens)
         self._refresh_path()

@@ -47,7 +47,7 @@ def numbers_of(turns: tuple[TurnView, ...]) -> PathNumbers:
     entropies: list[Float32] = []
     places: list[tuple[int, int]] = []
     for turn in turns:
-        held = np.flatnonzero(turn.run.rank > 0)
+        held = np.flatnonzero(~np.isnan(turn.run.logprob))
         tokens += len(turn.run)
         scored += len(held)
         entropies.append(turn.run.entropy[held])

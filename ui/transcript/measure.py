@@ -63,7 +63,7 @@ def steps(run: TokenRun, measure: Measure) -> npt.NDArray[np.uint8]:
         found = np.searchsorted(borders, numbers, side="left")  # "below 0.9" begins below it
     else:
         found = np.searchsorted(borders, numbers, side="right")
-    return np.where(np.isnan(numbers) | (run.rank <= 0), 0, found).astype(np.uint8)
+    return np.where(np.isnan(numbers) | np.isnan(run.logprob), 0, found).astype(np.uint8)
 
 
 def layer_steps(depth: TurnDepth) -> npt.NDArray[np.uint8]:
@@ -80,7 +80,7 @@ def _numbers(run: TokenRun, measure: Measure) -> npt.NDArray[np.float64]:
     if measure is Measure.LAYER:  # is no part of a run
         return np.full(len(run), np.nan)
     if measure is Measure.RANK:
-        return run.rank.astype(np.float64)
+        return np.where(run.rank > 0, run.rank, np.nan)
     if measure is Measure.ENTROPY:
         return run.entropy.astype(np.float64) / _LN2
     if measure is Measure.MARGIN:

@@ -146,7 +146,7 @@ def _few_marks(run: TokenRun) -> bytes:
     columns = (run.logprob.tolist(), run.rank.tolist(), run.origin.tolist(), run.by_eos.tolist())
     for logprob, rank, origin, end in zip(*columns, strict=True):
         mark = int(_BY_ORIGIN[origin])
-        if rank > 0:
+        if not math.isnan(logprob):
             mark |= bisect_right(STEPS_BITS, -logprob / _LN2) | (RARE if rank > _RARE_RANK else 0)
         marks.append(mark | (END if end else 0))
     return bytes(marks)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from app.cli.common import console
+from app.cli.common import console, read_secret
 from runtime import Connection, add_connection
 
 EXAMPLES = """\b
@@ -29,9 +27,7 @@ def connect_command(name: str, url: str, model: str | None, tokenizer: str | Non
 
     Asks the server what it supports and prints what is missing.
     """
-    key = ""
-    if with_key:
-        key = click.prompt("key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    key = read_secret("key") if with_key else ""
     with console.status(f"connecting to {url}"):
         info, kept_in = add_connection(Connection(name, url, model, plain_http, tokenizer), key.strip())
     click.echo(f"{name}: {info.name}, {info.backend} {info.options['server_version']}".rstrip())

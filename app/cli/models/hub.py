@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.common import Bar, console, headed, print_table, rows_table
+from app.cli.common import Bar, console, headed, print_table, read_secret, rows_table
 from app.cli.options import load_options
 from app.cli.printing import fit_facts, fit_rows, fit_word, one_line, ready_line
 from app.fitting import fits
@@ -260,7 +259,7 @@ def login_command(check: bool) -> None:
 
     It can also be piped in: elsewise models login < token.txt. A token in HF_TOKEN takes precedence.
     """
-    token = click.prompt("token (hf_...)", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    token = read_secret("token (hf_...)")
     if check:
         with console.status("asking the hub"):
             owner = token_owner(token)

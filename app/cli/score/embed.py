@@ -116,7 +116,7 @@ def _by_line(message: str, file: str) -> str:
 def _text_of(line: str, where: str) -> str:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.ClickException(f"{where}: no JSON ({error})") from error
     text = found.get("text") if isinstance(found, dict) else None
     if not isinstance(text, str):

@@ -119,13 +119,13 @@ def score(
     out = out or parquet
     if out is None and (len(files) > 1 or resume or rows != "token"):
         raise click.UsageError("several files, --rows and --resume need --out FILE.parquet (or .jsonl, .csv)")
-    if out is not None and (as_json or as_csv or stride or against or against_backend or against_adapters or against_weights):
-        raise click.UsageError("--out takes no --json, --csv, --stride or --against: its name says the format")
     file = files[0]
-    if as_json and as_csv:
-        raise click.UsageError("choose one of --json and --csv")
     other_model = against is not None or against_backend is not None
     beside = other_model or bool(against_adapters or against_weights or against_loads)
+    if out is not None and (as_json or as_csv or stride or beside or kl):
+        raise click.UsageError("--out takes no --json, --csv, --stride, --kl or --against: its name says the format")
+    if as_json and as_csv:
+        raise click.UsageError("choose one of --json and --csv")
     if beside and connect_to:
         raise click.UsageError("--connect scores with one model: leave out --against")
     if kl and not beside:

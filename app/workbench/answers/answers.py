@@ -21,7 +21,7 @@ from app.workbench.answers.titles import title_from_model, title_of
 from app.workbench.prompt.prompt import Tokeniser, check_tokens, typed_run
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.refusals import GONE, check_has, refusing
+from app.workbench.refusals import GONE, check_has, refusing, stored
 from app.workbench.sessions.copying import Copies, begin_with
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters
@@ -124,8 +124,13 @@ class Answers:
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
         """A sibling that has another token at `index`, and goes on from there."""
         session = await self._sessions.whole(session_id, node_id)
-        check_has(self._supervisor.running, "branch")
+        model = self._supervisor.running
+        check_has(model, "branch")
         new = beside(session, node_id, index)
+        if model is not None:  # another one may have been used last
+            async with refusing(self._supervisor, model):
+                check_tokens(model, session, session.tree.path(node_id))
+                await stored(self._vocabulary.learn(model))
         place = session.locate(node_id, index)
         assert place is not None  # or there were nothing beside it
         node, offset = place
@@ -434,4 +439,4 @@ def _as_stored(text: str) -> str:
 def _scored(session: WholeSession) -> int:
     """Tokens of the path that have numbers."""
     runs = (session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in session.tree.path(session.tip))
-    return sum(int(np.count_nonzero(run.rank)) for run in runs)
+    return sum(int(np.count_nonzero(~np.isnan(run.logprob))) for run in runs)

@@ -76,8 +76,7 @@ def line(session: WholeSession, tip: int, name: str) -> Line:
         starts += [segment.node.turn_start and at == 0 for at in range(len(run))]
     whole = TokenRun.concat(runs)
     template = (whole.origin == int(Origin.TEMPLATE)) | whole.by_eos
-    logprob = np.where(whole.rank > 0, whole.logprob, np.nan).astype(np.float32)
-    return Line(name, whole.token_bytes, template, logprob, np.array(starts, np.bool_))
+    return Line(name, whole.token_bytes, template, whole.logprob, np.array(starts, np.bool_))
 
 
 def difference(left: Line, right: Line) -> BranchDiff:

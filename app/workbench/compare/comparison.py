@@ -18,16 +18,25 @@ from app.workbench.models.views import backend_choices, models_here
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, values_of
+from app.workbench.setup.adapters import Adapters, Speaker, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from runtime import EngineDiedError, InvalidRequestError, RuntimeFault
-from ui import QT_TRANSLATE_NOOP, NoRoomRefusal, OnCompared, PathComparison, Refusal, SecondChoice, WeightsForm, translate
+from ui import (
+    QT_TRANSLATE_NOOP,
+    AdapterChoice,
+    NoRoomRefusal,
+    OnCompared,
+    PathComparison,
+    Refusal,
+    SecondChoice,
+    WeightsForm,
+    translate,
+)
 
 if TYPE_CHECKING:
-    from app.workbench.setup.adapters import Speaker
     from runtime import Fit, LanguageModel, ModelComparison, ModelInfo
 
 
@@ -119,20 +128,22 @@ class Comparison:
         if not (anyway or choice.same_engine or self._second.runs(choice)):
             check_room(choice, await room_for(choice, len(ids)))
         try:
-            left = await self._left(session, segments, progress)
+            left, used = await self._left(session, segments, progress)
             found = await self._found(left, ids, choice, progress, kl_from)
         finally:
             if not choice.same_engine:
                 await self._second.release()
         inside = np.repeat(np.arange(len(found)), np.diff(found.left.borders))
-        on = [each for each in values_of(session).adapters if each.on]
+        on = [each for each in used if each.on]
         spoken = spoken_name(left.model.info)
         name = translate("Workbench", "{0} with {1}").format(spoken, words(on)) if on else spoken
         spans = {node: inside[start:stop] for node, (start, stop) in spans_of.items()}
         return PathComparison(session.id, name, choice.label, found, spans, len(ids), kl_from)
 
-    async def _left(self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared) -> Speaker:
-        """The model in use under the session's adapters."""
+    async def _left(
+        self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
+    ) -> tuple[Speaker, Sequence[AdapterChoice]]:
+        """The model in use under the session's adapters, and these: the session may get others while they are compared."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:
@@ -141,7 +152,8 @@ class Comparison:
             raise Refusal(not_loaded(fault)) from fault
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
-            return await self._adapters.speaker(session, model)
+            used = values_of(session).adapters
+            return Speaker.of(model, await self._adapters.bring(model, used or None)), used
 
     async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:

@@ -24,7 +24,20 @@ from app.workbench.tree.session import OpenSession
 from app.workbench.windows import Windows
 from runtime import GrammarError, RuntimeFault, clean_text
 from storage import NewNode
-from ui import AdapterChoice, AnswerFormat, FormatKind, Guess, Refusal, SessionChanged, SessionSetup, TextFile, translate
+from ui import (
+    QT_TRANSLATE_NOOP,
+    AdapterChoice,
+    AnswerFormat,
+    FormatKind,
+    Guess,
+    Refusal,
+    SessionChanged,
+    SessionSetup,
+    TextFile,
+    translate,
+)
+
+ADAPTERS_CHANGED = QT_TRANSLATE_NOOP("Workbench", "the adapters have changed; open them again")
 
 
 @dataclass(eq=False, repr=False)
@@ -185,13 +198,18 @@ class SetupChanges:
         """Another order, other scales; those that are gone from it are free."""
         session = self._sessions.opened(session_id)
         values = values_of(session)
-        folders = {choice.folder for choice in stack}
-        if len(folders) != len(stack) or not folders <= {choice.folder for choice in values.adapters}:
-            raise Refusal(translate("Workbench", "the adapters have changed; open them again"))
+        folders, held = ({choice.folder for choice in choices} for choices in (stack, values.adapters))
+        if len(folders) != len(stack) or not folders <= held:
+            raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
         model = self._supervisor.running
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:
-            await self._adapters.require(model, [choice for choice in stack if choice.on and choice.folder in switched])
+            brought = [choice for choice in stack if choice.on and choice.folder in switched]
+            await self._adapters.require(model, brought)
+            values = values_of(session)  # loading took its time
+            if {choice.folder for choice in values.adapters} != held:
+                self._adapters.free(brought)
+                raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
         setup = await self._save(session, replace(values, adapters=tuple(stack)))
         self._adapters.free([choice for choice in values.adapters if choice.folder not in folders])
         return setup

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.cli.options import PRESET
-from runtime import GenerationOptions, LanguageModel, SamplingOptions, load
+from app.cli.printing import Printer
+from runtime import GenerationOptions, LanguageModel, Origin, SamplingOptions, TokenRun, load
 from tests.app.cli.conftest import Elsewise
 from tests.runtime.grammar.samples import TWICE
 
@@ -342,3 +344,14 @@ def test_half_a_character_is_refused(elsewise: Elsewise) -> None:
 def test_a_plain_ask_saves_nothing(elsewise: Elsewise, data: object) -> None:
     elsewise("ask", "hello", *ASK)
     assert elsewise("sessions", "list").err.startswith("no sessions yet")
+
+
+@pytest.mark.parametrize(("terminal", "wanted"), [(True, "a[2Jb\n"), (False, "a\x1b[2Jb\n")])
+def test_a_terminal_gets_no_escape_sequences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, wanted: str
+) -> None:
+    texts = ["a", "\x1b", "[2J", "b\n"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    run = TokenRun.unscored(range(4), [text.encode() for text in texts], texts, Origin.SAMPLED)
+    Printer(0, as_json=False).run(run, lambda _token: b"")
+    assert capsys.readouterr().out == wanted

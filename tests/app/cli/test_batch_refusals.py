@@ -138,3 +138,14 @@ def test_a_form_that_cannot_be_is_named_before_anything_is_computed(
     elsewise: Elsewise, file: Path, line: object, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses(elsewise, monkeypatch, file, line, says)
+
+
+def test_a_batch_that_never_began_leaves_no_file(elsewise: Elsewise, file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt": "hi"}\n')
+    command = ("ask", "--batch", str(file), "--out", str(out), "--max-tokens", "2")
+    assert elsewise(*command, "--model", str(tmp_path / "nowhere"), "--backend", "hf").code == 1
+    assert elsewise(*command, "--backend", "fake", "--load", "context_length=4").code == 2
+    assert not out.exists()
+    assert elsewise(*command, "--backend", "fake").code == 0
+    assert len(out.read_text().splitlines()) == 1

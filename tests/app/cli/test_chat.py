@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import json
@@ -28,8 +29,9 @@ from rich.cells import cell_len
 
 import runtime
 from app.cli.printing import Wrapper
+from app.workbench.prompt.vocabulary import SETTING
 from runtime import LanguageModel, ModelShelf
-from storage import DataFolderLock
+from storage import DataFolderLock, NewNode, SessionStore, vocabulary_digest
 from tests.app.cli.conftest import Done, Elsewise
 from tests.app.workbench.scene import rows
 from tests.tiny_models import tiny_path
@@ -136,6 +138,78 @@ def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
     assert "has another system prompt" in refused.err
 
 
+def test_what_is_set_holds_before_other_libraries_names_too(talk: Talk) -> None:
+    named = ("--option", "max_new_tokens=6", "--option", "do_sample=false", "--option", 'order=["top_k", "temperature"]')
+    options = ("--backend", "fake", "--seed", "1", *named)
+    done = talk("one", "/set max_tokens 3", "/set temperature 0.25", "two", "/set", options=options)
+    assert "6 tokens, reached" in done.err
+    assert "3 tokens, reached" in done.err
+    assert re.search(r"^max_tokens +3 +session", done.out, re.MULTILINE)
+    assert re.search(r"^temperature +0\.25 +session", done.out, re.MULTILINE)
+    assert re.search(r"^order .* call", done.out, re.MULTILINE)
+
+
+def test_a_new_session_has_the_system_prompt_of_the_command_line(talk: Talk) -> None:
+    done = talk("one", "/new", "/system", options=(*FAKE, "--system", "Be kind."))
+    assert done.out.splitlines()[-1] == "Be kind."
+
+
+def test_a_system_prompt_that_was_there_goes_on_with_what_was_said_under_it(talk: Talk) -> None:
+    done = talk("one", "/system Be brief.", "two", "/system none")
+    assert done.err.count("a new branch starts with this system prompt") == 1
+    assert "on the branch that has this system prompt (/branch lists all)" in done.err
+
+
+def test_why_shows_the_tokens_of_the_model_that_runs(talk: Talk, data: Path) -> None:
+    options = (*FAKE, "--session", "A")
+    first = talk("hello", "/why", "/why 2", options=options)
+    # given that another model was used last
+    others = [b"?"] * 300
+    store = SessionStore.open(data / "sessions.db")
+    asyncio.run(store.save_vocabulary(vocabulary_digest(others), others))
+    asyncio.run(store.set_setting(SETTING, vocabulary_digest(others)))
+    store.close_sync()
+    again = talk("/why", "/why 2", options=options)
+    assert again.out
+    assert first.out.endswith(again.out)
+
+
+def test_tokens_named_by_what_they_say_are_those_of_the_model_that_runs(talk: Talk, tmp_path: Path) -> None:
+    # given another model, with two tokens the other way round
+    other = altered("llama", tmp_path / "other")
+    file = Path(other) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["e"], vocab["f"] = vocab["f"], vocab["e"]
+    file.write_text(json.dumps(tokenizer))
+    done = talk("/set", f"/model {other}", "/set", options=(*TINY, "--option", 'banned_tokens=["e"]'))
+    shown = re.findall(r"^banned_tokens +(\[.*?\]) +call", done.out, re.MULTILINE)
+    assert [json.loads(each) for each in shown] == [[vocab["f"]], [vocab["e"]]]
+
+
+def test_what_was_said_does_nothing_in_a_terminal(
+    talk: Talk, elsewise: Elsewise, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a session with answers beside each other that would set the title of a terminal
+    async def hostile(store: SessionStore) -> None:
+        session = await store.create_session("A")
+        for text in ("q\x1b]0;x\x07r", "s"):
+            user = await store.add_node(NewNode(session, None, "user", text=text))
+            answer = await store.add_node(NewNode(session, user, "assistant", text="a\x1b]0;x\x07b"))
+            await store.set_current(session, answer)
+
+    store = SessionStore.open(data / "sessions.db")
+    asyncio.run(hostile(store))
+    store.close_sync()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    done = talk("/branch", "/branch 1", "/branch turn", options=(*FAKE, "--session", "A"))
+    listed = elsewise("sessions", "diff", "A").out + elsewise("sessions", "diff", "A", "1", "2").out
+    assert "a]0;xb" in done.out
+    assert "a]0;xb" in done.err
+    assert "1  q]0;xr" in done.out
+    assert "\x1b]" not in done.out + done.err + listed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
@@ -148,6 +222,8 @@ def test_a_system_prompt_begins_anew(talk: Talk, data: Path) -> None:
         ("/set temperature", "needs a value"),
         ("/set temperature warm", "temperature"),
         ("/set heat 1", "there is no option 'heat'"),
+        pytest.param("/set temperature " + "[" * 100_000, "temperature", id="deep JSON"),
+        pytest.param("/branch " + "9" * 5_000, "is no branch", id="a long number"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_and_the_conversation_goes_on(talk: Talk, line: str, words: str) -> None:

@@ -84,6 +84,8 @@ def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
     # the option of the window does not slip into a command
     misplaced = elsewise("--connect", server.base_url, "ask", "Hi")
     assert (misplaced.code, "goes behind the command" in misplaced.err) == (2, True), misplaced.err
+    nowhere = elsewise("--connect", server.base_url, "sessions", "list")
+    assert (nowhere.code, "leave it out, or the command sessions" in nowhere.err) == (2, True), nowhere.err
     opened: list[str] = []
 
     def open_window(_data: object, model: str, *_arguments: object, **_named: object) -> int:
@@ -93,12 +95,13 @@ def test_a_session_goes_on_with_a_server_and_the_window_opens_on_one(
     monkeypatch.setattr(app.window, "open_window", open_window)
     assert elsewise("--connect", server.base_url, "--model", "tiny").code == 0
     assert elsewise("--connect", server.base_url).code == 0
-    assert opened == [f"{server.base_url}#tiny", server.base_url]
+    assert elsewise("--connect", server.base_url, "window").code == 0
+    assert opened == [f"{server.base_url}#tiny", server.base_url, server.base_url]
     assert "unencrypted" in elsewise("--connect", "http://example.com").err
     # confirmed once for a host, by a connection that is kept, it is asked no more for that host
     keep_connection(Connection("plain", "http://example.com", plain_http=True))
     assert elsewise("--connect", "http://example.com/v1").code == 0
-    assert opened[2:] == ["http://example.com"]
+    assert opened[3:] == ["http://example.com"]
     assert "unencrypted" in elsewise("--connect", "http://example.org").err
 
 

@@ -62,6 +62,7 @@ def test_what_cannot_be_embedded_is_said(elsewise: Elsewise, tmp_path: Path, fil
     (tmp_path / "long").write_text("short\n" + "x" * 40_000)
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
     (tmp_path / "worse.jsonl").write_text("not json\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for name, words in (
         ("missing", "No such file"),
         ("empty", "empty; there is nothing to embed"),
@@ -70,6 +71,7 @@ def test_what_cannot_be_embedded_is_said(elsewise: Elsewise, tmp_path: Path, fil
         ("long", "line 2: 40,000 tokens do not fit into the context of 32,768"),
         ("bad.jsonl", 'line 2: no object with a "text"'),
         ("worse.jsonl", "line 1: no JSON"),
+        ("deep.jsonl", "line 1: no JSON"),
         (".", "Is a directory"),
     ):
         done = elsewise("embed", str(tmp_path / name), "--backend", "mock")

@@ -45,3 +45,10 @@ def test_the_help_of_bench_explains_every_part_in_lines_of_its_own(elsewise: Els
     told = elsewise("bench", "--help").out.partition("\n  Parts:\n")[2]
     assert re.search(r"^ +W1 particles, .* process\),$", told, re.MULTILINE)  # not wrapped anew
     assert set(PARTS) <= set(re.findall(r"\w+", told))
+
+
+@pytest.mark.parametrize("command", ["window", "ask"])
+def test_the_demo_is_not_asked_of_a_command(elsewise: Elsewise, command: str) -> None:
+    done = elsewise("--demo", command)
+    assert (done.code, done.out) == (2, "")
+    assert f"leave it out, or the command {command}" in done.err

@@ -22,6 +22,7 @@ from storage import DataFolderLock, NewNode, SessionStore, StoreFullError
 from tests.app.cli.conftest import Elsewise
 from tests.app.workbench.scene import rows
 from tests.runtime.adapters.toys import toy_adapter
+from tests.storage.helpers import sql
 from ui import AdapterChoice
 
 ASK = ("--backend", "fake", "--max-tokens", "6", "--seed", "1")
@@ -221,6 +222,30 @@ def test_what_was_said_does_nothing_in_a_terminal_and_is_whole_in_a_file(
     assert "user: a\x1b]0;x\x07b\n\tc\x9bd\n" in elsewise("sessions", "show", "1").out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert "user: a]0;xb\n\tcd\n" in elsewise("sessions", "show", "1").out
+
+
+def test_of_several_sessions_of_one_title_the_last_changed_goes_on(elsewise: Elsewise, data: Path) -> None:
+    # given an older one that is pinned
+    async def two(store: SessionStore) -> None:
+        sessions = [await store.create_session("T") for _ in range(2)]
+        for session in sessions:
+            await store.add_node(NewNode(session, None, "user", text="before"))
+        await store.pin_session(sessions[0])
+
+    store = SessionStore.open(data / "sessions.db")
+    asyncio.run(two(store))
+    store.close_sync()
+    sql(data / "sessions.db", "UPDATE sessions SET updated = updated + id")
+    assert elsewise("ask", "after", "--session", "T", *ASK).code == 0
+    assert rows(data / "sessions.db", "SELECT session_id FROM nodes WHERE text = 'after'") == [(2,)]
+
+
+def test_a_title_of_digits_is_no_number(elsewise: Elsewise, data: Path) -> None:
+    assert elsewise("ask", "hi", "--session", "²", *ASK).code == 0
+    assert elsewise("sessions", "diff", "²").code == 0
+    done = elsewise("sessions", "diff", "9" * 5_000)
+    assert (done.code, done.out) == (1, "")
+    assert "there is no session '99" in done.err
 
 
 def test_an_unknown_session_is_named(elsewise: Elsewise) -> None:

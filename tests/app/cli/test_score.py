@@ -80,6 +80,9 @@ def test_what_cannot_be_scored_is_said(elsewise: Elsewise, tmp_path: Path, file:
         assert (done.code, done.out) == (code, ""), name
         assert words in done.err
     assert elsewise("score", file, "--json", "--csv").code == 2
+    for beside in (("--against-load", "device=cpu"), ("--kl",)):
+        done = elsewise("score", file, "--backend", "fake", "--out", str(tmp_path / "out.csv"), *beside)
+        assert (done.code, "--out takes no" in done.err) == (2, True), done.err
 
 
 def test_the_old_name_of_alternatives_goes_on_for_a_release_with_a_note(elsewise: Elsewise, file: str) -> None:

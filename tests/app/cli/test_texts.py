@@ -101,6 +101,16 @@ def test_so_it_is_by_the_other_commands(elsewise: Elsewise, monkeypatch: pytest.
     assert "stdin is closed; name a file" in done.err
 
 
+@pytest.mark.parametrize(
+    "command", [("chat", "--backend", "fake"), ("models", "login"), ("models", "connect", "far", "http://127.0.0.1:9", "--key")]
+)
+def test_so_it_is_where_lines_are_typed(elsewise: Elsewise, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    done = elsewise(*command)
+    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+    assert "stdin is closed; " in done.err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes a stream by a shell")
 def test_a_closed_stdout_is_no_traceback(tmp_path: Path) -> None:

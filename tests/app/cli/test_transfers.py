@@ -17,10 +17,13 @@ from app.cli.group import cli
 from app.paths import DataFolder
 from app.portable_kv import keys_of
 from app.workbench.models.settings import disk_budget
+from app.workbench.setup.beginning import Beginning
+from runtime import Origin, TokenRun
 from runtime.blocks.store import Block
-from storage import BlockFile, DataFolderLock, SessionStore, open_blocks
+from storage import BlockFile, DataFolderLock, NewChunk, NewNode, SessionStore, open_blocks
 from tests.storage.helpers import sql
 from tests.storage.transfer.trees import branching
+from ui import TextFile
 
 Ask = Callable[..., Result]
 
@@ -91,6 +94,31 @@ def test_a_path_to_read_and_a_table(ask: Ask, tmp_path: Path, session: int) -> N
     for name, count in (("a.csv", 1 + 4 + 3 + 2), ("a.jsonl", 4 + 3 + 2)):
         assert ask("export", session, tmp_path / name).exit_code == 0
         assert len((tmp_path / name).read_text().splitlines()) == count
+
+
+def test_what_is_read_has_the_pinned_files_and_a_table_the_tokens_without_ranks(ask: Ask, tmp_path: Path) -> None:
+    beginning = Beginning("Be brief.", files=(TextFile("notes.txt", "Bring boots.\n"), TextFile("b.txt", "And a coat.")))
+    words = ["It", " rains"]
+    columns = TokenRun.unscored([1, 2], [word.encode() for word in words], words, Origin.SAMPLED).to_columns()
+    columns["logprob"][1] = -3.0  # as of a server, beyond its list
+
+    async def pinned(store: SessionStore) -> int:
+        session = await store.create_session("trip")
+        root = await store.add_node(NewNode(session, None, "system", beginning.system, stats=beginning.stats))
+        said = NewNode(session, root, "assistant", "It rains")
+        await store.set_current(session, await store.add_node(said, NewChunk("model", 0, 2, columns)))
+        return session
+
+    data = DataFolder(tmp_path / "data")
+    data.make()
+    store = SessionStore.open(data.sessions)
+    session = asyncio.run(pinned(store))
+    store.close_sync()
+    assert ask("export", session, tmp_path / "a.md").exit_code == 0
+    assert (tmp_path / "a.md").read_text() == f"# trip\n\n## System\n\n{beginning.content}\n\n## Model\n\nIt rains\n"
+    assert ask("export", session, tmp_path / "a.jsonl").exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [(row["text"], row["logprob"], row["rank"]) for row in rows] == [("It", None, None), (" rains", -3.0, None)]
 
 
 def test_a_file_that_is_there_is_not_replaced_unasked(ask: Ask, tmp_path: Path, session: int) -> None:

@@ -281,10 +281,17 @@ def test_the_part_that_needs_a_person_is_run_where_it_is_asked_for_alone(monkeyp
     assert "close the lid, or choose Sleep" in CliRunner().invoke(cli, ["doctor", "--deep", "--only", "sleep"]).output
 
 
-def test_its_options_need_deep() -> None:
-    done = CliRunner().invoke(cli, ["doctor", "--only", "disk"])
+@pytest.mark.parametrize("option", ["--only disk", "--json", "--markdown", "--patience 2"])
+def test_its_options_need_deep(option: str) -> None:
+    done = CliRunner().invoke(cli, ["doctor", *option.split()])
     assert done.exit_code == 2
     assert "need --deep" in done.output
+
+
+def test_it_prints_one_form() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--deep", "--only", "disk", "--json", "--markdown"])
+    assert done.exit_code == 2
+    assert "choose one of --json and --markdown" in done.output
 
 
 def test_the_markdown_is_a_table_without_names_and_paths() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from runtime import GenerationOptions, SamplingOptions
 from tests.app.workbench.conftest import Play
@@ -122,3 +125,44 @@ def test_adapters_are_brought_back_after_the_engine_was_started_anew(play: Play,
 
     play(first, options=GREEDY)
     play(second, engine=Engine(), options=GREEDY)
+
+
+@pytest.mark.parametrize("taken_off", [False, True])
+def test_what_is_changed_while_an_adapter_is_loaded_stays(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_off: bool
+) -> None:
+    folders = [str(toy_adapter(tmp_path / name, seed)) for name, seed in (("pirate", 1), ("judge", 2))]
+
+    async def scene(s: Scene) -> None:
+        session_id, supervisor = await s.new(), s.workbench.services.supervisor
+        for folder in folders:
+            await s.workbench.setup.add_adapter(session_id, folder)
+        pirate, judge = (line.choice for line in (await s.workbench.setup.view(session_id)).adapters)
+        await s.workbench.setup.set_adapters(session_id, [pirate, replace(judge, on=False)])
+        # given a new engine, which has to load the one that is switched on
+        await supervisor.close()
+        model = await supervisor.model()
+        load, begun, gate = model.load_adapter_async, asyncio.Event(), asyncio.Event()
+
+        async def load_later(name: str) -> Any:
+            begun.set()
+            await gate.wait()
+            return await load(name)
+
+        monkeypatch.setattr(model, "load_adapter_async", load_later)
+        switching = asyncio.create_task(s.workbench.setup.set_adapters(session_id, [pirate, judge]))
+        await begun.wait()
+        await s.workbench.setup.set_option(session_id, "temperature", 0.3)
+        if taken_off:
+            await s.workbench.setup.set_adapters(session_id, [pirate])
+        gate.set()
+        if taken_off:
+            with pytest.raises(Refusal, match="the adapters have changed"):
+                await switching
+        else:
+            await switching
+        setup = await s.workbench.setup.view(session_id)
+        assert [line.choice for line in setup.adapters] == ([pirate] if taken_off else [pirate, judge])
+        assert next(option.own for option in setup.options if option.name == "temperature") == 0.3
+
+    play(scene)

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.workbench.prompt.vocabulary import SETTING
 from runtime import Finish, GenerationOptions, Origin, SamplingOptions
+from storage import vocabulary_digest
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_run, own_tokens, rows, until, words
 from ui import BranchAdded, Refusal, TurnStatus, TurnView
@@ -397,3 +399,25 @@ def test_a_branch_says_where_it_left_and_one_can_go_back_and_forth(play: Play, w
             assert [event.before for event in s.events if isinstance(event, BranchAdded)] == [told.after]
 
     play(scene)
+
+
+def test_a_chosen_token_is_the_running_models_where_another_one_was_used_last(play: Play) -> None:
+    kept: list[int] = []
+
+    async def first(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        kept.append(session_id)
+        others = [b"?"] * 300
+        await s.store.save_vocabulary(vocabulary_digest(others), others)
+        await s.store.set_setting(SETTING, vocabulary_digest(others))
+
+    async def second(s: Scene) -> None:
+        old = await s.last(kept[0])
+        await s.workbench.services.supervisor.model()
+        at, token = own_tokens(old)[4], ord("x")
+        await s.workbench.answers.branch(kept[0], old.node_id, at, token)
+        new = (await s.last(kept[0])).run
+        assert (int(new.ids[at]), new.token_bytes[at]) == (token, b"x")
+
+    play(first)
+    play(second)

@@ -15,16 +15,16 @@ from storage import NewChunk, NewNode, SessionStore
 from ui import BranchDiff, Refusal
 
 
-def run(words: list[str], logprob: float | None = -1.0, origin: Origin = Origin.SAMPLED) -> NewChunk:
-    made = TokenRun.unscored(range(len(words)), [w.encode() for w in words], words, origin)
+def run(words: list[str], logprob: float | None = -1.0, rank: int = 1) -> NewChunk:
+    made = TokenRun.unscored(range(len(words)), [w.encode() for w in words], words, Origin.SAMPLED)
     columns = made.to_columns()
     if logprob is not None:
         columns["logprob"][:] = logprob
-        columns["rank"][:] = 1
+        columns["rank"][:] = rank
     return NewChunk("model", 0, len(words), columns)
 
 
-def compared(path: Path, *, left: str, right: str) -> BranchDiff:
+def compared(path: Path, *, left: str, right: str, rank: int = 1) -> BranchDiff:
     """A question with an answer, a branch inside it, another answer, and one without tokens; by name."""
 
     async def play() -> BranchDiff:
@@ -33,9 +33,10 @@ def compared(path: Path, *, left: str, right: str) -> BranchDiff:
             session = await store.create_session("trip")
             user = await store.add_node(NewNode(session, None, "user", "Where to?"), run(["<u>", "Where", " to", "?"], None))
             words = ["<a>", "We", " visit", " Lisbon", " when", " it", " rains", "."]
-            answer = await store.add_node(NewNode(session, user, "assistant", "We visit Lisbon when it rains."), run(words))
+            said = NewNode(session, user, "assistant", "We visit Lisbon when it rains.")
+            answer = await store.add_node(said, run(words, rank=rank))
             inside = NewNode(session, answer, "assistant", " Paris when it rains!", at_token=3, at_byte=8, turn_start=False)
-            branch = await store.add_node(inside, run([" Paris", " when", " it", " rains", "!"], -0.5))
+            branch = await store.add_node(inside, run([" Paris", " when", " it", " rains", "!"], -0.5, rank))
             plain = await store.add_node(NewNode(session, user, "assistant", "We visit Rome"))
             await store.set_current(session, answer)
             nodes = {"answer": answer, "branch": branch, "plain": plain, "gone": 999}
@@ -47,8 +48,9 @@ def compared(path: Path, *, left: str, right: str) -> BranchDiff:
     return asyncio.run(play())
 
 
-def test_the_stem_the_runs_and_their_numbers(tmp_path: Path) -> None:
-    diff = compared(tmp_path / "s.sqlite3", left="answer", right="branch")
+@pytest.mark.parametrize("rank", [1, 0])  # a server may know none
+def test_the_stem_the_runs_and_their_numbers(tmp_path: Path, rank: int) -> None:
+    diff = compared(tmp_path / "s.sqlite3", left="answer", right="branch", rank=rank)
     assert (diff.stem.tokens, diff.stem.text, diff.stem.logprob) == (7, "<u>Where to?\n<a>We visit", -3.0)
     found = [(p.same, p.left.text, p.left.logprob, p.right.text, p.right.logprob) for p in diff.parts]
     assert found == [

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import LanguageModel, Origin, load
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, answered, assert_same_view, own_tokens, rows, words
+from tests.app.workbench.scene import Engine, Scene, alternative, answered, assert_same_view, own_tokens, rows, words
 from ui import EngineState, Refusal, SessionView, TurnStatus, TurnView
 
 WORDS = "no: to Lisbon"
@@ -210,6 +210,27 @@ def test_a_session_of_another_tokenizer_goes_on_as_text(play: Play) -> None:
     play(first)
     play(second)
     play(third)
+
+
+def test_another_tokenizers_answer_gets_no_branch_of_other_words(play: Play) -> None:
+    kept: dict[str, Any] = {}
+
+    async def first(s: Scene) -> None:
+        kept["id"], kept["turn"] = await answered(s)
+
+    async def second(s: Scene) -> None:
+        shifted(s)
+        await s.view(kept["id"])
+        await s.workbench.services.supervisor.model()
+        before = rows(s.path, "SELECT id FROM nodes")
+        turn = kept["turn"]
+        at = own_tokens(turn)[4]
+        with pytest.raises(Refusal, match="written with another tokenizer"):
+            await s.workbench.answers.branch(kept["id"], turn.node_id, at, alternative(turn, at))
+        assert rows(s.path, "SELECT id FROM nodes") == before
+
+    play(first)
+    play(second)
 
 
 def test_what_a_model_reads_of_a_path_that_was_opened_as_text(play: Play) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from app.workbench.tree.runs import content_of
+from runtime import TokenRun
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from ui import EngineState, Refusal, TurnChanged
@@ -61,6 +64,23 @@ def test_every_token_of_an_imported_session_is_scored_and_stays_so(play: Play) -
 
     play(first)
     play(second)
+
+
+def test_tokens_whose_rank_is_not_known_count_as_scored(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(s: Scene) -> None:
+        session_id = await imported(s)
+        model = await s.workbench.services.supervisor.model()
+        score_run = model.score_run
+
+        async def without_ranks(*ids: Any, **how: Any) -> TokenRun:  # as of a server, beyond its list
+            run = await score_run(*ids, **how)
+            return replace(run, rank=np.zeros_like(run.rank))
+
+        monkeypatch.setattr(model, "score_run", without_ranks)
+        count = await s.workbench.answers.score(session_id, lambda _done, _total: None)
+        assert count == len(await s.path_ids(session_id)) - 1
+
+    play(scene)
 
 
 def test_a_session_that_ends_with_a_question_is_scored_to_its_end(play: Play) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from runtime import (
     SamplingOptions,
 )
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import OPTIONS, Scene, answered
+from tests.app.workbench.scene import OPTIONS, Scene, answered, until
 from tests.app.workbench.second_scene import SAME, TINY, Engines, Told, compared, everything
 from tests.runtime.adapters.toys import toy_adapter
 from tests.tiny_models import tiny_path
@@ -141,6 +142,24 @@ def test_other_adapters_need_no_second_engine(play: Play, tmp_path: Path) -> Non
         with_it = next(c for c in await s.workbench.comparison.choices(session_id) if c.same_engine)
         again = await compared(s, session_id, with_it)
         np.testing.assert_allclose(again.found.difference[1:], -found.found.difference[1:], atol=1e-5)
+
+    play(scene, engine=engine)
+
+
+def test_a_comparison_names_the_adapters_that_it_was_made_under(play: Play, tmp_path: Path) -> None:
+    engine = Engines()
+    folder = toy_adapter(tmp_path / "A", 1)
+
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        await s.workbench.setup.add_adapter(session_id, str(folder))
+        (line,) = (await s.workbench.setup.view(session_id)).adapters
+        engine.waits = asyncio.Event()
+        comparing = asyncio.create_task(compared(s, session_id, SAME))
+        await until(lambda: engine.open)
+        await s.workbench.setup.set_adapters(session_id, [AdapterChoice(line.choice.folder, line.choice.name, on=False)])
+        engine.waits.set()
+        assert (await comparing).left.endswith("with the adapters A × 1")
 
     play(scene, engine=engine)
 

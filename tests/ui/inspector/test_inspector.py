@@ -226,6 +226,15 @@ def test_path_numbers_count_the_models_tokens() -> None:
     assert np.array_equal(numbers.entropies, np.concatenate([turn.run.entropy for turn in turns]))
 
 
+def test_tokens_whose_rank_is_not_known_count(inspector: Inspector) -> None:
+    turn = FakeWorkbench().turn("assistant", ["c", "d"], [2, 4])
+    unranked = replace_struct(turn, run=replace(turn.run, rank=np.zeros_like(turn.run.rank)))
+    assert numbers_of((unranked,)).logprob == numbers_of((turn,)).logprob == pytest.approx(-6 * math.log(2))
+    assert numbers_of((unranked,)).scored == 2
+    inspector.show_path((unranked,))
+    assert inspector.token.empty.button.text() == "Show an uncertain token"
+
+
 def test_the_path_tab_adds_up_and_its_timeline_goes_to_a_token(inspector: Inspector, qtbot: QtBot) -> None:
     bench = FakeWorkbench()
     turns = (bench.turn("user", ["a", "b"], [1, 1]), bench.turn("assistant", ["c", "d"], [2, 4]))

@@ -45,6 +45,15 @@ def test_what_is_not_known_has_no_colour(measure: Measure) -> None:
     assert steps(unscored[:0], measure).tolist() == []
 
 
+@pytest.mark.parametrize("measure", [Measure.SURPRISAL, Measure.PROBABILITY, Measure.ENTROPY, Measure.MARGIN])
+def test_a_token_whose_rank_alone_is_not_known_has_its_colour(measure: Measure) -> None:
+    known = run_with(logprob=[-0.1, -1, -2, -3, -4, -5, -9])
+    unranked = replace(known, rank=np.zeros_like(known.rank))  # as of a server, beyond its list
+    assert steps(unranked, measure).tolist() == steps(known, measure).tolist()
+    assert steps(unranked, Measure.RANK).tolist() == [0] * 7
+    assert [mark & STEP for mark in Tokens(unranked, measure).marks] == steps(known, measure).tolist()
+
+
 @pytest.mark.parametrize("measure", Measure)
 def test_tokens_that_stream_in_are_coloured_like_those_that_were_there(measure: Measure) -> None:
     run = written("Because| the=b| city=a| is| built=c|\n\n| for| slow=d| mornings=b|.| Be| cause=e")
