@@ -88,6 +88,28 @@ def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
+def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    for each in (3, BOAT):
+        bench.summaries[each] = replace(bench.summaries[each], pinned=True)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: len(window.controller.sessions.rows) > 2)
+        pinned = [each for each, row in window.controller.sessions.rows.items() if row.pinned]
+        assert pinned == [TRIP, 3, BOAT]
+        window.controller.sessions.search("a s")  # the one between them has no such words
+        await until(lambda: panel.rows.index_of(3).row() < 0)
+        panel.view.setCurrentIndex(panel.rows.index_of(BOAT))
+        QTest.keyClick(panel.view, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
+        await until(lambda: window.acts.undo.text() == "Undo Reorder")
+        undo(window, "Reorder")
+        await until(lambda: len(bench.asked("arrange_sessions")) == 2)
+        assert bench.asked("arrange_sessions") == [(BOAT, 3, TRIP), (TRIP, 3, BOAT)]
+
+    in_window(scene)
+
 def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     bench.folder_views[WORK] = FolderView(WORK, "Work")
     for each in (3, BOAT):
