@@ -297,6 +297,37 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
     in_window(scene)
 
 
+def test_the_button_of_the_message_stands_for_the_step_it_names(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        panel, acts, toast = window.parts.sidebar.sessions, window.acts, window.parts.toast
+        await until(lambda: window.controller.sessions.rows)
+        panel.renamed.emit(BOAT, "Boats")
+        await until(lambda: acts.undo.text() == "Undo Rename")
+        acts.undo.trigger()
+        await until(lambda: toast.words == "Undone: Rename")
+        acts.redo.trigger()
+        await until(lambda: toast.words == "Done again: Rename")
+        # a change of the session comes between
+        window.controller.tree.prune(41, 0, True)
+        await until(lambda: acts.undo.text() == "Undo Prune Branch")
+        QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
+        await until(lambda: toast.words == "Undone: Rename")
+        assert bench.summaries[BOAT].title == "Names for a small boat"
+        assert bench.asked("prune") == [(TRIP, 41, 0, True)]
+        # after another change of the list it is not to be done again, nor in another session what was done in this one
+        panel.pinned.emit(BOAT, True)
+        await until(lambda: toast.words == "")
+        acts.undo.trigger()
+        await until(lambda: toast.words == "Undone: Prune Branch")
+        window.controller.open(BOAT)
+        await until(lambda: window.controller.is_shown(BOAT))
+        assert toast.words == ""
+
+    in_window(scene)
+
+
 def test_a_session_is_thrown_away_again(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:
         await until(lambda: window.controller.sessions.rows)
