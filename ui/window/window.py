@@ -108,6 +108,7 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
+        self._zooming = asyncio.Lock()  # each step begins from the size that the one before it left
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.setAcceptDrops(True)
@@ -360,9 +361,11 @@ class MainWindow(QMainWindow):
 
     async def _zoom_text(self, by: int) -> None:
         settings = self._workbench.settings
-        now = (await settings.view()).values.text_percent
-        wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
-        if wanted != now:
+        async with self._zooming:
+            now = (await settings.view()).values.text_percent
+            wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
+            if wanted == now:
+                return
             view = await settings.change("text_percent", wanted)
             self.apply(view.values)
             if "settings" in vars(self):

@@ -165,6 +165,16 @@ def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) ->
     play(scene)
 
 
+def test_two_models_whose_contexts_are_remembered_at_once_both_keep_theirs(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.workbench.settings.load()
+        remember = s.workbench.models.remember_context
+        await asyncio.gather(remember("org/one", 512), remember("org/two", 256))
+        wanted = {"org/one": {"context_length": 512}, "org/two": {"context_length": 256}}
+        assert await s.workbench.services.store.setting("models") == wanted
+
+    play(scene)
+
 @pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
 def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
     async def scene(s: Scene) -> None:
