@@ -22,7 +22,7 @@ from ui.core.shown import typed_text
 from ui.core.undo import Step
 from ui.inspector.tab import Empty
 from ui.inspector.words import token as spoken_token
-from ui.port import SessionSetup, TextFile
+from ui.port import SessionSetup, SessionView, TextFile
 from ui.port.settings import SetupCommands
 from ui.transcript.pane.find import BETWEEN
 from ui.window.bars import FindBar
@@ -54,6 +54,7 @@ class Intents(QObject):
         super().__init__(window)
         self._window, self._controller, self._parts = window, controller, parts
         self._presenter, self._similar, self._setup = presenter, similar, setup
+        self._path: tuple[int, int | None] | None = None  # session and last turn that are shown
         self._wire_second()
         self._wire_similar()
         self._wire_sessions()
@@ -309,7 +310,15 @@ class Intents(QObject):
         tree.renamed.connect(controller.tree.rename)
         tree.compare_wanted.connect(controller.tree.compare)
         controller.tree.compared.connect(parts.show_comparison)
-        controller.session_shown.connect(lambda _view: parts.compare.dismiss())
+        tree.selected.connect(lambda _node_id: parts.compare.dismiss())
+        controller.session_shown.connect(self._leave_comparison)
+
+    def _leave_comparison(self, view: SessionView) -> None:
+        """Two branches beside each other go when another session or path is shown; not with other news of this one."""
+        path = view.session_id, view.turns[-1].node_id if view.turns else None
+        if path != self._path:
+            self._path = path
+            self._parts.compare.dismiss()
 
     def _wire_composer(self) -> None:
         controller, parts = self._controller, self._parts
