@@ -50,6 +50,7 @@ class SettingsWindow(QWidget):
         self.data = DataPage(workbench, self._run)
         self.data.refused.connect(self.notice.say)
         self.server = ServerPage(workbench, self._run)
+        controller.status_changed.connect(self.server.show_state)
         self._pages = Tabs((16, 12, 16, 0), 18)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
         self._lay_out()

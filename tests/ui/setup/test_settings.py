@@ -429,3 +429,22 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         assert (bench.asked("start_server"), bench.asked("stop_server")) == ([(8081,), (8123,)], [()])
 
     in_window(scene)
+
+
+def test_the_page_of_the_server_follows_another_window_and_its_button_does_what_it_says(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        QTest.mouseClick(settings.tabs[SERVER], LEFT)
+        page = settings.server
+        assert page.switch.text() == "Start server"
+        # another window starts it: a press that comes before the news does not stop it
+        bench.server.address = "http://127.0.0.1:8123/v1"
+        QTest.mouseClick(page.switch, LEFT)
+        await until(lambda: page.switch.text() == "Stop server" and page.switch.isEnabled())
+        assert bench.asked("stop_server") == []
+        await bench.server.stop()
+        await until(lambda: page.switch.text() == "Start server")
+
+    in_window(scene)
