@@ -13,13 +13,14 @@ from typing import Any
 import keyring
 import pytest
 
+from app.workbench import AppWorkbench
 from runtime import LanguageModel, ModelShelf
 from runtime.loading.measurements import keep_perplexities
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.hub.conftest import Keychain
 from tests.tiny_models import tiny_path
-from ui import EngineState, LoadChoice, ModelsChanged, Refusal, WeightsForm
+from ui import EngineState, Event, LoadChoice, ModelsChanged, Refusal, WeightsForm
 
 FORMS = ("float32", "float16", "bfloat16", "int8", "int4")
 
@@ -144,6 +145,20 @@ def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_
         # nothing set, nothing wished
         await s.workbench.settings.change("context_length", None)
         assert "wishes" not in s.workbench.services.supervisor.options
+
+    play(scene)
+
+
+def test_every_window_hears_of_another_model_while_it_is_being_loaded(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        told: list[Event] = []
+        other = AppWorkbench(s.workbench.services)
+        other.subscribe(told.append)
+        await s.workbench.models.choose("org/two")
+        assert ModelsChanged() in told
+        assert next(choice.source for choice in await s.workbench.models.list() if choice.loaded) == "org/two"
+        await ready(s)
+        await other.close()
 
     play(scene)
 
