@@ -66,7 +66,10 @@ class ModelsPage(Page):
         """What is on the shelf; rows that stay keep the keyboard and what they say."""
         wanted = {model.name for model in models}
         for name in [name for name in self.models if name not in wanted]:
-            _drop(self._model_rows, self.models.pop(name))
+            gone, focused = self.models.pop(name), self.window().focusWidget()
+            if focused is not None and gone.isAncestorOf(focused):
+                self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the keyboard is not lost with the row
+            _drop(self._model_rows, gone)
         for place, model in enumerate(models):
             held = self.models.get(model.name)
             if held is None:
@@ -117,7 +120,6 @@ class ModelsPage(Page):
     def _say_removed(self, _name: str, freed: int) -> None:
         free = self.tr("removed; {0} freed").format(size(freed))
         self.notice.tell(free if freed else self.tr("removed from the list"))
-        self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
 
     # ---- what is asked ------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,31 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
     in_window(scene)
 
 
+def test_the_keyboard_is_not_taken_when_a_removal_ends(in_window: Play, bench: FakeWorkbench) -> None:
+    goes, remove = asyncio.Event(), bench.shelf.remove
+
+    async def slow(name: str) -> int:
+        await goes.wait()
+        return await remove(name)
+
+    bench.shelf.remove = slow  # type: ignore[method-assign]
+
+    async def scene(window: MainWindow) -> None:
+        page, settings = await opened(window), window.settings
+        pick(page.models[QWEN], page.models[QWEN].remove_action)
+        QTest.mouseClick(page.models[QWEN].ask.do_button, LEFT)
+        page.get.field.setFocus()
+        goes.set()
+        await until(lambda: page.notice.words == "removed; 335 MB freed" and QWEN not in page.models)
+        assert settings.focusWidget() is page.get.field
+        # where it was in the row, it goes to what adds models
+        pick(page.models[SMOL], page.models[SMOL].remove_action)
+        QTest.mouseClick(page.models[SMOL].ask.do_button, LEFT)
+        await until(lambda: SMOL not in page.models)
+        assert settings.focusWidget() is page.add_button
+
+    in_window(scene)
+
 @pytest.mark.slow
 def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     bench.on_shelf = []
