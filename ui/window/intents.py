@@ -7,6 +7,7 @@ through `ui.window.presenter`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import QObject, Qt, QUrl
@@ -199,12 +200,18 @@ class Intents(QObject):
 
         async def ban(commands: SetupCommands, session_id: int) -> SessionSetup:
             setup = await commands.view(session_id)
-            held = next(option for option in setup.options if option.name == "banned_tokens")
-            banned = held.value if isinstance(held.value, list | tuple) else ()  # also those of a preset
+            banned, own = _bans(setup)
             if token_id not in banned:
                 setup = await commands.set_option(session_id, "banned_tokens", [*banned, token_id])
-                own, more = held.own, [*banned, token_id]
-                back, again = (partial(self._set_bans, setup.session_id, bans) for bans in (own, more))
+
+                def lifted(bans: list[int]) -> object:
+                    rest = [each for each in bans if each != token_id]
+                    return own if rest == banned else rest
+
+                def added(bans: list[int]) -> object:
+                    return bans if token_id in bans else [*bans, token_id]
+
+                back, again = (partial(self._change_bans, setup.session_id, change) for change in (lifted, added))
                 self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.toast.say(words)
@@ -213,9 +220,14 @@ class Intents(QObject):
         self._parts.composer.notice.clear()
         self._setup.change(ban, self._presenter.refuse)
 
-    async def _set_bans(self, session_id: int, own: object) -> None:
-        """What a session itself says of bans; None: nothing."""
-        await self._setup.changed_by(lambda commands, session: commands.set_option(session, "banned_tokens", own), session_id)
+    async def _change_bans(self, session_id: int, change: Callable[[list[int]], object]) -> None:
+        """Changes the list that holds by now; a `change` to None leaves the session without one of its own."""
+
+        async def rewrite(commands: SetupCommands, session: int) -> SessionSetup:
+            bans, _ = _bans(await commands.view(session))
+            return await commands.set_option(session, "banned_tokens", change(bans))
+
+        await self._setup.changed_by(rewrite, session_id)
 
     def show_why(self) -> None:
         """How the pinned token was drawn, in the inspector."""
@@ -431,6 +443,12 @@ class Intents(QObject):
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
         parts.columns.stopped.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
+
+
+def _bans(setup: SessionSetup) -> tuple[list[int], object]:
+    """The tokens that are banned, also by a preset; and what the session itself says of them, None where it says nothing."""
+    held = next(option for option in setup.options if option.name == "banned_tokens")
+    return [*held.value] if isinstance(held.value, list | tuple) else [], held.own
 
 
 def copy(text: str) -> None:
