@@ -100,6 +100,7 @@ class ShelfController(QObject):
     import_planned = Signal(object)  # GgufPlan
     importing = Signal(int, int)  # done, of so many
     import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
+    folder_added = Signal(str)  # its name on the shelf
     load_planned = Signal(str, object)  # name, LoadPlan
     context_kept = Signal(str, int)  # name, tokens
     quantising = Signal(str, int, int)  # name, done, of so many
@@ -179,7 +180,7 @@ class ShelfController(QObject):
 
     def add_folder(self, path: Path) -> None:
         """A folder that stays where it is."""
-        self._tasks.run(tell(self.import_ended.emit, self._shelf.add_folder, path), self.refused.emit)
+        self._tasks.run(tell(self.folder_added.emit, self._shelf.add_folder, path), self.refused.emit)
 
     def connect_server(self, server: Server) -> None:
         """Asks it what it is; an older question is let go."""

@@ -110,7 +110,10 @@ class ModelsPage(Page):
     def _end_import(self, name: str) -> None:
         self._set_importing(False)
         if name:
-            self.notice.tell(self.tr("{0} is installed").format(name))
+            self._say_installed(name)
+
+    def _say_installed(self, name: str) -> None:
+        self.notice.tell(self.tr("{0} is installed").format(name))
 
     def _set_importing(self, running: bool) -> None:  # a state, not an option
         for part in (self.importing, self.import_words, self.stop_import_button):
@@ -197,6 +200,7 @@ class ModelsPage(Page):
         self.import_form.wanted.connect(controller.import_gguf)
         controller.importing.connect(self._show_import)
         controller.import_ended.connect(self._end_import)
+        controller.folder_added.connect(self._say_installed)
         controller.server_connected.connect(self._say_connected)
         controller.server_refused.connect(self.server_form.show_refused)
         self.server_form.wanted.connect(controller.connect_server)
