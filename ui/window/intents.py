@@ -111,9 +111,10 @@ class Intents(QObject):
 
     def rename(self) -> None:
         """Edits the title of the session shown, in the list."""
-        if self._controller.shown is not None:
+        row = self._controller.sessions.row_shown
+        if row is not None:
             self._parts.show_sidebar(True)
-            self._parts.sidebar.sessions.rename(self._controller.shown.session_id)
+            self._parts.sidebar.sessions.rename(row.session_id)
 
     def rename_by_model(self) -> None:
         """A title for the session shown, from the model."""
