@@ -190,6 +190,7 @@ class ModelsPage(Page):
         controller.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
         controller.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
         controller.load_planned.connect(self._show_load)
+        controller.load_replanned.connect(lambda name, plan: self._in_row(name, lambda each: each.show_load_again(plan)))
         controller.quantising.connect(
             lambda name, done, total: self._in_row(name, lambda each: each.show_quantising(done, total))
         )
