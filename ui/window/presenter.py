@@ -97,7 +97,7 @@ class Presenter(QObject):
         steps.was_redone.connect(self._tell_redone)
         parts.toast.acted.connect(lambda: self._toast_act())
         self._toast_act: Callable[[], None] = steps.redo
-        self._step_told: tuple[str, Callable[[], bool]] = "", lambda: True  # words of the toast; whether its button still holds
+        self._step_told: tuple[str, Callable[[], bool]] = "", lambda: True  # words of the toast; whether they hold
         QApplication.instance().focusChanged.connect(self._take_focus)  # type: ignore[union-attr]  # there is one, widgets exist
         controller.draws.columns_changed.connect(self._show_columns)
         controller.draws.turn_depth_found.connect(self._show_turn_depth)

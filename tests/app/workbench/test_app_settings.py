@@ -73,6 +73,7 @@ def test_two_changes_at_once_both_hold(play: Play) -> None:
     play(first)
     play(second)
 
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -190,6 +190,7 @@ def test_two_models_whose_contexts_are_remembered_at_once_both_keep_theirs(play:
 
     play(scene)
 
+
 @pytest.mark.parametrize("held", [7, {"org/one": 3}, {"org/one": {"context_length": -1}}, {"org/one": {"weights": ["int8"]}}])
 def test_what_was_stored_and_cannot_be_taken_is_left_out(play: Play, held: object) -> None:
     async def scene(s: Scene) -> None:

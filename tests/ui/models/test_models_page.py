@@ -144,6 +144,7 @@ def test_the_keyboard_is_not_taken_when_a_removal_ends(in_window: Play, bench: F
 
     in_window(scene)
 
+
 @pytest.mark.slow
 def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     bench.on_shelf = []
@@ -211,12 +212,15 @@ def test_what_ends_after_the_settings_were_closed_is_said_in_the_window(in_windo
         await until(lambda: parts.composer.notice.words == "smollm2 was not quantised: the disk is full")
         # while the page is in sight, it says so itself
         parts.composer.notice.clear()
-        row = (await opened(window)).models[SMOL]
+        window.settings.open_models()
+        await until(page.isVisible)
+        row = page.models[SMOL]
         window.controller.shelf.quantise(SMOL, 4)
         await until(lambda: row.state.text() == "the disk is full" and row.quantise_action.isEnabled())
         assert parts.composer.notice.words == ""
 
     in_window(scene)
+
 
 @pytest.mark.slow
 def test_the_form_of_a_ggufs_weights_is_asked_for_where_there_is_a_choice(in_window: Play, bench: FakeWorkbench) -> None:

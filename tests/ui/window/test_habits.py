@@ -230,6 +230,7 @@ def test_each_press_for_larger_text_counts(in_window: Play, bench: FakeWorkbench
 
     in_window(scene)
 
+
 @pytest.mark.slow
 def test_larger_text_and_a_full_screen(in_window: Play, bench: FakeWorkbench) -> None:
     async def scene(window: MainWindow) -> None:

@@ -401,6 +401,7 @@ def test_undoing_a_ban_leaves_those_set_by_hand_since(in_window: Play, bench: Fa
 
     in_window(scene)
 
+
 def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

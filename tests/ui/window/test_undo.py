@@ -88,9 +88,7 @@ def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
-def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone(
-    in_window: Play, bench: FakeWorkbench
-) -> None:
+def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone(in_window: Play, bench: FakeWorkbench) -> None:
     for each in (3, BOAT):
         bench.summaries[each] = replace(bench.summaries[each], pinned=True)
 
@@ -109,6 +107,7 @@ def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone
         assert bench.asked("arrange_sessions") == [(BOAT, 3, TRIP), (TRIP, 3, BOAT)]
 
     in_window(scene)
+
 
 def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     bench.folder_views[WORK] = FolderView(WORK, "Work")
