@@ -100,7 +100,9 @@ class ShelfController(QObject):
     import_planned = Signal(object)  # GgufPlan
     importing = Signal(int, int)  # done, of so many
     import_ended = Signal(str)  # the name on the shelf; "" where it was stopped or refused
+    folder_added = Signal(str)  # its name on the shelf
     load_planned = Signal(str, object)  # name, LoadPlan
+    load_replanned = Signal(str, object)  # likewise, for another choice than it is remembered with
     context_kept = Signal(str, int)  # name, tokens
     quantising = Signal(str, int, int)  # name, done, of so many
     quantised = Signal(str, str)  # name, what was made of it
@@ -135,7 +137,7 @@ class ShelfController(QObject):
 
     def plan_load(self, name: str, choice: LoadChoice | None = None) -> None:
         """What loading it takes: so, or as it is remembered with it. An older question is let go."""
-        planned = partial(self.load_planned.emit, name)
+        planned = partial((self.load_planned if choice is None else self.load_replanned).emit, name)
         self._tasks.latest(
             "plan load",
             tell(planned, self._workbench.models.load_plan, name, choice),
@@ -179,7 +181,7 @@ class ShelfController(QObject):
 
     def add_folder(self, path: Path) -> None:
         """A folder that stays where it is."""
-        self._tasks.run(tell(self.import_ended.emit, self._shelf.add_folder, path), self.refused.emit)
+        self._tasks.run(tell(self.folder_added.emit, self._shelf.add_folder, path), self.refused.emit)
 
     def connect_server(self, server: Server) -> None:
         """Asks it what it is; an older question is let go."""

@@ -14,6 +14,7 @@ from ui.core.undo import Step, UndoStack, Work
 from ui.port import FolderView, SessionSummary
 
 P = ParamSpec("P")
+_BY_TIME = (False, None)  # the group that has no order by hand
 
 
 class SessionsController(QObject):
@@ -170,10 +171,14 @@ class SessionsController(QObject):
         self._run(step, tag, session_id, tags)
 
     def arrange(self, session_ids: Sequence[int]) -> None:
-        """A group in another order; can be undone."""
-        arrange, before = self._workbench.sessions.arrange, [each for each in self.rows if each in session_ids]
-        step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, session_ids), *before)
-        self._run(step, arrange, session_ids)
+        """A group in another order; those of it that a search leaves out keep their places. Can be undone."""
+        arrange = self._workbench.sessions.arrange
+        groups = {_group(self.rows[each]) for each in session_ids if each in self.rows} - {_BY_TIME}
+        before = [each for each, row in self.rows.items() if _group(row) in groups and not row.is_sample]
+        moved = iter(session_ids)
+        after = [next(moved) if each in session_ids else each for each in before]
+        step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, after), *before)
+        self._run(step, arrange, after)
 
     def move(self, session_id: int, folder_id: int | None) -> None:
         """Into a folder, or back to the list; can be undone."""
@@ -352,3 +357,8 @@ class SessionsController(QObject):
         self.restored.emit(session_id)
         await self._list()
         self._showing.open(session_id)
+
+
+def _group(row: SessionSummary) -> tuple[bool, int | None]:
+    """Where it stands: among the pinned ones, in a folder, or by its time."""
+    return row.pinned, None if row.pinned else row.folder_id

@@ -54,8 +54,8 @@ class UndoStack(QObject):
     """
 
     changed = Signal()
-    was_undone = Signal(str)  # the label of a step, when that is over
-    was_redone = Signal(str)
+    was_undone = Signal(object)  # Step, when that is over
+    was_redone = Signal(object)
 
     def __init__(self, tasks: Tasks, answering: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
@@ -89,25 +89,36 @@ class UndoStack(QObject):
         """They are gone for good, and so is what was done to them."""
         self._forget(None, lambda step: not {*step.sessions, step.restores}.isdisjoint(session_ids))
 
-    def undo(self) -> None:
-        """Takes back the last step of what is in sight."""
-        steps = self._offered(_done)
+    def can_undo(self, step: Step) -> bool:
+        """Whether that step is in sight and is the last one of its history."""
+        return bool(self._offered(_done, step))
+
+    def can_redo(self, step: Step) -> bool:
+        """Whether that step is in sight and was taken back last in its history."""
+        return bool(self._redone(step))
+
+    def undo(self, only: Step | None = None) -> None:
+        """Takes back the last step of what is in sight; given `only`, that one while it can be, and no other."""
+        steps = self._offered(_done, only)
         if steps:
             self._begin(steps.pop(), back=True)
 
-    def redo(self) -> None:
-        """Does again what was taken back last."""
-        steps = self._redone()
+    def redo(self, only: Step | None = None) -> None:
+        """Does again what was taken back last; given `only`, that step while it can be, and no other."""
+        steps = self._redone(only)
         if steps:
             self._begin(steps.pop(), back=False)
 
-    def _offered(self, way: Callable[[History], list[Step]]) -> list[Step]:
+    def _offered(self, way: Callable[[History], list[Step]], only: Step | None = None) -> list[Step]:
         """The steps that way of the first history in sight that has any; none while the last one waits for an answer."""
-        steps: list[Step] = next((held for scope in self.in_sight() if (held := way(self._histories[scope]))), [])
+        scopes = (scope for scope in self.in_sight() if only is None or scope == only.scope)
+        steps: list[Step] = next((held for scope in scopes if (held := way(self._histories[scope]))), [])
+        if steps and only is not None and steps[-1] is not only:
+            return []
         return [] if steps and steps[-1].waits and self._answering() else steps
 
-    def _redone(self) -> list[Step]:
-        steps = self._offered(_undone)
+    def _redone(self, only: Step | None = None) -> list[Step]:
+        steps = self._offered(_undone, only)
         return steps if steps and steps[-1].can_redo() else []
 
     def _begin(self, step: Step, *, back: bool) -> None:
@@ -124,7 +135,7 @@ class UndoStack(QObject):
         except BaseException:
             self._forget(step.scope, lambda each: each is step)
             raise
-        (self.was_undone if back else self.was_redone).emit(step.label)
+        (self.was_undone if back else self.was_redone).emit(step)
 
     def _forget(self, scope: Scope, gone: Callable[[Step], bool]) -> None:
         history = self._histories[scope]

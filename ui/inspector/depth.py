@@ -63,6 +63,7 @@ class DepthTab(InspectorTab):
         super().__init__(parent)
         self._spot: Spot | None = None
         self._engine: EngineState | None = None  # as last told
+        self._model: tuple[EngineState, str] | None = None  # likewise, whether or not it answers
         self._lacking = ""  # why the model that runs shows no layers
         self._asked = False
         self.empty = Empty(self.tr("Click a token to see at which layer of the model it took the lead."))
@@ -102,11 +103,16 @@ class DepthTab(InspectorTab):
         self.empty.set_has_tokens(has)
 
     def show_status(self, status: StatusView) -> None:
-        """Another model may be in use: the layers are asked for again."""
+        """Another model may be in use: the layers are asked for again. After an answer a turn may be longer: its cost is."""
+        answered = self._engine is EngineState.BUSY and status.engine is EngineState.READY
+        self._engine = status.engine
+        model = EngineState.READY if status.engine is EngineState.BUSY else status.engine, status.model
         lacking = status.lacking("depth")
-        if (status.engine, lacking) != (self._engine, self._lacking):
-            self._engine, self._lacking, self._asked = status.engine, lacking, False
+        if (model, lacking) != (self._model, self._lacking):
+            self._model, self._lacking, self._asked = model, lacking, False
             self._ask()
+        elif answered and self._spot is not None and self.layers.run is not None:
+            self.cost_wanted.emit(self._spot.node_id)
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False

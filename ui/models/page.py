@@ -66,7 +66,10 @@ class ModelsPage(Page):
         """What is on the shelf; rows that stay keep the keyboard and what they say."""
         wanted = {model.name for model in models}
         for name in [name for name in self.models if name not in wanted]:
-            _drop(self._model_rows, self.models.pop(name))
+            gone, focused = self.models.pop(name), self.window().focusWidget()
+            if focused is not None and gone.isAncestorOf(focused):
+                self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the keyboard is not lost with the row
+            _drop(self._model_rows, gone)
         for place, model in enumerate(models):
             held = self.models.get(model.name)
             if held is None:
@@ -107,7 +110,10 @@ class ModelsPage(Page):
     def _end_import(self, name: str) -> None:
         self._set_importing(False)
         if name:
-            self.notice.tell(self.tr("{0} is installed").format(name))
+            self._say_installed(name)
+
+    def _say_installed(self, name: str) -> None:
+        self.notice.tell(self.tr("{0} is installed").format(name))
 
     def _set_importing(self, running: bool) -> None:  # a state, not an option
         for part in (self.importing, self.import_words, self.stop_import_button):
@@ -117,7 +123,6 @@ class ModelsPage(Page):
     def _say_removed(self, _name: str, freed: int) -> None:
         free = self.tr("removed; {0} freed").format(size(freed))
         self.notice.tell(free if freed else self.tr("removed from the list"))
-        self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the row that had the keyboard is gone
 
     # ---- what is asked ------------------------------------------------------------------------------------------------
 
@@ -185,6 +190,7 @@ class ModelsPage(Page):
         controller.verifying.connect(lambda name, done, total: self._in_row(name, lambda each: each.show_progress(done, total)))
         controller.verified.connect(lambda name, problem: self._in_row(name, lambda each: each.show_verified(problem)))
         controller.load_planned.connect(self._show_load)
+        controller.load_replanned.connect(lambda name, plan: self._in_row(name, lambda each: each.show_load_again(plan)))
         controller.quantising.connect(
             lambda name, done, total: self._in_row(name, lambda each: each.show_quantising(done, total))
         )
@@ -195,6 +201,7 @@ class ModelsPage(Page):
         self.import_form.wanted.connect(controller.import_gguf)
         controller.importing.connect(self._show_import)
         controller.import_ended.connect(self._end_import)
+        controller.folder_added.connect(self._say_installed)
         controller.server_connected.connect(self._say_connected)
         controller.server_refused.connect(self.server_form.show_refused)
         self.server_form.wanted.connect(controller.connect_server)

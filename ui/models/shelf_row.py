@@ -99,6 +99,11 @@ class ShelfRow(QWidget):
         self.quantise.leave()
         self.card.show_plan(plan)
 
+    def show_load_again(self, plan: LoadPlan) -> None:
+        """What it takes by another choice, unless that was left meanwhile."""
+        if not self.card.isHidden():
+            self.card.show_plan(plan)
+
     def show_quantising(self, done: int, total: int) -> None:
         """Another one is being made of it."""
         self._quantising = True

@@ -89,8 +89,7 @@ class TokenRow(QWidget):
         return self.open_button, self.field, self.keep_button, self.forget_button
 
     def show_token(self, view: TokenView) -> None:
-        """Whether there is one; what was typed is gone."""
-        self.field.clear()
+        """Whether there is one."""
         self._wait(False)
         self.forget_button.setVisible(view.kept)
         if view.variable:
@@ -106,7 +105,6 @@ class TokenRow(QWidget):
 
     def show_refused(self, why: str) -> None:
         """It was not kept, or not deleted."""
-        self.field.clear()
         self._wait(False)
         self.state.setText(why)
 

@@ -200,9 +200,11 @@ class Rows(QWidget):
         for setting in self._settings:
             self._add(setting)
 
-    def show_settings(self, view: SettingsView) -> None:
-        """Shows what holds; `changed` is not called."""
+    def show_settings(self, view: SettingsView, *, keep: QWidget | None = None) -> None:
+        """Shows what holds; `changed` is not called, and the field `keep` stays as it is."""
         for setting in self._settings:
+            if keep is not None and keep in (self.numbers.get(setting.name), self.combos.get(setting.name)):
+                continue
             if setting.number is not None:
                 field = self.numbers[setting.name]
                 field.blockSignals(True)

@@ -26,6 +26,7 @@ class ServerPage(Page):
     def __init__(self, workbench: Workbench, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         super().__init__()
         self._workbench, self._server = workbench, workbench.server
+        self._offers_stop = self._switching = False
         self.port = QSpinBox()
         self.port.setRange(1024, 65535)
         self.port.setValue(PORT)
@@ -36,7 +37,7 @@ class ServerPage(Page):
         self.port.setAccessibleName(self.tr("Port"))
         self.switch, self.copy_button = button(self.tr("Start server")), button(self.tr("Copy address"))
         self.address = words("", "")
-        self.switch.clicked.connect(lambda: run(self._switch()))
+        self.switch.clicked.connect(lambda: run(self._switch(stop=self._offers_stop)))
         self.copy_button.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._server.address))
         self.head(self.tr("Server"))
         self.column.addWidget(
@@ -57,17 +58,21 @@ class ServerPage(Page):
     def show_state(self) -> None:
         """Whether it is on, and where."""
         address = self._server.address
+        self._offers_stop = bool(address)
         self.switch.setText(self.tr("Stop server") if address else self.tr("Start server"))
         self.port.setEnabled(not address)
         lacking = "" if address else self._workbench.status.lacking("server")
-        self.switch.setEnabled(not lacking)
+        self.switch.setEnabled(not lacking and not self._switching)
         self.address.setText(lacking or self.tr("Address: {0}").format(address))
         self.address.setVisible(bool(address or lacking))
         self.copy_button.setVisible(bool(address))
 
-    async def _switch(self) -> None:
-        self.switch.setEnabled(False)
+    async def _switch(self, *, stop: bool) -> None:
+        """Does what the button said, whatever another window did meanwhile."""
+        self._switching = True
+        self.show_state()
         try:
-            await (self._server.stop() if self._server.address else self._server.start(self.port.value()))
+            await (self._server.stop() if stop else self._server.start(self.port.value()))
         finally:
+            self._switching = False
             self.show_state()

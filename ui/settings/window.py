@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
@@ -50,6 +50,7 @@ class SettingsWindow(QWidget):
         self.data = DataPage(workbench, self._run)
         self.data.refused.connect(self.notice.say)
         self.server = ServerPage(workbench, self._run)
+        controller.status_changed.connect(self.server.show_state)
         self._pages = Tabs((16, 12, 16, 0), 18)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
         self._lay_out()
@@ -71,9 +72,10 @@ class SettingsWindow(QWidget):
         self.open(MODELS)
         self.models.open(get=get)
 
-    def show_settings(self, view: SettingsView) -> None:
+    def show_settings(self, view: SettingsView, *, keep: QWidget | None = None) -> None:
+        """Shows what holds; the field `keep` stays as it is."""
         for rows in (self.engine, self.memory, self.generation, self.appearance):
-            rows.show_settings(view)
+            rows.show_settings(view, keep=keep)
         self.server.show_state()
         if view.data is not None:
             self.data.show_data(view.data)
@@ -81,14 +83,18 @@ class SettingsWindow(QWidget):
             self.reload.say(self.tr("The model that runs was loaded with other settings."), self.tr("Reload now"))
         else:
             self.reload.clear()
-        if view.notes:
-            self.notice.say("\n".join(view.notes))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape:
             self.close()
         else:
             super().keyPressEvent(event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Another window may have changed a setting meanwhile."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.ActivationChange and self.isActiveWindow():
+            self._run(self._follow())
 
     # ---- pages --------------------------------------------------------------------------------------------------------
 
@@ -151,7 +157,14 @@ class SettingsWindow(QWidget):
             self.show_settings(await self._workbench.settings.view())  # the fields go back to what holds
             raise
         self.show_settings(view)
+        if view.notes:
+            self.notice.say("\n".join(view.notes))
         self.shown.emit(view)
+
+    async def _follow(self) -> None:
+        """Shows what other windows have changed, except in the field that has the keyboard."""
+        view = await self._workbench.settings.view()
+        self.show_settings(view, keep=self.focusWidget())
 
     async def _reload(self) -> None:
         await self._workbench.models.reload()

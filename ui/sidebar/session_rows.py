@@ -103,6 +103,13 @@ class SessionRows(QAbstractListModel):
             noon = datetime.datetime.combine(day, datetime.time(12)).astimezone()
             self.take(sessions, noon, folders)
 
+    def reveal(self, session_id: int) -> None:
+        """Shows the sessions of the folder that a session is in."""
+        sessions = self._given[0] if self._given is not None else ()
+        folder = next((each.folder_id for each in sessions if each.session_id == session_id and not each.pinned), None)
+        if folder is not None and folder in self._closed:
+            self.toggle(folder)
+
     def mark_open(self, session_id: int | None) -> None:
         """Which row is drawn as open."""
         before, self._open = self._open, session_id

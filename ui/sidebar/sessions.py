@@ -67,6 +67,7 @@ class SessionPanel(QWidget):
         self._folders: Sequence[FolderView] = ()
         self._trash: Sequence[TrashedSession] | None = None  # while it is shown
         self._unnamed: int | None = None  # a folder that was just made: its name is typed now
+        self._untitled: int | None = None  # a session whose title is edited once it is listed
         self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
         self.nothing.setContentsMargins(8, 10, 8, 4)
         self.nothing.hide()
@@ -126,6 +127,7 @@ class SessionPanel(QWidget):
         if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
             folder, self._unnamed = self._unnamed, None
             self._edit(self.rows.index_of_folder(folder))
+        self._edit_title()
 
     def show_trash(self, sessions: Sequence[TrashedSession]) -> None:
         """Shows the trash instead, until the sessions are wanted again."""
@@ -141,7 +143,22 @@ class SessionPanel(QWidget):
         self._unnamed = folder_id
 
     def rename(self, session_id: int) -> None:
-        self._edit(self.rows.index_of(session_id))
+        """Edits a title in the list; a closed folder is opened for it, and a search or the trash is left."""
+        self._untitled = session_id
+        self._edit_title()
+        if self._untitled is not None:
+            self.search.clear()
+            self._delay.stop()
+            self.searched.emit("")
+
+    def _edit_title(self) -> None:
+        if self._untitled is None:
+            return
+        self.rows.reveal(self._untitled)
+        index = self.rows.index_of(self._untitled)
+        if index.isValid():
+            self._untitled = None
+            self._edit(index)
 
     def edit_tags(self, session_id: int) -> None:
         self.rows.tagging = session_id

@@ -7,6 +7,7 @@ through `ui.window.presenter`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import QObject, Qt, QUrl
@@ -22,7 +23,7 @@ from ui.core.shown import typed_text
 from ui.core.undo import Step
 from ui.inspector.tab import Empty
 from ui.inspector.words import token as spoken_token
-from ui.port import SessionSetup, TextFile
+from ui.port import SessionSetup, SessionView, TextFile
 from ui.port.settings import SetupCommands
 from ui.transcript.pane.find import BETWEEN
 from ui.window.bars import FindBar
@@ -54,6 +55,7 @@ class Intents(QObject):
         super().__init__(window)
         self._window, self._controller, self._parts = window, controller, parts
         self._presenter, self._similar, self._setup = presenter, similar, setup
+        self._path: tuple[int, int | None] | None = None  # session and last turn that are shown
         self._wire_second()
         self._wire_similar()
         self._wire_sessions()
@@ -109,9 +111,10 @@ class Intents(QObject):
 
     def rename(self) -> None:
         """Edits the title of the session shown, in the list."""
-        if self._controller.shown is not None:
+        row = self._controller.sessions.row_shown
+        if row is not None:
             self._parts.show_sidebar(True)
-            self._parts.sidebar.sessions.rename(self._controller.shown.session_id)
+            self._parts.sidebar.sessions.rename(row.session_id)
 
     def rename_by_model(self) -> None:
         """A title for the session shown, from the model."""
@@ -198,12 +201,18 @@ class Intents(QObject):
 
         async def ban(commands: SetupCommands, session_id: int) -> SessionSetup:
             setup = await commands.view(session_id)
-            held = next(option for option in setup.options if option.name == "banned_tokens")
-            banned = held.value if isinstance(held.value, list | tuple) else ()  # also those of a preset
+            banned, own = _bans(setup)
             if token_id not in banned:
                 setup = await commands.set_option(session_id, "banned_tokens", [*banned, token_id])
-                own, more = held.own, [*banned, token_id]
-                back, again = (partial(self._set_bans, setup.session_id, bans) for bans in (own, more))
+
+                def lifted(bans: list[int]) -> object:
+                    rest = [each for each in bans if each != token_id]
+                    return own if rest == banned else rest
+
+                def added(bans: list[int]) -> object:
+                    return bans if token_id in bans else [*bans, token_id]
+
+                back, again = (partial(self._change_bans, setup.session_id, change) for change in (lifted, added))
                 self._controller.undo_stack.remember(Step(self.tr("Ban"), setup.session_id, back, again))
             words = self.tr("{0} is banned in this session; the list of bans is under Sampling").format(spoken_token(name))
             self._parts.toast.say(words)
@@ -212,9 +221,14 @@ class Intents(QObject):
         self._parts.composer.notice.clear()
         self._setup.change(ban, self._presenter.refuse)
 
-    async def _set_bans(self, session_id: int, own: object) -> None:
-        """What a session itself says of bans; None: nothing."""
-        await self._setup.changed_by(lambda commands, session: commands.set_option(session, "banned_tokens", own), session_id)
+    async def _change_bans(self, session_id: int, change: Callable[[list[int]], object]) -> None:
+        """Changes the list that holds by now; a `change` to None leaves the session without one of its own."""
+
+        async def rewrite(commands: SetupCommands, session: int) -> SessionSetup:
+            bans, _ = _bans(await commands.view(session))
+            return await commands.set_option(session, "banned_tokens", change(bans))
+
+        await self._setup.changed_by(rewrite, session_id)
 
     def show_why(self) -> None:
         """How the pinned token was drawn, in the inspector."""
@@ -309,7 +323,15 @@ class Intents(QObject):
         tree.renamed.connect(controller.tree.rename)
         tree.compare_wanted.connect(controller.tree.compare)
         controller.tree.compared.connect(parts.show_comparison)
-        controller.session_shown.connect(lambda _view: parts.compare.dismiss())
+        tree.selected.connect(lambda _node_id: parts.compare.dismiss())
+        controller.session_shown.connect(self._leave_comparison)
+
+    def _leave_comparison(self, view: SessionView) -> None:
+        """Two branches beside each other go when another session or path is shown; not with other news of this one."""
+        path = view.session_id, view.turns[-1].node_id if view.turns else None
+        if path != self._path:
+            self._path = path
+            self._parts.compare.dismiss()
 
     def _wire_composer(self) -> None:
         controller, parts = self._controller, self._parts
@@ -422,6 +444,12 @@ class Intents(QObject):
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
         parts.columns.stopped.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
+
+
+def _bans(setup: SessionSetup) -> tuple[list[int], object]:
+    """The tokens that are banned, also by a preset; and what the session itself says of them, None where it says nothing."""
+    held = next(option for option in setup.options if option.name == "banned_tokens")
+    return [*held.value] if isinstance(held.value, list | tuple) else [], held.own
 
 
 def copy(text: str) -> None:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 from ui.commands.actions import Actions, Possible
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
+from ui.core.undo import Step
 from ui.port import (
     BUSY,
     Columns,
@@ -90,16 +91,13 @@ class Presenter(QObject):
         steps = controller.undo_stack
         steps.in_sight = self._histories
         steps.changed.connect(self.refresh)
-        steps.was_undone.connect(
-            lambda label: self._tell_step(
-                self.tr("Undone: {0}").format(label), self.tr("Redo") if steps.redo_label else "", steps.redo
-            )
-        )
-        steps.was_redone.connect(
-            lambda label: self._tell_step(self.tr("Done again: {0}").format(label), self.tr("Undo"), steps.undo)
-        )
-        parts.toast.acted.connect(lambda: self._toast_step())
-        self._toast_step: Callable[[], None] = steps.redo
+        steps.changed.connect(self._leave_step)
+        controller.other_shown.connect(lambda _session_id: self._leave_step())
+        steps.was_undone.connect(self._tell_undone)
+        steps.was_redone.connect(self._tell_redone)
+        parts.toast.acted.connect(lambda: self._toast_act())
+        self._toast_act: Callable[[], None] = steps.redo
+        self._step_told: tuple[str, Callable[[], bool]] = "", lambda: True  # words of the toast; whether they hold
         QApplication.instance().focusChanged.connect(self._take_focus)  # type: ignore[union-attr]  # there is one, widgets exist
         controller.draws.columns_changed.connect(self._show_columns)
         controller.draws.turn_depth_found.connect(self._show_turn_depth)
@@ -218,13 +216,29 @@ class Presenter(QObject):
                 self._in_list = in_list
                 self.refresh()
 
-    def _tell_step(self, words: str, other_way: str, step: Callable[[], None]) -> None:
-        self._toast_step = step
-        self._parts.toast.say(words, other_way)
+    def _tell_undone(self, step: Step) -> None:
+        steps, words = self._controller.undo_stack, self.tr("Undone: {0}").format(step.label)
+        self._step_told = words, partial(steps.can_redo, step)
+        self._tell(words, self.tr("Redo") if steps.can_redo(step) else "", partial(steps.redo, step))
+
+    def _tell_redone(self, step: Step) -> None:
+        steps, words = self._controller.undo_stack, self.tr("Done again: {0}").format(step.label)
+        self._step_told = words, partial(steps.can_undo, step)
+        self._tell(words, self.tr("Undo") if steps.can_undo(step) else "", partial(steps.undo, step))
+
+    def _leave_step(self) -> None:
+        """The step that the toast tells of is out of sight, or no longer the last one."""
+        words, holds = self._step_told
+        if words == self._parts.toast.words and not holds():
+            self._parts.toast.hide()
+
+    def _tell(self, words: str, action: str, act: Callable[[], None]) -> None:
+        self._toast_act = act
+        self._parts.toast.say(words, action)
 
     def _tell_taken(self, session_id: int, title: str) -> None:
         words = self.tr("Moved to the trash in another window: {0}").format(one_line(title))
-        self._tell_step(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
+        self._tell(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
 
     def _count_again(self) -> None:
         """The context meter moves when an answer ends, and can be read only once an engine is there."""

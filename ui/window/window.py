@@ -30,6 +30,7 @@ from ui.transcript.text.faces import reading_font
 from ui.tree.presenter import TreePresenter
 from ui.widgets.fields import files_of
 from ui.widgets.labels import plain_tooltip
+from ui.widgets.visible import one_line
 from ui.window.frame import Frame
 from ui.window.intents import Intents
 from ui.window.presenter import Presenter
@@ -108,6 +109,7 @@ class MainWindow(QMainWindow):
         self._keep_state = keep_state
         self._ending: asyncio.Task[None] | None = None
         self._ended = False
+        self._zooming = asyncio.Lock()  # each step begins from the size that the one before it left
         self.setWindowTitle("Elsewise")
         self.setMinimumSize(560, 420)
         self.setAcceptDrops(True)
@@ -275,6 +277,12 @@ class MainWindow(QMainWindow):
             wanted.connect(self._open_models)
         self.parts.first.import_wanted.connect(self._import_model)
         self.controller.models.does_not_fit.connect(self._show_load)
+        shelf = self.controller.shelf
+        for added in (shelf.import_ended, shelf.folder_added):
+            added.connect(self._tell_installed)
+        shelf.quantised.connect(lambda _name, made: self._tell_installed(made))
+        shelf.quantise_ended.connect(self._tell_not_quantised)
+        shelf.refused.connect(self._tell_refused)
         self.parts.status.downloads.clicked.connect(lambda _checked=False: self.settings.open_models())
         self.parts.status.server.clicked.connect(self._open_server)
         self.controller.shelf.downloads_changed.connect(self.parts.status.show_downloads)
@@ -331,6 +339,23 @@ class MainWindow(QMainWindow):
 
         self.settings.open(SERVER)
 
+    @property
+    def _shows_models(self) -> bool:
+        """The page of models is in sight: it says itself what came of what was asked there."""
+        return "settings" in vars(self) and self.settings.models.isVisible()
+
+    def _tell_installed(self, name: str) -> None:
+        if name and not self._shows_models:
+            self.parts.toast.say(self.tr("{0} is installed").format(one_line(name)))
+
+    def _tell_not_quantised(self, name: str, why: str) -> None:
+        if why:
+            self._tell_refused(self.tr("{0} was not quantised: {1}").format(one_line(name), why))
+
+    def _tell_refused(self, words: str) -> None:
+        if not self._shows_models:
+            self.presenter.refuse(words)
+
     def _open_models(self) -> None:
         self.settings.open_models(get=True)
 
@@ -360,9 +385,11 @@ class MainWindow(QMainWindow):
 
     async def _zoom_text(self, by: int) -> None:
         settings = self._workbench.settings
-        now = (await settings.view()).values.text_percent
-        wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
-        if wanted != now:
+        async with self._zooming:
+            now = (await settings.view()).values.text_percent
+            wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
+            if wanted == now:
+                return
             view = await settings.change("text_percent", wanted)
             self.apply(view.values)
             if "settings" in vars(self):

@@ -17,7 +17,7 @@ from app.workbench.answers.columns import Endings, Fan, beams_as, said, spelt
 from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
 from app.workbench.answers.resolve_options import seeded
-from app.workbench.answers.streaming import LONG_PROMPT, STARTING, Streaming
+from app.workbench.answers.streaming import STARTING, Streaming, reading_note
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
@@ -138,8 +138,7 @@ class Continuations:
         if progress.computed is not None and progress.reused is not None:
             fan.computed = before + progress.computed
             fan.reused = max(progress.reused - before, 0)
-        left = progress.total - progress.done
-        note = f"reading {progress.done:,} of {progress.total:,} tokens" if left >= LONG_PROMPT else ""
+        note = reading_note(progress)
         if fan.running and note != fan.note:
             fan.note = note
             self._show(fan)

@@ -221,8 +221,8 @@ class Streaming:
             answer.computed = before + progress.computed
             answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
         session, node_id = answer.session, answer.node_id
-        if progress.total - progress.done >= LONG_PROMPT:
-            session.notes[node_id] = f"reading {progress.done:,} of {progress.total:,} tokens"
+        if note := reading_note(progress):
+            session.notes[node_id] = note
         elif session.notes.pop(node_id, None) is None:
             return
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
@@ -276,6 +276,13 @@ class Streaming:
                 await self._supervisor.died(answer.model)
             else:
                 self._supervisor.busy(len(self._running) > 1)
+
+
+def reading_note(progress: PromptProgress) -> str:
+    """How far a long prompt is read; "" once little of it is left."""
+    if progress.total - progress.done < LONG_PROMPT:
+        return ""
+    return translate("Workbench", "reading {0:,} of {1:,} tokens").format(progress.done, progress.total)
 
 
 def own_length(session: WholeSession) -> int:

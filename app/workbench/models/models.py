@@ -112,6 +112,7 @@ class Models:
         if len(self._running):
             raise Refusal(translate("Workbench", BUSY))
         await self._supervisor.change(**changes)
+        self._windows.tell(ModelsChanged())  # the others name it while it is being loaded
         self._sessions.hope()
         self.warm_up()
 

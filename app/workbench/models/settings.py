@@ -33,6 +33,7 @@ class LoadChoices:
 
     _store: SessionStore  # where they are saved
     _held: dict[str, LoadChoice] = field(default_factory=dict, init=False)
+    _keeping: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # held from reading them until they are saved
 
     async def load(self) -> None:
         """Reads them; what cannot be taken is left out."""
@@ -58,11 +59,13 @@ class LoadChoices:
             LoadOptions.from_mapping(options_of(choice))
         except (RuntimeFault, TypeError) as fault:
             raise Refusal(str(fault)) from fault
-        others = {each: held for each, held in self._held.items() if each != name}
-        wanted = others if choice == _AS_SET else {**others, name: choice}
-        if wanted != self._held:
-            await stored(self._store.set_setting(LOADS_SETTING, {each: options_of(held) for each, held in wanted.items()}))
-            self._held = wanted
+        async with self._keeping:
+            others = {each: held for each, held in self._held.items() if each != name}
+            wanted = others if choice == _AS_SET else {**others, name: choice}
+            if wanted != self._held:
+                saved = {each: options_of(held) for each, held in wanted.items()}
+                await stored(self._store.set_setting(LOADS_SETTING, saved))
+                self._held = wanted
 
     async def forget(self, name: str) -> None:
         """The model is gone."""
@@ -146,6 +149,7 @@ class Settings:
     values: AppSettings = field(default_factory=AppSettings, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
     _loaded: bool = field(default=False, init=False)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # held until a change is saved
     # held while it is looked whether a hint was dismissed, and dismissed
     _dismissing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -212,9 +216,10 @@ class Settings:
         if name == "kv_cache_bytes":
             await self._set_budget(value)
         changes = dict([(name, value), *([OTHERWISE[name]] if name in OTHERWISE else [])])
-        values = replace(self.values, **changes)
-        await stored(self._store.set_setting(SETTING, asdict(values)))
-        self.values, self._notes = values, []
+        async with self._changing:
+            values = replace(self.values, **changes)
+            await stored(self._store.set_setting(SETTING, asdict(values)))
+            self.values, self._notes = values, []
         self.pass_on()
 
     def _facts(self) -> DataFacts:

@@ -60,6 +60,20 @@ def test_they_are_stored_and_given_to_the_next_engine(play: Play) -> None:
     play(second, engine=Asked())
 
 
+def test_two_changes_at_once_both_hold(play: Play) -> None:
+    async def first(s: Scene) -> None:
+        await s.workbench.settings.load()
+        change = s.workbench.settings.change
+        await asyncio.gather(change("scheme", "dark"), change("text_percent", 150), change("titles", "model"))
+
+    async def second(s: Scene) -> None:
+        values = await s.workbench.settings.load()
+        assert (values.scheme, values.text_percent, values.titles) == ("dark", 150, "model")
+
+    play(first)
+    play(second)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -13,13 +13,14 @@ from typing import Any
 import keyring
 import pytest
 
+from app.workbench import AppWorkbench
 from runtime import LanguageModel, ModelShelf
 from runtime.loading.measurements import keep_perplexities
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Engine, Scene, until
 from tests.runtime.hub.conftest import Keychain
 from tests.tiny_models import tiny_path
-from ui import EngineState, LoadChoice, ModelsChanged, Refusal, WeightsForm
+from ui import EngineState, Event, LoadChoice, ModelsChanged, Refusal, WeightsForm
 
 FORMS = ("float32", "float16", "bfloat16", "int8", "int4")
 
@@ -148,6 +149,20 @@ def test_what_is_set_for_all_models_is_wished_for_and_what_is_chosen_for_one_is_
     play(scene)
 
 
+def test_every_window_hears_of_another_model_while_it_is_being_loaded(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        told: list[Event] = []
+        other = AppWorkbench(s.workbench.services)
+        other.subscribe(told.append)
+        await s.workbench.models.choose("org/two")
+        assert ModelsChanged() in told
+        assert next(choice.source for choice in await s.workbench.models.list() if choice.loaded) == "org/two"
+        await ready(s)
+        await other.close()
+
+    play(scene)
+
+
 def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) -> None:
     async def scene(s: Scene) -> None:
         await s.workbench.models.remember_context("org/new@0123", 512)
@@ -161,6 +176,17 @@ def test_a_context_is_remembered_for_a_model_that_is_not_here_yet(play: Play) ->
         assert (await s.workbench.services.store.setting("models"))["org/new@0123"] == {"context_length": 512}
         with pytest.raises(Refusal, match="context_length"):
             await s.workbench.models.remember_context("org/one", 0)
+
+    play(scene)
+
+
+def test_two_models_whose_contexts_are_remembered_at_once_both_keep_theirs(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        await s.workbench.settings.load()
+        remember = s.workbench.models.remember_context
+        await asyncio.gather(remember("org/one", 512), remember("org/two", 256))
+        wanted = {"org/one": {"context_length": 512}, "org/two": {"context_length": 256}}
+        assert await s.workbench.services.store.setting("models") == wanted
 
     play(scene)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -97,6 +98,14 @@ def test_the_window_asks_only_while_it_can_be_seen_and_says_what_is_refused(in_w
         # when the tab is opened
         QTest.mouseClick(window.parts.inspector.tabs[4], Qt.MouseButton.LeftButton)
         await until(lambda: depth.verdict.text() == "leads from layer 3 of 4")
+        assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
+        # an answer that begins and ends asks for nothing but what the turn would take by now
+        told: list[EngineState] = []
+        window.controller.status_changed.connect(lambda status: told.append(status.engine))
+        for engine in (EngineState.BUSY, EngineState.READY):
+            bench.emit(StatusChanged(StatusView(engine)))
+            await until(partial(told.count, engine))
+        await until(lambda: len(bench.asked("turn_depth_cost")) == 2 and not len(window.controller.tasks))
         assert bench.asked("depth") == [(TRIP, answer.node_id, 0)]
         # when the model changes, it is asked again, and a refusal stands in the table's place
         bench.refusal = "these tokens are those of A, and B is in use"

@@ -15,7 +15,7 @@ from tests.ui.conftest import Scene, until
 from tests.ui.fake_state import FIT
 from tests.ui.fakes import FakeWorkbench
 from tests.ui.models.test_models_page import BIG, LEFT, QWEN, SMOL, opened, pick
-from ui import DownloadState, LoadChoice, MainWindow
+from ui import DownloadState, LoadChoice, LoadPlan, MainWindow, TokenView
 from ui.models.load_card import LoadCard
 from ui.widgets.controls import Combo
 
@@ -253,5 +253,48 @@ def test_a_token_goes_into_the_keychain_and_is_never_shown(in_window: Play, benc
         QTest.mouseClick(part.open_button, LEFT)
         QTest.mouseClick(part.open_button, LEFT)
         assert part.field.text() == ""
+
+    in_window(scene)
+
+
+def test_a_token_that_is_typed_before_the_keychain_answers_stays(in_window: Play, bench: FakeWorkbench) -> None:
+    answers, ask = asyncio.Event(), bench.shelf.hub_token
+
+    async def slow() -> TokenView:
+        await answers.wait()
+        return await ask()
+
+    bench.shelf.hub_token = slow  # type: ignore[method-assign]
+
+    async def scene(window: MainWindow) -> None:
+        part = (await opened(window)).get.token
+        QTest.mouseClick(part.open_button, LEFT)
+        assert part.state.text() == "asking the keychain…"
+        QTest.keyClicks(part.field, "hf_secret")
+        answers.set()
+        await until(lambda: part.state.text().startswith("A read token for"))
+        assert part.field.text() == "hf_secret"
+
+    in_window(scene)
+
+
+def test_a_card_that_was_left_does_not_come_back_with_a_late_answer(in_window: Play, bench: FakeWorkbench) -> None:
+    goes, plan = asyncio.Event(), bench.models.load_plan
+
+    async def slow(name: str, choice: LoadChoice | None = None) -> LoadPlan:
+        if choice is not None:
+            await goes.wait()
+        return await plan(name, choice)
+
+    bench.models.load_plan = slow  # type: ignore[method-assign]
+
+    async def scene(window: MainWindow) -> None:
+        card = await card_of(window, QWEN)
+        choose(card.context, 1024)
+        QTest.mouseClick(card.leave_button, LEFT)
+        assert not card.isVisible()
+        goes.set()
+        await until(lambda: ("load_plan", QWEN, LoadChoice(1024)) in bench.calls and not len(window.controller.tasks))
+        assert not card.isVisible()
 
     in_window(scene)

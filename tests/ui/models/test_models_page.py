@@ -119,6 +119,32 @@ def test_a_model_is_removed_after_a_question_in_its_row(in_window: Play, bench: 
     in_window(scene)
 
 
+def test_the_keyboard_is_not_taken_when_a_removal_ends(in_window: Play, bench: FakeWorkbench) -> None:
+    goes, remove = asyncio.Event(), bench.shelf.remove
+
+    async def slow(name: str) -> int:
+        await goes.wait()
+        return await remove(name)
+
+    bench.shelf.remove = slow  # type: ignore[method-assign]
+
+    async def scene(window: MainWindow) -> None:
+        page, settings = await opened(window), window.settings
+        pick(page.models[QWEN], page.models[QWEN].remove_action)
+        QTest.mouseClick(page.models[QWEN].ask.do_button, LEFT)
+        page.get.field.setFocus()
+        goes.set()
+        await until(lambda: page.notice.words == "removed; 335 MB freed" and QWEN not in page.models)
+        assert settings.focusWidget() is page.get.field
+        # where it was in the row, it goes to what adds models
+        pick(page.models[SMOL], page.models[SMOL].remove_action)
+        QTest.mouseClick(page.models[SMOL].ask.do_button, LEFT)
+        await until(lambda: SMOL not in page.models)
+        assert settings.focusWidget() is page.add_button
+
+    in_window(scene)
+
+
 @pytest.mark.slow
 def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkbench, tmp_path: Path) -> None:
     bench.on_shelf = []
@@ -143,6 +169,55 @@ def test_a_folder_is_added_and_a_gguf_imported(in_window: Play, bench: FakeWorkb
         bench.gate.release()
         await until(lambda: page.notice.words == "some is installed")
         assert page.import_button.isEnabled()
+
+    in_window(scene)
+
+
+def test_a_folder_that_is_added_leaves_the_import_that_runs_in_sight(
+    in_window: Play, bench: FakeWorkbench, tmp_path: Path
+) -> None:
+    bench.gate = asyncio.Semaphore(2)
+
+    async def scene(window: MainWindow) -> None:
+        page = await opened(window)
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(lambda: page.import_words.text() == "converting… 33 %")
+        choose(page, page.add_button, str(tmp_path))
+        await until(lambda: page.notice.words == f"{tmp_path.name} is installed")
+        assert page.stop_import_button.isVisible()
+        assert not page.import_button.isEnabled()
+        bench.gate.release()  # type: ignore[union-attr]  # set above
+        await until(lambda: page.notice.words == "some is installed")
+        assert not page.stop_import_button.isVisible()
+
+    in_window(scene)
+
+
+def test_what_ends_after_the_settings_were_closed_is_said_in_the_window(in_window: Play, bench: FakeWorkbench) -> None:
+    gate = bench.gate = asyncio.Semaphore(0)
+
+    async def scene(window: MainWindow) -> None:
+        page, parts = await opened(window), window.parts
+        choose(page, page.import_button, "/files/some.gguf")
+        await until(lambda: bench.asked("import_gguf"))
+        window.settings.close()
+        bench.gate = None
+        for _ in range(3):
+            gate.release()
+        await until(lambda: parts.toast.words == "some is installed")
+        window.controller.shelf.quantise(SMOL, 8)
+        await until(lambda: parts.toast.words == "smollm2-8bit is installed")
+        bench.problem = "the disk is full"
+        window.controller.shelf.quantise(SMOL, 4)
+        await until(lambda: parts.composer.notice.words == "smollm2 was not quantised: the disk is full")
+        # while the page is in sight, it says so itself
+        parts.composer.notice.clear()
+        window.settings.open_models()
+        await until(page.isVisible)
+        row = page.models[SMOL]
+        window.controller.shelf.quantise(SMOL, 4)
+        await until(lambda: row.state.text() == "the disk is full" and row.quantise_action.isEnabled())
+        assert parts.composer.notice.words == ""
 
     in_window(scene)
 

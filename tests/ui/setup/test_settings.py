@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import FakeWorkbench
-from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, apply_theme
+from ui import DARK, HIGH_LIGHT, LIGHT, AppSettings, Contrast, MainWindow, Motion, Scheme, SettingsView, apply_theme
 from ui.controller.setup import SAMPLING
 from ui.settings import APPEARANCE, DATA, MEMORY, SERVER, SettingsWindow
 from ui.theme import current_theme
@@ -427,5 +427,57 @@ def test_the_server_is_switched_on_and_off_and_says_where_it_is(in_window: Play,
         assert not page.address.isVisible()
         await until(lambda: not mark.isVisible())
         assert (bench.asked("start_server"), bench.asked("stop_server")) == ([(8081,), (8123,)], [()])
+
+    in_window(scene)
+
+
+def test_the_page_of_the_server_follows_another_window_and_its_button_does_what_it_says(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        QTest.mouseClick(settings.tabs[SERVER], LEFT)
+        page = settings.server
+        assert page.switch.text() == "Start server"
+        # another window starts it: a press that comes before the news does not stop it
+        bench.server.address = "http://127.0.0.1:8123/v1"
+        QTest.mouseClick(page.switch, LEFT)
+        await until(lambda: page.switch.text() == "Stop server" and page.switch.isEnabled())
+        assert bench.asked("stop_server") == []
+        await bench.server.stop()
+        await until(lambda: page.switch.text() == "Start server")
+
+    in_window(scene)
+
+
+def test_what_another_window_has_changed_is_shown_when_the_settings_come_to_the_front_again(
+    in_window: Play, bench: FakeWorkbench
+) -> None:
+    asked, goes, view = asyncio.Event(), asyncio.Event(), bench.settings.view
+
+    async def slow() -> SettingsView:
+        asked.set()
+        await goes.wait()
+        return await view()
+
+    async def scene(window: MainWindow) -> None:
+        settings = await opened(window)
+        settings.show_page(APPEARANCE)
+        field = settings.appearance.numbers["text_percent"]
+        field.setFocus()
+        await until(settings.isActiveWindow)
+        window.activateWindow()
+        await until(window.isActiveWindow)
+        await until(lambda: not len(window.controller.tasks))
+        await bench.settings.change("titles", "model")
+        await bench.settings.change("text_percent", 150)
+        bench.settings.view = slow  # type: ignore[method-assign]
+        settings.activateWindow()
+        await until(asked.is_set)
+        field.selectAll()
+        QTest.keyClicks(field, "12")
+        goes.set()
+        await until(lambda: settings.generation.combos["titles"].currentData() == "model")
+        assert field.text() == "12 %"  # what is being typed stays
 
     in_window(scene)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QMimeData, QModelIndex, QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu, QPushButton
@@ -220,5 +222,32 @@ def test_what_is_refused_is_said_and_the_list_stays(in_window: Play, bench: Fake
         typed(panel, "x")
         await until(lambda: "the disk is full" in window.parts.composer.notice.words)
         assert panel.rows.rowCount() == 8
+
+    in_window(scene)
+
+
+@pytest.mark.parametrize("hidden", ["closed folder", "search", "trash"])
+def test_rename_session_finds_the_session_shown_where_the_list_hides_it(
+    in_window: Play, bench: FakeWorkbench, hidden: str
+) -> None:
+    bench.folder_views[70] = FolderView(70, "Food")
+    bench.summaries[TRIP] = replace(bench.summaries[TRIP], pinned=False, folder_id=70)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: panel.rows.index_of(TRIP).isValid())
+        if hidden == "closed folder":
+            panel.rows.toggle(70)
+        elif hidden == "search":
+            QTest.keyClicks(panel.search, "boat")
+        else:
+            window.parts.sidebar.trash.click()
+        await until(lambda: not panel.rows.index_of(TRIP).isValid())
+        window.acts.rename.trigger()
+        await until(lambda: panel.view.findChild(QLineEdit) is not None)
+        assert panel.search.text() == ""
+        typed(panel, "Lisbon")
+        await until(lambda: bench.asked("rename_session") == [(TRIP, "Lisbon")])
+        await until(lambda: "Lisbon" in rows(panel))
 
     in_window(scene)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -207,6 +208,25 @@ def test_text_is_cut_and_pasted_by_the_menu_also_from_the_conversation(in_window
         QTest.keyClick(tokens, Key.Key_V, CONTROL)
         assert field.toPlainText() == "a word of mine"
         assert field.hasFocus()
+
+    in_window(scene)
+
+
+def test_each_press_for_larger_text_counts(in_window: Play, bench: FakeWorkbench) -> None:
+    read = bench.settings.view
+
+    async def slower() -> object:
+        held = await read()
+        await asyncio.sleep(0)  # the next press comes before the size is changed
+        return held
+
+    bench.settings.view = slower  # type: ignore[method-assign, assignment]
+
+    async def scene(window: MainWindow) -> None:
+        for _ in range(3):
+            window.acts.larger.trigger()
+        await until(lambda: not len(window.controller.tasks))
+        assert bench.asked("change_setting") == [("text_percent", percent) for percent in (110, 120, 130)]
 
     in_window(scene)
 

@@ -385,6 +385,23 @@ def test_a_ban_adds_to_those_of_the_preset_and_is_undone(in_window: Play, bench:
     in_window(scene)
 
 
+def test_undoing_a_ban_leaves_those_set_by_hand_since(in_window: Play, bench: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        card = await pin(window, visit_of(bench))
+        QTest.keyClick(card.field, Qt.Key.Key_Up)
+        QTest.mouseClick(card.ban, Qt.MouseButton.LeftButton)
+        await until(lambda: window.controller.undo_stack.label == "Ban")
+        window.setup.change(lambda commands, session: commands.set_option(session, "banned_tokens", [1001, 9]))
+        await until(lambda: not len(window.controller.tasks))
+        window.acts.undo.trigger()
+        await until(lambda: bench.asked("set_option")[2:] == [(TRIP, "banned_tokens", [9])])
+        await until(window.acts.redo.isEnabled)
+        window.acts.redo.trigger()
+        await until(lambda: bench.asked("set_option")[3:] == [(TRIP, "banned_tokens", [9, 1001])])
+
+    in_window(scene)
+
+
 def test_the_mark_stays_on_its_token_when_the_row_arrives(in_window: Play, bench: FakeWorkbench) -> None:
     visit = visit_of(bench)
     finish(bench)

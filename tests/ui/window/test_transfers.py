@@ -292,7 +292,7 @@ def test_nothing_hides_or_acts_in_a_comparison(in_window: Play, bench: FakeWorkb
 
     async def scene(window: MainWindow) -> None:
         branches(window, bench)
-        await until(lambda: len(window.parts.sidebar.tree.rows.rows) == 3)  # what is shown anew would close the comparison
+        await until(lambda: len(window.parts.sidebar.tree.rows.rows) == 3)
         window.acts.compare.trigger()
         await until(window.parts.compare.isVisible)
         assert window.parts.compare.text.toPlainText().count("aESC[31m RLObPDF") == 3
@@ -316,6 +316,11 @@ def test_the_outline_offers_a_comparison(in_window: Play, bench: FakeWorkbench) 
         entry = next(action for action in menu.actions() if "Compare" in action.text())
         QTest.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(entry).center())
         await until(window.parts.compare.isVisible)
+        # other news of this path, as a title that arrives, leaves it
+        view = replace(bench.views[TRIP], title="A trip to Lisbon")
+        bench.emit(SessionChanged(view))
+        await until(lambda: window.parts.top.title.text() == "A trip to Lisbon")
+        assert window.parts.compare.isVisible()
         # another session, or another path, ends it
         window.controller.new_session()
         await until(lambda: not window.parts.compare.isVisible())

@@ -88,6 +88,27 @@ def test_pins_and_their_order(in_window: Play, bench: FakeWorkbench) -> None:
     in_window(scene)
 
 
+def test_an_order_made_in_a_search_leaves_the_places_of_the_others_and_is_undone(in_window: Play, bench: FakeWorkbench) -> None:
+    for each in (3, BOAT):
+        bench.summaries[each] = replace(bench.summaries[each], pinned=True)
+
+    async def scene(window: MainWindow) -> None:
+        panel = window.parts.sidebar.sessions
+        await until(lambda: len(window.controller.sessions.rows) > 2)
+        pinned = [each for each, row in window.controller.sessions.rows.items() if row.pinned]
+        assert pinned == [TRIP, 3, BOAT]
+        window.controller.sessions.search("a s")  # the one between them has no such words
+        await until(lambda: panel.rows.index_of(3).row() < 0)
+        panel.view.setCurrentIndex(panel.rows.index_of(BOAT))
+        QTest.keyClick(panel.view, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
+        await until(lambda: window.acts.undo.text() == "Undo Reorder")
+        undo(window, "Reorder")
+        await until(lambda: len(bench.asked("arrange_sessions")) == 2)
+        assert bench.asked("arrange_sessions") == [(BOAT, 3, TRIP), (TRIP, 3, BOAT)]
+
+    in_window(scene)
+
+
 def test_folders(in_window: Play, bench: FakeWorkbench) -> None:
     bench.folder_views[WORK] = FolderView(WORK, "Work")
     for each in (3, BOAT):
@@ -271,6 +292,37 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
         await until(lambda: acts.undo.text() == "Undo Rename")
         window.parts.show_sidebar(False)
         assert not acts.undo.isEnabled()
+
+    in_window(scene)
+
+
+def test_the_button_of_the_message_stands_for_the_step_it_names(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        panel, acts, toast = window.parts.sidebar.sessions, window.acts, window.parts.toast
+        await until(lambda: window.controller.sessions.rows)
+        panel.renamed.emit(BOAT, "Boats")
+        await until(lambda: acts.undo.text() == "Undo Rename")
+        acts.undo.trigger()
+        await until(lambda: toast.words == "Undone: Rename")
+        acts.redo.trigger()
+        await until(lambda: toast.words == "Done again: Rename")
+        # a change of the session comes between
+        window.controller.tree.prune(41, 0, True)
+        await until(lambda: acts.undo.text() == "Undo Prune Branch")
+        QTest.mouseClick(toast.action, Qt.MouseButton.LeftButton)
+        await until(lambda: toast.words == "Undone: Rename")
+        assert bench.summaries[BOAT].title == "Names for a small boat"
+        assert bench.asked("prune") == [(TRIP, 41, 0, True)]
+        # after another change of the list it is not to be done again, nor in another session what was done in this one
+        panel.pinned.emit(BOAT, True)
+        await until(lambda: toast.words == "")
+        acts.undo.trigger()
+        await until(lambda: toast.words == "Undone: Prune Branch")
+        window.controller.open(BOAT)
+        await until(lambda: window.controller.is_shown(BOAT))
+        assert toast.words == ""
 
     in_window(scene)
 
