@@ -69,7 +69,8 @@ class Arguments:
             masks, first = {}, step.mask.shape[1] - step.mask.shape[0]
             for window in self._windows:
                 seen = step.mask if window is None else pack.tree.within(step.mask, first, window)
-                masks[window] = self._mask(seen, fold=len(step.tokens) <= self._few)
+                few = len(step.tokens) <= self._few
+                masks[window] = self._with_folded(to_device(seen, self._device)[None, None]) if few else self._mask(seen)
             arguments["attention_mask"] = self._by_kind(masks)
         elif step.ragged is not None:
             arguments["attention_mask"] = self._unread
@@ -134,7 +135,8 @@ class Arguments:
             "attention_mask": self._unread,
         }
         if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
+            every = len(step.want) == len(step.tokens)
+            arguments["logits_to_keep"] = 0 if every else to_device(step.want, self._device)
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
@@ -167,11 +169,11 @@ class Arguments:
             return next(iter(masks.values()))
         return {kind: mask for w, mask in masks.items() for kind in (SLIDING if w else FULL)}
 
-    def _mask(self, mask: Bool, *, fold: bool = False) -> torch.Tensor:
+    def _mask(self, mask: Bool) -> torch.Tensor:
         rows = mask if mask.ndim == 3 else mask[None]
         seen = to_device(rows, self._device)[:, None]  # (rows, 1, n, slots)
         if not self._eager:
-            return self._with_folded(seen) if fold else seen
+            return seen
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
 
     def _with_folded(self, seen: torch.Tensor) -> torch.Tensor:

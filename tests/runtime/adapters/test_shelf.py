@@ -151,12 +151,17 @@ def test_a_cancelled_import_leaves_nothing(shelf: Path, toy: Path) -> None:
     class Cancelled(Exception):
         pass
 
-    def cancel(progress: Progress) -> None:
-        raise Cancelled
+    for stage in ("copy", "check"):  # what was written is checked as well
+        told: list[str] = []
 
-    with pytest.raises(Cancelled):
-        import_adapter(toy, progress=cancel)
-    assert names(shelf) == []
+        def cancel(progress: Progress, stage: str = stage, told: list[str] = told) -> None:
+            told.append(progress.stage)
+            if stage == progress.stage and "copy" in told:
+                raise Cancelled
+
+        with pytest.raises(Cancelled):
+            import_adapter(toy, progress=cancel)
+        assert names(shelf) == []
 
 
 def test_an_adapter_that_was_changed_on_the_shelf_is_listed_as_such_and_refused(shelf: Path, toy: Path) -> None:
