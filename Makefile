@@ -28,7 +28,7 @@ help:  ## lists the targets
 setup: $(VENV)/.ready model  ## makes .venv from the lock, with the default model
 	@$(BIN)/python -m compileall -q app resources runtime storage ui
 
-# Another TORCH="..." on the command line than the last one exchanges torch; that of this file, torch of another version alone.
+# TORCH="..." on the command line, where it differs from the last one, replaces torch; else one of another version is replaced.
 ifeq ($(origin TORCH),command line)
 ifneq ($(TORCH),$(shell cat $(VENV)/.torch 2>/dev/null))
 .PHONY: $(VENV)/.ready

@@ -17,7 +17,8 @@ PIP = "-m pip install --quiet "
 PYTHON = f"""#!/bin/sh
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/uv" ;;
-  "{PIP}"*torch*) echo "$*" >> log && exit "${{PIP_ENDS:-0}}" ;;
+  "-m pip show "*) test -e torch-is-there ;;
+  "{PIP}"*torch*) echo "$*" >> log && touch torch-is-there && exit "${{PIP_ENDS:-0}}" ;;
 esac
 """
 PLAIN = re.findall(r"^TORCH := (.*)$", MAKEFILE, re.MULTILINE)[0]
@@ -85,14 +86,17 @@ def test_a_wheel_that_was_chosen_stays_where_no_other_is_given(checkout: Checkou
     assert checkout.make(CPU) == []
 
 
-def test_an_environment_of_before_keeps_a_torch_of_the_right_version(checkout: Checkout) -> None:
-    checkout.make(CPU)
-    (checkout.root / ".venv" / ".torch").unlink()
-    assert checkout.make(CPU) == [CPU]
-    assert checkout.make(CUDA) == anew(CUDA)
+def test_an_environment_of_before_exchanges_a_torch_that_is_asked_for_once(checkout: Checkout) -> None:
+    checkout.make()
+    for torch, asked in ((None, [PLAIN]), (CPU, anew(CPU))):
+        (checkout.root / ".venv" / ".torch").unlink()  # nothing says which one is there
+        checkout.change_lock()
+        assert checkout.make(torch) == asked
+        assert checkout.make(torch) == []
 
 
 def test_a_torch_that_could_not_be_fetched_is_asked_for_again(checkout: Checkout) -> None:
     checkout.make()
     assert checkout.make(CPU, pip_ends=1) == anew(CPU)[:1]
+    assert checkout.make() == [PLAIN]  # the environment is not ready
     assert checkout.make(CPU) == anew(CPU)

@@ -132,7 +132,7 @@ class Bar:
         if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
             self._progress.remove_task(self._task)
             self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
-        self._progress.update(self._task, completed=step.done, total=step.total or None)
+        self._progress.update(self._task, completed=step.done if step.total else 0, total=step.total or None)
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from app.cli.options import PRESET, AnswerOptions, load_model, precision_note
+from app.cli.options import PRESET, AnswerOptions, load_model, precision_note, with_token_ids
 from app.paths import DataFolder
 from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
@@ -76,7 +76,8 @@ async def opened(
         workbench = AppWorkbench(Services(store, supervisor, preset, call))
         try:
             if asked.naming:  # tokens by their text: only the model has their ids
-                call.update(asked.call_on(await supervisor.model()))
+                model = await supervisor.model()
+                call.update(with_token_ids(asked.naming, await model.byte_vocab_async()))
             yield Opened(store, supervisor, workbench, call)
             await back_up(store)
         finally:

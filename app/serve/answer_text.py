@@ -174,8 +174,8 @@ def _moved(schema: Any, root: str) -> Any:
     """A schema that is to stand inside another: its references begin at `root`, the place where it stands."""
     if isinstance(schema, list):
         return [_moved(each, root) for each in schema]
-    if not isinstance(schema, Mapping) or "$id" in schema:  # in one with an address of its own they begin there
-        return schema
+    if not isinstance(schema, Mapping) or not str(schema.get("$id", "#")).startswith("#"):
+        return schema  # in one with an address of its own they begin there
     moved: dict[str, Any] = {}
     for key, each in schema.items():
         if key in _NAMED and isinstance(each, Mapping):

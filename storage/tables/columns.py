@@ -103,7 +103,7 @@ def pieces(columns: Columns, name: str) -> list[bytes] | None:
 def summary(columns: Columns, count: int) -> str:
     """`[[id, text, logprob, rank, entropy], ...]` as JSON: what the view `tokens` shows to plain SQL.
 
-    Unscored tokens (rank 0, or not-a-number) have null for all three numbers.
+    Unscored tokens have null for all three numbers, those whose rank a server does not know for it alone.
     """
     texts = pieces(columns, "text")
     ids, ranks = _numbers(columns, "ids", count), _numbers(columns, "rank", count)
@@ -112,9 +112,9 @@ def summary(columns: Columns, count: int) -> str:
         [
             ids[i],
             clean(texts[i].decode("utf-8", "replace")) if texts else None,
-            logprobs[i] if ranks[i] else None,
+            logprobs[i],
             ranks[i] or None,
-            entropies[i] if ranks[i] else None,
+            entropies[i],
         ]
         for i in range(count)
     ]

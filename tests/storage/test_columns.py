@@ -111,5 +111,5 @@ def test_the_summary_is_what_sql_sees() -> None:
         "text_data": np.frombuffer(b"".join(texts), np.uint8),
         "text_lengths": np.array([len(t) for t in texts], np.int32),
     }
-    assert msgspec.json.decode(summary(columns, 2)) == [[5, "é", -0.1, 1, None], [6, "\ufffd\ufffd", None, None, None]]
+    assert msgspec.json.decode(summary(columns, 2)) == [[5, "é", -0.1, 1, None], [6, "\ufffd\ufffd", None, None, 1.0]]
     assert msgspec.json.decode(summary({}, 1)) == [[None, None, None, None, None]]

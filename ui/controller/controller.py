@@ -162,7 +162,7 @@ class Controller(Showing):
                 self.shelf.take_downloads(downloads)
             case ModelsChanged():
                 self.models.ask()
-                self.shelf.ask()
+                self.shelf.ask(quietly=True)
 
     def _take_tokens(self, news: TokensArrived) -> None:
         shown = self.shown

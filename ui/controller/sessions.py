@@ -175,7 +175,7 @@ class SessionsController(QObject):
         arrange = self._workbench.sessions.arrange
         groups = {_group(self.rows[each]) for each in session_ids if each in self.rows} - {_BY_TIME}
         before = [each for each, row in self.rows.items() if _group(row) in groups and not row.is_sample]
-        moved = iter(session_ids)
+        moved = iter([each for each in session_ids if each in before])  # one may just have left its group
         after = [next(moved) if each in session_ids else each for each in before]
         step = self._step(self.tr("Reorder"), partial(arrange, before), partial(arrange, after), *before)
         self._run(step, arrange, after)

@@ -103,7 +103,10 @@ class DepthTab(InspectorTab):
         self.empty.set_has_tokens(has)
 
     def show_status(self, status: StatusView) -> None:
-        """Another model may be in use: the layers are asked for again. After an answer a turn may be longer: its cost is."""
+        """Another model may be in use: the layers are asked for again.
+
+        After an answer the turn may be longer: its cost is asked for again, or the layers that were refused.
+        """
         answered = self._engine is EngineState.BUSY and status.engine is EngineState.READY
         self._engine = status.engine
         model = EngineState.READY if status.engine is EngineState.BUSY else status.engine, status.model
@@ -111,8 +114,12 @@ class DepthTab(InspectorTab):
         if (model, lacking) != (self._model, self._lacking):
             self._model, self._lacking, self._asked = model, lacking, False
             self._ask()
-        elif answered and self._spot is not None and self.layers.run is not None:
-            self.cost_wanted.emit(self._spot.node_id)
+        elif answered and self._spot is not None:
+            if self.layers.run is not None:
+                self.cost_wanted.emit(self._spot.node_id)
+            elif self._asked:
+                self._asked = False
+                self._ask()
 
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QVBoxLayout, QWidget
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
@@ -44,6 +44,7 @@ class SettingsWindow(QWidget):
         self._controller, self._workbench = controller, workbench
         self.notice = Notice()
         self.reload = Notice()
+        self._needs_reload = False  # as it was shown last
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(controller.shelf)
         self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
@@ -58,6 +59,7 @@ class SettingsWindow(QWidget):
     def open(self, page: int | None = None) -> None:
         """Opens, or comes to the front, at a page or at the one that was shown last."""
         self.notice.clear()
+        self._needs_reload = False
         self._run(self._show(None))
         self.show()
         self.raise_()
@@ -79,10 +81,11 @@ class SettingsWindow(QWidget):
         self.server.show_state()
         if view.data is not None:
             self.data.show_data(view.data)
-        if view.needs_reload:
+        if view.needs_reload and not self._needs_reload:  # said once: it may be dismissed
             self.reload.say(self.tr("The model that runs was loaded with other settings."), self.tr("Reload now"))
-        else:
+        elif not view.needs_reload:
             self.reload.clear()
+        self._needs_reload = view.needs_reload
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape:
@@ -162,9 +165,12 @@ class SettingsWindow(QWidget):
         self.shown.emit(view)
 
     async def _follow(self) -> None:
-        """Shows what other windows have changed, except in the field that has the keyboard."""
+        """Shows what other windows have changed, except in a field that is being changed."""
         view = await self._workbench.settings.view()
-        self.show_settings(view, keep=self.focusWidget())
+        field = self.focusWidget()
+        typed = isinstance(field, QSpinBox) and field.lineEdit().isModified()
+        opened = isinstance(field, QComboBox) and field.view().isVisible()
+        self.show_settings(view, keep=field if typed or opened else None)
 
     async def _reload(self) -> None:
         await self._workbench.models.reload()

@@ -324,6 +324,8 @@ class Intents(QObject):
         tree.compare_wanted.connect(controller.tree.compare)
         controller.tree.compared.connect(parts.show_comparison)
         tree.selected.connect(lambda _node_id: parts.compare.dismiss())
+        for gone_to in (controller.tree.turn_shown, controller.tree.hit_shown):
+            gone_to.connect(lambda *_: parts.compare.dismiss())
         controller.session_shown.connect(self._leave_comparison)
 
     def _leave_comparison(self, view: SessionView) -> None:

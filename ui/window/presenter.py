@@ -91,8 +91,6 @@ class Presenter(QObject):
         steps = controller.undo_stack
         steps.in_sight = self._histories
         steps.changed.connect(self.refresh)
-        steps.changed.connect(self._leave_step)
-        controller.other_shown.connect(lambda _session_id: self._leave_step())
         steps.was_undone.connect(self._tell_undone)
         steps.was_redone.connect(self._tell_redone)
         parts.toast.acted.connect(lambda: self._toast_act())
@@ -193,6 +191,7 @@ class Presenter(QObject):
         self._acts.sidebar.setChecked(not parts.sidebar.isHidden())
         self._acts.inspector.setChecked(not parts.inspector.isHidden())
         self._count_again()
+        self._leave_step()
 
     def _refresh_acts(self) -> None:
         shown, pinned = self._controller.shown, self._parts.transcript.pinned
@@ -218,13 +217,16 @@ class Presenter(QObject):
 
     def _tell_undone(self, step: Step) -> None:
         steps, words = self._controller.undo_stack, self.tr("Undone: {0}").format(step.label)
-        self._step_told = words, partial(steps.can_redo, step)
-        self._tell(words, self.tr("Redo") if steps.can_redo(step) else "", partial(steps.redo, step))
+        self._tell_step(words, self.tr("Redo"), partial(steps.can_redo, step), partial(steps.redo, step))
 
     def _tell_redone(self, step: Step) -> None:
         steps, words = self._controller.undo_stack, self.tr("Done again: {0}").format(step.label)
-        self._step_told = words, partial(steps.can_undo, step)
-        self._tell(words, self.tr("Undo") if steps.can_undo(step) else "", partial(steps.undo, step))
+        self._tell_step(words, self.tr("Undo"), partial(steps.can_undo, step), partial(steps.undo, step))
+
+    def _tell_step(self, words: str, action: str, can: Callable[[], bool], act: Callable[[], None]) -> None:
+        if can():
+            self._step_told = words, can
+        self._tell(words, action if can() else "", act)
 
     def _leave_step(self) -> None:
         """The step that the toast tells of is out of sight, or no longer the last one."""

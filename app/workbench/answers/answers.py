@@ -126,11 +126,11 @@ class Answers:
         session = await self._sessions.whole(session_id, node_id)
         model = self._supervisor.running
         check_has(model, "branch")
-        new = beside(session, node_id, index)
         if model is not None:  # another one may have been used last
             async with refusing(self._supervisor, model):
-                check_tokens(model, session, session.tree.path(node_id))
                 await stored(self._vocabulary.learn(model))
+                check_tokens(model, session, session.tree.path(node_id))
+        new = beside(session, node_id, index)
         place = session.locate(node_id, index)
         assert place is not None  # or there were nothing beside it
         node, offset = place

@@ -206,10 +206,15 @@ class SetupChanges:
         if model is not None:
             brought = [choice for choice in stack if choice.on and choice.folder in switched]
             await self._adapters.require(model, brought)
-            values = values_of(session)  # loading took its time
-            if {choice.folder for choice in values.adapters} != held:
+            before, values = values, values_of(session)  # loading took its time
+            now = {choice.folder: choice for choice in values.adapters}
+            if now.keys() != held:
                 self._adapters.free(brought)
                 raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
+            kept = [choice.folder for choice in before.adapters if choice.folder in folders]
+            if [choice.folder for choice in stack] == kept:  # the order is that of now
+                stack = sorted(stack, key=lambda choice: list(now).index(choice.folder))
+            stack = [now[choice.folder] if choice in before.adapters else choice for choice in stack]
         setup = await self._save(session, replace(values, adapters=tuple(stack)))
         self._adapters.free([choice for choice in values.adapters if choice.folder not in folders])
         return setup

@@ -193,7 +193,9 @@ def test_a_forced_call_may_have_parameters_that_refer(tooled: Served) -> None:
         "$defs": {"Item": item},
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
-    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+    own = {**schema, "$id": "https://example.org/f"}  # an address of its own, where its references begin
+    tools.append({"type": "function", "function": {"name": "h", "parameters": own}})
+    for choice in ("required", *({"type": "function", "function": {"name": name}} for name in "gh")):
         answer = tooled.post(PATH, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200)["choices"][0]
         (call,) = answer["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"first": {"n": 7}, "default": {"n": 7}}

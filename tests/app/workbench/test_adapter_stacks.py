@@ -153,8 +153,8 @@ def test_what_is_changed_while_an_adapter_is_loaded_stays(
         switching = asyncio.create_task(s.workbench.setup.set_adapters(session_id, [pirate, judge]))
         await begun.wait()
         await s.workbench.setup.set_option(session_id, "temperature", 0.3)
-        if taken_off:
-            await s.workbench.setup.set_adapters(session_id, [pirate])
+        fainter = replace(pirate, scale=0.5)
+        await s.workbench.setup.set_adapters(session_id, [pirate] if taken_off else [replace(judge, on=False), fainter])
         gate.set()
         if taken_off:
             with pytest.raises(Refusal, match="the adapters have changed"):
@@ -162,7 +162,7 @@ def test_what_is_changed_while_an_adapter_is_loaded_stays(
         else:
             await switching
         setup = await s.workbench.setup.view(session_id)
-        assert [line.choice for line in setup.adapters] == ([pirate] if taken_off else [pirate, judge])
+        assert [line.choice for line in setup.adapters] == ([pirate] if taken_off else [judge, fainter])
         assert next(option.own for option in setup.options if option.name == "temperature") == 0.3
 
     play(scene)

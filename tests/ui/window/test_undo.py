@@ -296,8 +296,11 @@ def test_the_list_and_the_session_are_undone_each_for_itself(in_window: Play, be
     in_window(scene)
 
 
-def test_the_button_of_the_message_stands_for_the_step_it_names(in_window: Play, bench: FakeWorkbench) -> None:
+def test_the_button_of_the_message_stands_for_the_step_it_names(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finish(bench)
+    monkeypatch.setattr("ui.window.toast.SHOWN_MS", 60_000)  # it does not leave by itself
 
     async def scene(window: MainWindow) -> None:
         panel, acts, toast = window.parts.sidebar.sessions, window.acts, window.parts.toast
