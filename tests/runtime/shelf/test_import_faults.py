@@ -154,7 +154,7 @@ import sys, time
 import psutil
 from runtime.shelf.importing import import_model
 def hold(progress):
-    if progress.done:
+    if progress.stage == "convert" and progress.done:
         [child] = psutil.Process().children()
         print(child.pid, flush=True)
         time.sleep(60)
