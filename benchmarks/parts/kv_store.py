@@ -23,12 +23,13 @@ from benchmarks.measure import Float32, Ids
 from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
-from runtime import LanguageModel, Trie, Weight, load
+from runtime import GenerationOptions, LanguageModel, Trie, Weight, load
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
 LAYERS = 24  # of the chat's model, as real ones have: with a token per byte its KV, not its logits, is what is held
 PROMPTS, LENGTH = 192, 100  # unrelated texts
+AGAIN, AGAIN_PROMPT, AGAIN_ANSWER = 24, 64, 80  # answers to one prompt, one after the other; tokens
 
 
 def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
@@ -71,7 +72,28 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         laps.append((_seconds(model, one_by_one), _seconds(model, lambda: model.batch_next_token_logprobs_sync(texts))))
         ratio = max(alone / together for alone, together in laps)
         verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True))
+        tell("kv: one prompt answered again and again")
+        again = _again(model, text, AGAIN // share)
+        verdicts.append(verdict(f"ms a token, answer {AGAIN // share} to one prompt / the first to another", again, 1.05))
     return Findings(verdicts=tuple(verdicts))
+
+
+def _again(model: LanguageModel, text: Callable[[int], list[int]], count: int) -> float:
+    """What a token of the last answers to one prompt takes against those of first answers to others, by turns."""
+    same, others = text(AGAIN_PROMPT), list[float]()
+    again = list[float]()
+
+    def answered(prompt: list[int], seed: int) -> float:
+        times = list[float]()
+        options = GenerationOptions(max_tokens=AGAIN_ANSWER, seed=seed, ignore_eos=True, resolve=False)
+        for _ in model.generate_sync(prompt, options):
+            times.append(time.perf_counter())
+        return (times[-1] - times[0]) / (len(times) - 1)
+
+    for seed in range(count):
+        again.append(answered(same, seed))
+        others.append(answered(text(AGAIN_PROMPT), seed))
+    return median(again[count // 2 :]) / median(others[count // 2 :])
 
 
 def _opened(folder: Path, backend: str, budget: int | None = None) -> LanguageModel:

@@ -389,9 +389,9 @@ class Trie:
         self._heap.clear()
         self._sizes.clear()
 
-    def nodes(self) -> Iterator[Node]:
-        """Every edge, parents before children."""
-        stack = list(self.root.children.values())
+    def nodes(self, under: Node | None = None) -> Iterator[Node]:
+        """Every edge, or `under` and what hangs there: parents before children."""
+        stack = list(self.root.children.values()) if under is None else [under]
         while stack:
             node = stack.pop()
             yield node

@@ -165,7 +165,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`update` of a chain by one token ``(1, kv_heads, head_dim)``, in few calls: there is one for each of many packs."""
+        """`update` by one token ``(1, kv_heads, head_dim)`` in few calls: there is one for each of many packs."""
         if not self.is_initialized:
             self.lazy_initialization(key[:, :, None], value[:, :, None])
         start, end = self.place.start, self.place.end
@@ -353,7 +353,6 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) bool for each; None: causal from the first key on, or all is seen
     is_sliding: bool
     ragged: bool  # whether any pack's keys are those of chains (`RaggedKeys`)
-    single: bool = False  # whether each pack is a chain that grows by one token
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -370,7 +369,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
 
         That is keys and values ``(1, kv_heads, seen, head_dim)`` of each.
         """
-        if self.single:
+        if len(self.lengths) == key_states.shape[2] and not self.ragged:
             seen = list(map(SlotLayer.append, self.layers, key_states.unbind(2), value_states.unbind(2)))
         else:
             new = key_states.split(self.lengths, 2), value_states.split(self.lengths, 2)

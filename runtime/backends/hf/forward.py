@@ -125,8 +125,7 @@ class Arguments:
                 for pack, own, layer in zip(packs, steps, layers, strict=True):
                     mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
-            single = max(lengths) == 1 and masks[window].count(None) == len(packs)
-            joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged, single))
+            joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged))
         arguments: dict[str, Any] = {
             "input_ids": to_device(step.tokens, self._device)[None],
             "position_ids": to_device(step.positions, self._device)[None],
@@ -252,21 +251,27 @@ def own_sdpa(
     bare = kwargs.get("softcap") is None and kwargs.get("position_bias") is None
     plain = bare and query.device.type == "cpu"
     if joint is not None:
-        parts, scale = list[torch.Tensor](), kwargs.get("scaling")
-        plain = plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED
-        if plain and joint.single:
-            own = _by_key_head(query.transpose(0, 2), key.shape[1]).split(1)
-            pairs = zip(own, seen, strict=True)
-            parts = [scaled_dot_product_attention(part, keys, values, scale=scale) for part, (keys, values) in pairs]
-            return torch.cat(parts).view(1, len(seen), query.shape[1], -1), None
-        for part, (keys, values), mask in zip(query.split(joint.lengths, 2), seen, joint.masks, strict=True):
-            if plain and mask is None:
-                causal = part.shape[2] > 1
-                attended = scaled_dot_product_attention(part, keys, values, None, 0.0, causal, scale=scale, enable_gqa=True)
-            else:
-                attended = own_sdpa(module, part, keys, values, mask, **kwargs)[0].transpose(1, 2)
-            parts.append(attended)
-        return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+        scale, heads = kwargs.get("scaling"), query.shape[1]
+        if plain and not joint.ragged and key.shape[-1] == value.shape[-1] <= WIDEST_SHARED:
+            parts = list[torch.Tensor]()  # (n, kv_heads, heads / kv_heads, head_dim)
+            rows = query.transpose(0, 2).reshape(query.shape[2], key.shape[1], -1, query.shape[3]).split(joint.lengths)
+            for part, (keys, values), mask in zip(rows, seen, joint.masks, strict=True):
+                if len(part) == 1:
+                    added = getattr(mask, "folded", None)
+                    bias = mask if added is None or added.shape[2] != part.shape[2] else added
+                    parts.append(scaled_dot_product_attention(part, keys, values, bias, scale=scale))
+                    continue
+                own = part.flatten(1, 2).transpose(0, 1)[None]  # (1, heads, n, head_dim)
+                if mask is None:
+                    own = scaled_dot_product_attention(own, keys, values, None, 0.0, True, scale=scale, enable_gqa=True)
+                    own = own.transpose(1, 2)
+                else:
+                    own = own_sdpa(module, own, keys, values, mask, **kwargs)[0]
+                parts.append(own.reshape(part.shape))
+            return torch.cat(parts).view(1, query.shape[2], heads, -1), None
+        pairs = zip(query.split(joint.lengths, 2), seen, joint.masks, strict=True)
+        parts = [own_sdpa(module, part, keys, values, mask, **kwargs)[0] for part, (keys, values), mask in pairs]
+        return torch.cat(parts, 1), None
     ragged: RaggedKeys | None = getattr(key, "ragged", None)
     if ragged is not None:
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None

@@ -21,6 +21,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import (
+    ASIDE_TOKENS,
     DecodeBatch,
     Drawn,
     Guesses,
@@ -39,6 +40,7 @@ from runtime.scheduler.kv.workspace import (
     NoRoomError,
     PartialForward,
     SharedFetch,
+    Workspace,
     begin,
     forward,
     prepare,
@@ -203,6 +205,19 @@ class Decoding:
             self._cache.publish(row.prefill, tokens, row.slot, scores)
         except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a running answer could not be kept")
+
+    def _set_aside(self, workspace: Workspace) -> None:
+        """Clears the pack of some rows of what they do not read; where that fails, they go on as it is."""
+        rows = [row for row in self.rows if row.workspace is workspace]
+        for row in rows:
+            row.looking = row.pushed + ASIDE_TOKENS
+        if workspace.users > len(rows) or (len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed):
+            return
+        try:
+            walks = [self._cache.trie.walk(row.job.spans(row.path)) for row in rows]
+            self._cache.room.set_aside(workspace, [[node for node, _ in walk] for walk in walks])
+        except BaseException:  # as in `_publish`
+            log.exception("what stands beside a running answer could not be set aside")
 
     def drop_cancelled(self) -> None:
         """Ends those for which no caller waits."""
@@ -465,6 +480,8 @@ class Decoding:
             elif row.due:
                 row.tried = row.pushed
                 self._publish(row)
+            if row.pushed >= row.looking and row not in ending:
+                self._set_aside(row.workspace)
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:

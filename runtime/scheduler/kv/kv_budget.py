@@ -9,8 +9,9 @@ capacity of other packs. Where that is not enough, live rows alone need more tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from runtime.adapters.stacks import Tags
@@ -35,6 +36,7 @@ VECTOR_SHARE = 32  # full vectors get this fraction of the budget
 VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
+ASIDE_EDGES, ASIDE_BYTES = 1024, 64 << 20  # that are looked through, and copied, at a time when a pack is cleared
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
@@ -535,6 +537,48 @@ class KvBudget:
                     if not workspace.users:
                         self._tighten(workspace)
                 return
+
+    def set_aside(self, workspace: Workspace, paths: Sequence[Sequence[Node]]) -> None:
+        """Copies what no live path in a pack needs out of it, and lets the slots go, where the copies are small in the budget.
+
+        A token of a branched pack reads all its slots, behind a mask: what earlier answers left there costs each token of the
+        next one. One path alone needs no mask.
+
+        Args:
+            workspace: Of decoding requests alone.
+            paths: The edges along the path of each.
+        """
+        places = [prefill.slot for prefill in self.live if prefill.workspace is workspace]
+        kept = set(workspace.live(places)[0])
+        beside = workspace.held - len(kept)
+        if not self.in_place or beside < (1 if len(places) == 1 else len(kept)):
+            return
+        found = [node for node in islice(self._around(paths), ASIDE_EDGES) if self.payloads.owner(node.payload) is workspace]
+        aside, size = list[Node](), self._backend.resize_cost(workspace.pack, len(kept)).moment
+        for node in reversed(found):  # what stands below a slot keeps it
+            run = node.payload
+            if run.last not in kept and size <= ASIDE_BYTES:
+                size += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
+                aside.append(node)
+        # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
+        if not aside or 2 * size > max(self.budget - self.bytes, self.budget // EVICT_SHARE) or not self.make(size):
+            return
+        for node in aside:
+            if node.attached:  # it may have been the oldest, and what made room may have moved the slots
+                run = node.payload
+                self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
+        self._compact(workspace, [])
+        if workspace.capacity > 2 * workspace.needed or 2 * self.bytes > self.budget:
+            self._tighten(workspace)  # else the answer grows into it
+
+    def _around(self, paths: Sequence[Sequence[Node]]) -> Iterator[Node]:
+        """The edges of some paths, the last first, each with what branches off there, parents first."""
+        along = {node: None for path in paths for node in reversed(path)}
+        for node in along:
+            yield node
+            for child in node.children.values():
+                if child not in along:
+                    yield from self.trie.nodes(child)
 
     def set_budget(self, budget: int) -> None:
         """Another budget; evicts down to it. The peak counts anew.

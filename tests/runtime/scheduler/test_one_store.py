@@ -124,6 +124,98 @@ def test_a_crowded_pack_is_left_and_the_common_text_moves_along() -> None:
         assert settled(model)[0].tokens_computed == before + 1
 
 
+def held(model: LanguageModel) -> int:
+    """Slots that are in use in all packs."""
+    return engine_of(model).call(lambda: sum(pack.held for pack in engine_of(model).scheduler.cache.workspaces.open)).result()
+
+
+def answered(model: LanguageModel, ids: list[int], count: int, seed: int) -> list[int]:
+    return [int(token) for token in asyncio.run(model.sample(ids, count, [], temperature=1.0, seed=seed))]
+
+
+@pytest.mark.parametrize("backend", ["hf", "mlx"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
+def test_an_answer_does_not_attend_beside_earlier_ones_and_they_come_back(kind: str, backend: str) -> None:
+    # given several answers to one prompt
+    prompt = some_ids(1, 30)
+    with load(tiny_path(kind), backend=backend) as model, load(tiny_path(kind), backend=backend, cache=False) as fresh:
+        answers = [answered(model, prompt, 40, seed) for seed in range(4)]
+        # then the pack holds the path of the last one alone
+        assert held(model) == 30 + 39
+        # and all are there still: not a token is computed twice, whichever goes on
+        for answer in (answers[1], answers[3], answers[0]):
+            before = settled(model)[0].tokens_computed
+            ids = [*prompt, *answer, 5]
+            np.testing.assert_allclose(
+                model.next_token_logprobs_sync(ids), fresh.next_token_logprobs_sync(ids), atol=3e-5, rtol=1e-5
+            )
+            assert settled(model)[0].tokens_computed - before == 2  # the last one that was drawn was never pushed
+        # and an answer that goes on from one of them leaves the others behind again
+        more = answered(model, [*prompt, *answers[2], 7], 30, 9)
+        assert held(model) == 30 + 40 + 1 + 29
+        ids = [*prompt, *answers[2], 7, *more]
+        np.testing.assert_allclose(
+            model.next_token_logprobs_sync(ids), fresh.next_token_logprobs_sync(ids), atol=3e-5, rtol=1e-5
+        )
+
+
+def test_answers_at_once_stay_in_one_pack_without_what_was_there_before() -> None:
+    prompt = some_ids(1, 30)
+    with fake_model() as model:
+        for seed in range(6):
+            answered(model, prompt, 15, seed)  # too short to be worth it
+        assert held(model) == 30 + 6 * 14
+
+        async def at_once() -> list[list[int]]:
+            calls = (model.sample(prompt, 40, [], temperature=1.0, seed=seed) for seed in (10, 11))
+            return [[int(token) for token in answer] for answer in await asyncio.gather(*calls)]
+
+        answers = asyncio.run(at_once())
+        assert held(model) <= 30 + 2 * 39
+        for answer in answers:
+            before = settled(model)[0].tokens_computed
+            ids = [*prompt, *answer[:-1]]
+            assert_right(model.next_token_logprobs_sync(ids), ids)
+            assert settled(model)[0].tokens_computed - before <= 1
+
+
+def test_in_little_room_what_is_held_is_not_given_up_to_be_set_aside() -> None:
+    # given room for both answers, but not to copy one that has been copied in two
+    prompt = some_ids(1, 20)
+    with fake_model(kv_cache_bytes=(20 + 3 * 40) * TOKEN) as model:
+        texts = [[*prompt, *answered(model, prompt, 40, seed)[:-1]] for seed in range(2)]
+        assert [model.prefix_match(text).tokens for text in texts] == [59, 59]
+        metrics = settled(model)[0]
+        assert metrics.kv_peak_bytes <= metrics.kv_budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [400, 2000, 20000])
+def test_answers_that_branch_anywhere_are_right_and_within_the_budget(room: int) -> None:
+    # given answers that go on from random places of earlier ones, one or two at a time
+    rng = np.random.default_rng(room)
+    texts = [some_ids(1, 40)]
+    with fake_model(kv_cache_bytes=room * TOKEN) as model:
+
+        async def go_on(starts: list[list[int]], count: int, seed: int) -> list[list[int]]:
+            calls = (model.sample(ids, count, [], temperature=1.0, seed=seed + i) for i, ids in enumerate(starts))
+            return [[int(token) for token in answer] for answer in await asyncio.gather(*calls)]
+
+        for turn in range(60):
+            chosen = [texts[int(rng.integers(len(texts)))] for _ in range(int(rng.integers(1, 3)))]
+            starts = [ids[: int(rng.integers(1, len(ids) + 1))][:200] for ids in chosen]
+            answers = asyncio.run(go_on(starts, int(rng.integers(5, 60)), turn))
+            texts += [[*ids, *answer] for ids, answer in zip(starts, answers, strict=True)]
+            for ids in (texts[-1], texts[int(rng.integers(len(texts)))]):
+                ids = ids[:100]
+                assert_right(model.next_token_logprobs_sync(ids), ids)
+            metrics, report = settled(model)
+            assert report.leases == 0
+            assert metrics.kv_peak_bytes <= metrics.kv_budget
+        if room == 20000:  # and where nothing has to go it is all there, but for the token that was drawn last
+            assert all(model.prefix_match(text[:-1]).tokens == len(text) - 1 for text in texts)
+
+
 def test_a_branch_that_finds_a_full_pack_evicts_a_few_old_ones() -> None:
     # given one family that fills the budget
     stem = some_ids(1, 100)
