@@ -561,10 +561,9 @@ class KvBudget:
                 size += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
                 aside.append(node)
         # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
-        if not aside or 2 * size > max(self.budget - self.bytes, self.budget // EVICT_SHARE) or not self.make(size):
-            return
+        room = 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
         for node in aside:
-            if node.attached:  # it may have been the oldest, and what made room may have moved the slots
+            if room and node.attached:  # it may have been the oldest, and what made room may have moved the slots
                 run = node.payload
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
         self._compact(workspace, [])

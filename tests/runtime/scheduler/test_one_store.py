@@ -179,6 +179,15 @@ def test_answers_at_once_stay_in_one_pack_without_what_was_there_before() -> Non
             assert settled(model)[0].tokens_computed - before <= 1
 
 
+def test_the_same_answer_again_leaves_no_slots_behind() -> None:
+    prompt = some_ids(1, 30)
+    with fake_model() as model:
+        answers = [answered(model, prompt, 40, seed) for seed in (1, 2, 1, 1, 1)]
+        assert answers[4] == answers[0]
+        assert held(model) == 30 + 39
+        assert settled(model)[1].tokens <= 30 + 2 * 39
+
+
 def test_in_little_room_what_is_held_is_not_given_up_to_be_set_aside() -> None:
     # given room for both answers, but not to copy one that has been copied in two
     prompt = some_ids(1, 20)
