@@ -210,7 +210,7 @@ class Decoding:
         """Clears the pack of some rows of what they do not read; where that fails, they go on as it is."""
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
-            row.looking = row.pushed + ASIDE_TOKENS
+            row.looking = max(2 * row.pushed, ASIDE_TOKENS)
         if workspace.users > len(rows) or (len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed):
             return
         try:

@@ -36,7 +36,7 @@ VECTOR_SHARE = 32  # full vectors get this fraction of the budget
 VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
-ASIDE_EDGES, ASIDE_BYTES = 1024, 64 << 20  # that are looked through, and copied, at a time when a pack is cleared
+ASIDE_EDGES, ASIDE_COPIES, ASIDE_BYTES = 1024, 64, 64 << 20  # edges that are looked at and copied at a time, and their bytes
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
@@ -557,7 +557,7 @@ class KvBudget:
         aside, size = list[Node](), self._backend.resize_cost(workspace.pack, len(kept)).moment
         for node in reversed(found):  # what stands below a slot keeps it
             run = node.payload
-            if run.last not in kept and size <= ASIDE_BYTES:
+            if run.last not in kept and len(aside) < ASIDE_COPIES and size <= ASIDE_BYTES:
                 size += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
                 aside.append(node)
         # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
