@@ -57,7 +57,7 @@ def _play(case: Case, sizes: Sizes, tell: Told, *, index: int, rounds: int) -> d
     workload = sizes.workloads(case.vocabulary)[index]
     results: dict[str, list[Result]] = {}
     tell(f"{workload.name}: loading")
-    ours, others = our_subject(case), peers(case, particles=index == 0)
+    ours, others = our_subject(case), peers(case, particles=index == 0, records=index == 1)
     for subject in (ours, *others):
         WARM_UP.workloads(case.vocabulary)[index].play(subject)  # imports, first allocations
 
@@ -85,22 +85,23 @@ def _forwards(workload: Workload, ours: Ours, case: Case) -> Result:
     return replace(lap, subject=FORWARDS, cpu_seconds=forwards.cpu_seconds, wall_seconds=forwards.wall_seconds)
 
 
-def peers(case: Case, *, particles: bool) -> list[Subject]:
+def peers(case: Case, *, particles: bool, records: bool = False) -> list[Subject]:
     """The peers of a case's backend; their libraries are imported here.
 
     Args:
         case: The model, which each of them loads once.
         particles: Whether bare forwards are among them, which can do nothing else.
+        records: Whether those are that make of each generated token the record that ours has.
     """
     kinds: list[Callable[[Path], Subject]] = []
     if case.backend == "hf":
-        from benchmarks.peers.torch_peers import BareTorch, OneCache, Stateless
+        from benchmarks.peers.torch_peers import BareTorch, OneCache, OneCacheRecords, Stateless
 
-        kinds += [OneCache] + [Stateless] * case.tiny + [BareTorch] * particles
+        kinds += [OneCache] + [OneCacheRecords] * records + [Stateless] * case.tiny + [BareTorch] * particles
     elif case.backend == "mlx":
-        from benchmarks.peers.mlx_peers import BareMlx, MlxPromptCache
+        from benchmarks.peers.mlx_peers import BareMlx, MlxPromptCache, MlxPromptCacheRecords
 
-        kinds += [MlxPromptCache] + [BareMlx] * particles
+        kinds += [MlxPromptCache] + [MlxPromptCacheRecords] * records + [BareMlx] * particles
     return [case.loaded.get(kind, partial(kind, case.folder)) for kind in kinds]
 
 

@@ -57,6 +57,7 @@ class MlxPromptCache:
     """Looks each prompt up, generates for all of them as one batch, and puts the caches back."""
 
     name = "mlx_lm, prompt cache"
+    records = False  # whether of each token the record is made that ours has
 
     def __init__(self, folder: Path) -> None:
         model, _ = load_model(folder)
@@ -99,6 +100,9 @@ class MlxPromptCache:
                 if response.uid not in first:
                     first[response.uid] = np.array(response.logprobs, dtype=np.float32).reshape(-1)
                 tokens[response.uid].append(response.token)
+                if self.records:
+                    logprobs = np.array(response.logprobs, dtype=np.float32).reshape(1, -1)
+                    records_of(logprobs, np.array([response.token]))
                 if response.finish_reason is not None:
                     self._cache.insert_cache(KEY, response.all_tokens, response.prompt_cache)
         generator.close()
@@ -111,6 +115,13 @@ class MlxPromptCache:
             trim_prompt_cache(cache, 1)
             rest = prompt[-1:]
         return cache, rest
+
+
+class MlxPromptCacheRecords(MlxPromptCache):
+    """The same with records."""
+
+    name = "mlx_lm, prompt cache, records"
+    records = True
 
 
 class _Counted:

@@ -213,6 +213,29 @@ class OneCache(TransformersModel):
         return kept
 
 
+class OneCacheRecords(OneCache):
+    """The same, and of each token the record that ours has."""
+
+    name = "transformers, one cache, records"
+
+    def greedy(self, prompt: Ids, n: int, cache: Any = None) -> list[int]:
+        """Records are made with torch, from the logits that `generate` returns."""
+        ids = self.tensor([prompt])
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=n,
+                past_key_values=cache,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            answer = out.sequences[0, len(prompt) :]
+            for logits, token in zip(out.logits, answer, strict=True):
+                torch_records(logits, token[None])
+        return [int(token) for token in answer]
+
+
 class Stateless(TransformersModel):
     """One padded-free forward per length for a batch of contexts, one `generate` per prompt; nothing is kept between."""
 
