@@ -24,6 +24,7 @@ from benchmarks.ours import open_model
 from benchmarks.sizes import Sizes
 from benchmarks.tiny import make_tiny
 from runtime import GenerationOptions, LanguageModel, Trie, Weight, load
+from runtime.trie import Node
 
 ROW = "kv"
 STEM, TURNS, MESSAGE, ANSWER = 2000, 20, 30, 30  # tokens of a chat
@@ -74,12 +75,12 @@ def store(case: Case, sizes: Sizes, tell: Told) -> Findings:
         verdicts.append(verdict("unrelated prompts, tokens/s: one call / one by one", ratio, 1.0, at_least=True))
         tell("kv: one prompt answered again and again")
         again = _again(model, text, AGAIN // share)
-        verdicts.append(verdict(f"ms a token, answer {AGAIN // share} to one prompt / the first to another", again, 1.05))
+        verdicts.append(verdict("ms a token, later answers to one prompt / first ones to others", again, 1.05))
     return Findings(verdicts=tuple(verdicts))
 
 
 def _again(model: LanguageModel, text: Callable[[int], list[int]], count: int) -> float:
-    """What a token of the last answers to one prompt takes against those of first answers to others, by turns."""
+    """What a token of the second half of the answers to one prompt takes, against first answers to others, by turns."""
     same, others = text(AGAIN_PROMPT), list[float]()
     again = list[float]()
 
@@ -149,7 +150,7 @@ class _Weights:
     def extend(self, payload: int, more: int) -> bool:  # noqa: ARG002  # every join would be a copy
         return False
 
-    def hold(self, payload: int) -> None:
+    def hold(self, payload: int, node: Node) -> None:
         """Nothing is shared."""
 
     def release(self, payload: int) -> None:

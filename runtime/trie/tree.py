@@ -43,12 +43,12 @@ class PayloadOps(Protocol):
         """Whose memory it refers to; None of a copy."""
 
     def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """`split` of a payload that an edge carries: edges carry both parts from now on, and not the whole."""
+        """`split` of a payload that an edge carries: it carries the rest from now on; the first part is to be held."""
 
     def extend(self, payload: Any, more: Any) -> bool:
         """Lengthens a payload that an edge carries by one that follows it, where that needs no copy; else False."""
 
-    def hold(self, payload: Any) -> None:
+    def hold(self, payload: Any, node: Node) -> None:
         """An edge carries it from now on."""
 
     def release(self, payload: Any) -> None:
@@ -275,7 +275,7 @@ class Trie:
                 return Inserted(at, 0, rest)
             scores = None  # what is held anyway is found without them, too
         fresh = Node(namespace, np.array(tokens[at:], np.int32), payload, scores, node)
-        self._ops.hold(payload)
+        self._ops.hold(payload, fresh)
         node.children[namespace, int(tokens[at])] = fresh
         self.edges += 1
         self.tokens += rest
@@ -359,7 +359,7 @@ class Trie:
         """Gives a node another payload of the same tokens."""
         self._ops.release(node.payload)
         node.payload = payload
-        self._ops.hold(payload)
+        self._ops.hold(payload, node)
         self._weigh(node)
 
     def set_scores(self, node: Node, scores: Scores) -> None:
@@ -389,9 +389,9 @@ class Trie:
         self._heap.clear()
         self._sizes.clear()
 
-    def nodes(self, under: Node | None = None) -> Iterator[Node]:
-        """Every edge, or `under` and what hangs there: parents before children."""
-        stack = list(self.root.children.values()) if under is None else [under]
+    def nodes(self) -> Iterator[Node]:
+        """Every edge, parents before children."""
+        stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
             yield node
@@ -412,6 +412,7 @@ class Trie:
         assert parent is not None
         upper = Node(node.namespace, node.tokens[:n].copy(), upper_payload, upper_scores, parent)
         upper.stamp, upper.pins, upper.hits = node.stamp, node.pins, node.hits
+        self._ops.hold(upper_payload, upper)
         parent.children[node.namespace, int(node.tokens[0])] = upper
         node.tokens, node.payload, node.scores, node.parent = node.tokens[n:].copy(), lower_payload, lower_scores, upper
         upper.children[node.namespace, int(node.tokens[0])] = node

@@ -34,7 +34,7 @@ from runtime.backends.mlx.loading import (
     random_copy,
 )
 from runtime.backends.mlx.logits import MlxLogits, as_on_host
-from runtime.backends.mlx.masks import Window, parts_of
+from runtime.backends.mlx.masks import Window, part_of, parts_of
 from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
@@ -62,6 +62,7 @@ from runtime.options.load import LoadOptions
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
 T = TypeVar("T")
+APART_TOKENS = 40  # for each layer of a model: so many cost more in its last layer than one token does in all of them
 SLOW_SECONDS = 5.0  # that a forward may take, beyond which it is to be seen to go on
 
 
@@ -338,8 +339,18 @@ class MlxBackend(PackedBackend[MlxPack]):
         return [out.astype(mx.float32)]
 
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
-        """The calls of the model that a step takes, and whether each one's tokens are rows."""
-        return [(step, False)] if step.mask is None else list(parts_of(step))
+        """The calls of the model that a step takes, and whether each one's tokens are rows.
+
+        Of a long chain of which the last logits alone are wanted, that token goes on its own: of the others, evaluated for
+        their keys and values, the last layer's attention, what follows it and the head are never computed.
+        """
+        if step.mask is not None:
+            return list(parts_of(step))
+        last = len(step.tokens) - 1
+        apart = last >= APART_TOKENS * len(self.model.layers) and step.want.tolist() == [last]
+        if not apart or self.recurrent or step.path is not None or step.read is not None:
+            return [(step, False)]
+        return [(part_of(step, 0, last), False), (part_of(step, last, last + 1), False)]
 
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
         """Waits for a forward, and then for what is made of it."""

@@ -87,11 +87,11 @@ def parts_of(step: Step) -> Iterator[tuple[Step, bool]]:
     for start, stop in itertools.pairwise(edges):
         if stop - start >= LONG_RUN or (start == 0 and stop == len(step.tokens)):
             if pending < start:
-                yield _part(step, pending, start), True
-            yield _part(step, start, stop), False
+                yield part_of(step, pending, start), True
+            yield part_of(step, start, stop), False
             pending = stop
     if pending < len(step.tokens):
-        yield _part(step, pending, len(step.tokens)), True
+        yield part_of(step, pending, len(step.tokens)), True
 
 
 def _follows(mask: Any, base: int) -> Any:
@@ -100,8 +100,8 @@ def _follows(mask: Any, base: int) -> Any:
     return mask[j + 1, base + j]
 
 
-def _part(step: Step, start: int, stop: int) -> Step:
-    assert step.mask is not None
+def part_of(step: Step, start: int, stop: int) -> Step:
+    """Tokens `start` to `stop` of a step, which come after those before them."""
     inside = (step.want >= start) & (step.want < stop)
     end = int(step.slots[stop - 1]) + 1
     return replace(
@@ -110,6 +110,6 @@ def _part(step: Step, start: int, stop: int) -> Step:
         slots=step.slots[start:stop],
         positions=step.positions[start:stop],
         want=step.want[inside] - start,
-        mask=step.mask[start:stop, :end],
+        mask=None if step.mask is None else step.mask[start:stop, :end],
         stacks=None if step.stacks is None else step.stacks.part(slice(start, stop)),
     )

@@ -207,15 +207,15 @@ class Decoding:
             log.exception("the KV of a running answer could not be kept")
 
     def _set_aside(self, workspace: Workspace) -> None:
-        """Clears the pack of some rows of what they do not read; where that fails, they go on as it is."""
+        """Has what stands beside the paths of a pack's rows set aside, where no other request uses it."""
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
-            row.looking = max(2 * row.pushed, ASIDE_TOKENS)
-        if workspace.users > len(rows) or (len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed):
+            row.next_aside = max(2 * row.pushed, ASIDE_TOKENS)
+        room, alone = self._cache.room, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
+        if alone or workspace.users > len(rows) or not room.in_place:
             return
         try:
-            walks = [self._cache.trie.walk(row.job.spans(row.path)) for row in rows]
-            self._cache.room.set_aside(workspace, [[node for node, _ in walk] for walk in walks])
+            room.set_aside(workspace)
         except BaseException:  # as in `_publish`
             log.exception("what stands beside a running answer could not be set aside")
 
@@ -480,7 +480,7 @@ class Decoding:
             elif row.due:
                 row.tried = row.pushed
                 self._publish(row)
-            if row.pushed >= row.looking and row not in ending:
+            if row.pushed >= row.next_aside and row not in ending:
                 self._set_aside(row.workspace)
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])

@@ -9,9 +9,8 @@ capacity of other packs. Where that is not enough, live rows alone need more tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from runtime.adapters.stacks import Tags
@@ -36,7 +35,8 @@ VECTOR_SHARE = 32  # full vectors get this fraction of the budget
 VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
-ASIDE_EDGES, ASIDE_COPIES, ASIDE_BYTES = 1024, 64, 64 << 20  # edges that are looked at and copied at a time, and their bytes
+ASIDE_EDGES = 64  # that are set aside at a time
+ASIDE_BYTES = 64 << 20  # of their copies, about
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
@@ -78,13 +78,13 @@ class Payloads:
         return payload.workspace if isinstance(payload, SlotRun) else None
 
     def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The same of one that an edge carries; both are carried from now on. Of a run, the rest is the run itself."""
+        """The same of one that an edge carries. Of a run, the rest is the run itself."""
         if not isinstance(payload, SlotRun):
             return self._backend.split(payload, n)
         payload.n -= n
-        upper = SlotRun(payload.workspace, payload.workspace.paths.above(payload.last, payload.n), n)
-        payload.workspace.runs.add(upper)
-        return upper, payload
+        payload.workspace.referenced -= n
+        self.tokens -= n
+        return SlotRun(payload.workspace, payload.workspace.paths.above(payload.last, payload.n), n), payload
 
     def extend(self, payload: Any, more: Any) -> bool:
         """Lengthens one that an edge carries; False where `more` does not follow it in the same workspace."""
@@ -97,9 +97,10 @@ class Payloads:
         self.tokens += more.n
         return True
 
-    def hold(self, payload: Any) -> None:
+    def hold(self, payload: Any, node: Node) -> None:
         """An edge carries it from now on."""
         if isinstance(payload, SlotRun):
+            payload.node = node
             payload.workspace.runs.add(payload)
             payload.workspace.referenced += payload.n
             self.tokens += payload.n
@@ -538,7 +539,7 @@ class KvBudget:
                         self._tighten(workspace)
                 return
 
-    def set_aside(self, workspace: Workspace, paths: Sequence[Sequence[Node]]) -> None:
+    def set_aside(self, workspace: Workspace) -> None:
         """Copies what no live path in a pack needs out of it, and lets the slots go, where the copies are small in the budget.
 
         A token of a branched pack reads all its slots, behind a mask: what earlier answers left there costs each token of the
@@ -546,38 +547,28 @@ class KvBudget:
 
         Args:
             workspace: Of decoding requests alone.
-            paths: The edges along the path of each.
         """
         places = [prefill.slot for prefill in self.live if prefill.workspace is workspace]
         kept = set(workspace.live(places)[0])
-        beside = workspace.held - len(kept)
-        if not self.in_place or beside < (1 if len(places) == 1 else len(kept)):
+        before = workspace.held
+        if before - len(kept) < (1 if len(places) == 1 else len(kept)):
             return
-        found = [node for node in islice(self._around(paths), ASIDE_EDGES) if self.payloads.owner(node.payload) is workspace]
-        aside, size = list[Node](), self._backend.resize_cost(workspace.pack, len(kept)).moment
-        for node in reversed(found):  # what stands below a slot keeps it
-            run = node.payload
-            if run.last not in kept and len(aside) < ASIDE_COPIES and size <= ASIDE_BYTES:
-                size += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
-                aside.append(node)
+        beside = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
+        aside, copies = list[Node](), 0  # the newest first: an ancestor's slots stay as long as a descendant's do
+        for run in beside[:ASIDE_EDGES]:
+            if copies <= ASIDE_BYTES:
+                copies += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
+                aside.append(run.node)
         # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
-        room = 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
-        for node in aside:
-            if room and node.attached:  # it may have been the oldest, and what made room may have moved the slots
+        size = copies + self._backend.resize_cost(workspace.pack, len(kept)).moment
+        room = bool(aside) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
+        for node in aside if room else ():
+            if node.attached:  # it may have been the oldest, and what made room may have moved the slots
                 run = node.payload
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
         self._compact(workspace, [])
-        if workspace.capacity > 2 * workspace.needed or 2 * self.bytes > self.budget:
-            self._tighten(workspace)  # else the answer grows into it
-
-    def _around(self, paths: Sequence[Sequence[Node]]) -> Iterator[Node]:
-        """The edges of some paths, the last first, each with what branches off there, parents first."""
-        along = {node: None for path in paths for node in reversed(path)}
-        for node in along:
-            yield node
-            for child in node.children.values():
-                if child not in along:
-                    yield from self.trie.nodes(child)
+        if workspace.held < before and (workspace.capacity > 2 * workspace.needed or 2 * self.bytes > self.budget):
+            self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows on
 
     def set_budget(self, budget: int) -> None:
         """Another budget; evicts down to it. The peak counts anew.
@@ -711,16 +702,17 @@ class KvBudget:
         if self.in_place or self.make(self._backend.retain_cost(workspace.pack, len(kept)).moment):
             workspace.compact(kept, tips)
 
-    def _tighten(self, workspace: Workspace) -> bool:
-        """Gives back what a pack has reserved and does not fill; False where there is no room to copy the rest."""
-        if workspace.capacity <= workspace.needed:
+    def _tighten(self, workspace: Workspace, spare: int = 0) -> bool:
+        """Gives back what a pack has reserved and does not fill, but for `spare` slots; False: no room to copy the rest."""
+        slots = workspace.needed + spare
+        if workspace.capacity <= slots:
             return True
-        moment = self._backend.resize_cost(workspace.pack, workspace.needed).moment
+        moment = self._backend.resize_cost(workspace.pack, slots).moment
         free = max(self.budget, self._allowed) - self.bytes
         if moment > free and (self.in_place or not self.make(moment)):
             return False
         self.peak = max(self.peak, self.bytes + moment)
-        workspace.resize(workspace.needed)
+        workspace.resize(slots)
         return True
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from runtime.backends.packs.packed import Backend
 from runtime.backends.packs.tree import count_chains
 from runtime.errors import MemoryBudgetError
 from runtime.numerics.ranking import RankedRows, RankRequest
-from runtime.trie import Lease
+from runtime.trie import Lease, Node
 from runtime.trie.tree import common_prefix
 
 if TYPE_CHECKING:  # it makes workspaces
@@ -34,6 +34,7 @@ class SlotRun:
     workspace: Workspace
     last: int
     n: int
+    node: Node = field(init=False)  # of the edge that carries it
 
 
 class NoRoomError(MemoryBudgetError):
@@ -115,10 +116,12 @@ class SlotPaths:
         del self.parents[size:], self._tokens[size:]
         self._forget_trail()
 
-    def find_only(self, kept: Iterable[int], computed: int) -> None:
-        """From now on only `kept` are found, and those from number `computed` on; the others keep their numbers."""
+    def find_only(self, kept: Sequence[int], computed: int) -> None:
+        """From now on only `kept` (ascending) are found, and those from number `computed` on; the others keep their numbers."""
         there = set(kept)
         self.children = {key: slot for key, slot in self.children.items() if slot in there or slot >= computed}
+        for slot in kept:  # in place of a twin that is gone
+            self.children.setdefault((self.parents[slot], self._tokens[slot]), slot)
         self._forget_trail()
 
     def renumber(self, kept: Iterable[int]) -> dict[int, int]:

@@ -186,6 +186,18 @@ def test_the_same_answer_again_leaves_no_slots_behind() -> None:
         assert answers[4] == answers[0]
         assert held(model) == 30 + 39
         assert settled(model)[1].tokens <= 30 + 2 * 39
+        # and what goes on from it finds it there, with no second copy
+        answered(model, [*prompt, *answers[4], 7], 20, 3)
+        assert held(model) == 30 + 40 + 1 + 19
+
+
+@pytest.mark.slow
+def test_after_many_answers_the_newest_is_still_set_aside() -> None:
+    prompt = some_ids(1, 30)
+    with fake_model() as model:
+        for seed in range(1100):  # more edges than are looked through at a time
+            answered(model, [*prompt, seed % 200, 1 + seed // 200], 10, seed)
+        assert held(model) == 32 + 9
 
 
 def test_in_little_room_what_is_held_is_not_given_up_to_be_set_aside() -> None:
@@ -193,6 +205,7 @@ def test_in_little_room_what_is_held_is_not_given_up_to_be_set_aside() -> None:
     prompt = some_ids(1, 20)
     with fake_model(kv_cache_bytes=(20 + 3 * 40) * TOKEN) as model:
         texts = [[*prompt, *answered(model, prompt, 40, seed)[:-1]] for seed in range(2)]
+        assert texts[0][20] == texts[1][20]  # they part within the edge of the first answer
         assert [model.prefix_match(text).tokens for text in texts] == [59, 59]
         metrics = settled(model)[0]
         assert metrics.kv_peak_bytes <= metrics.kv_budget

@@ -245,16 +245,16 @@ def test_one_answer_cannot_change_what_is_remembered() -> None:
 def test_answers_that_part_stand_in_one_pack_each_token_once() -> None:
     # given an answer, and its like that goes another way
     prompt = some_ids(1, 40)
-    options = GenerationOptions(max_tokens=12, ignore_eos=True, sampling=SamplingOptions(temperature=1.0), resolve=False)
+    options = GenerationOptions(max_tokens=8, ignore_eos=True, sampling=SamplingOptions(temperature=1.0), resolve=False)
     with fake_model() as model:
         answers = [[r.token_id for r in model.generate_sync(prompt, replace(options, seed=seed))] for seed in (1, 2)]
         assert answers[0] != answers[1]
         # then one pack holds both, what they have in common once, and the trie refers to it
         same = next(at for at, (a, b) in enumerate(zip(*answers, strict=True)) if a != b)
         [workspace] = engine_of(model).scheduler.cache.workspaces.open
-        assert workspace.held == len(prompt) + 2 * 11
+        assert workspace.held == len(prompt) + 2 * 7
         assert settled(model)[1].tokens == workspace.held - same
-        assert model.prefix_match([*prompt, *answers[0]]).tokens == len(prompt) + 11
+        assert model.prefix_match([*prompt, *answers[0]]).tokens == len(prompt) + 7
         # and coming back to the first computes its last token alone
         before = model.metrics().tokens_computed
         assert_right(model.next_token_logprobs_sync([*prompt, *answers[0]]), [*prompt, *answers[0]])

@@ -47,7 +47,7 @@ class ToyOps:
     def extend(self, payload: Toy, more: Toy) -> bool:  # the Protocol's signature
         return False  # every join would be a copy
 
-    def hold(self, payload: Toy) -> None:
+    def hold(self, payload: Toy, node: Node) -> None:
         """Nothing is shared."""
 
     def release(self, payload: Toy) -> None:
