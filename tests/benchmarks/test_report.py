@@ -25,6 +25,7 @@ PRESSED = ("pressure",)
 TIMED = tuple(name for name in NAMES if name not in (*OTHERS, *COUNTED, *DRAWN, *PRESSED))
 ALONE = {"W1 particles": {"bare forwards", "elsewise, its forwards alone"}, "W2 chat": {"elsewise, its forwards alone"}}
 PEERS = {"hf": {"transformers, one cache", "transformers, stateless"}, "mlx": {"mlx_lm, prompt cache"}}
+RECORDS = {"hf": "transformers, one cache, records", "mlx": "mlx_lm, prompt cache, records"}  # of W2 alone
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_every_subject_plays_every_workload_on_every_model(counted: Findings) ->
         for name in ("llama", "qwen3")
         for workload in ("W1 particles", "W2 chat", "W3 branches")
         for subject in {"elsewise"} | peers | ALONE.get(workload, set())
-    }
+    } | {(backend, f"tiny-{name}", "W2 chat", peer) for backend, peer in RECORDS.items() for name in ("llama", "qwen3")}
     assert {p for p in played if p[2] != "W7 budget"} == wanted
     assert len(played) == len(counted.results) == len(wanted) + 4
 
@@ -77,7 +78,7 @@ def test_workloads_have_their_figures_beside_their_bars(counted: Findings) -> No
         "W1 particles": [(1.05, False)] * 4,
         "W1 cpu": [(1.0, False)] * 4 + [(1.5, False)] * 4,
         "W2 chat": [(1.05, False)] * 4,
-        "W2 wall": [(1.0, False)] * 4,
+        "W2 wall": [(1.0, False)] * 8,
         "W3 branches": [(1.05, False)] * 4,
         "W7 budget": [(1.0, False)] * 4 + [(1.05, False)] * 4,
     }
@@ -95,7 +96,7 @@ def test_speeds_have_their_figures_beside_their_bars(timed: Findings) -> None:
         "overhead": [(0.1, False)] * 2 + [(0.3, False)] * 2,
         "W6 score": [(1.0, False)] * 2 + [(1.2, False)] * 2,
         "adapter swap": [(0.0, False)],
-        "kv": [(1.0, False), (1.0, True), (1.1, False)],
+        "kv": [(1.0, False), (1.0, True), (1.05, False), (1.1, False)],
         "many tokens": [(1.0, False)],
         "many branches": [(1.0, False)],
         "many beams": [(1.0, False)],

@@ -70,6 +70,27 @@ def test_a_forward_that_may_take_long_is_computed_layer_by_layer(monkeypatch: py
     backend.unload()
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "mistral"])
+def test_the_last_token_of_a_long_prompt_goes_on_its_own(kind: str) -> None:
+    # given a prompt in two parts, each so long that its last layer costs more than another forward of one token
+    backend = load(tiny_folder(kind), LoadOptions())
+    ids, pack = random_ids(3, 500), backend.open_pack()
+    for start, stop in ((0, 300), (300, 500)):
+        before = backend.forwards, backend.pushed
+        _, logits = backend.forward(pack, ids[start:stop], chain(start, stop - start, start - 1), np.array([stop - start - 1]))
+        assert (backend.forwards - before[0], backend.pushed - before[1]) == (2, stop - start)
+        # then what follows it is the same
+        plain = log_softmax(backend.logits_uncached(ids[:stop].tolist()))
+        np.testing.assert_allclose(log_softmax(logits[0]), plain, atol=TOLERANCE)
+    # and what is wanted of more tokens than that comes from one forward
+    before = backend.forwards
+    _, logits = backend.forward(backend.open_pack(), ids, chain(0, 500, ROOT), np.array([250, 499]))
+    assert backend.forwards - before == 1
+    for row, stop in zip(logits, (251, 500), strict=True):
+        np.testing.assert_allclose(log_softmax(row), log_softmax(backend.logits_uncached(ids[:stop].tolist())), atol=TOLERANCE)
+    backend.unload()
+
+
 def long_pack(backend: MlxBackend, n: int) -> MlxPack:
     """A pack of n slots, a multiple of 100, without the cost of computing them."""
     pack = backend.open_pack()
