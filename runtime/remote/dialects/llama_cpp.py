@@ -72,7 +72,7 @@ class LlamaCpp(OpenAI):
     sampler = frozenset(
         {
             *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("typical_p", "logit_bias", "banned_tokens"),
+            *("typical_p", "penalty_window", "logit_bias", "banned_tokens"),
         }
     )
 
@@ -129,6 +129,7 @@ class LlamaCpp(OpenAI):
         body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
         sampling = self.sampling(asked, abilities)
         bias = [[int(token), value] for token, value in sampling.pop("logit_bias", {}).items()]
+        body["repeat_last_n"] = sampling.pop("penalty_window", 0) or -1  # all, where the server's own default is 64
         body |= {_RENAMED.get(name, name): value for name, value in sampling.items()}
         if body["temperature"] == 0.0:
             body["temperature"] = -1.0

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
-from runtime.options.generation import DEFAULTS
+from runtime.options.generation import DEFAULTS, SAMPLER_STAGES
 from runtime.remote.dialect import (
     FULL,
     Abilities,
@@ -24,6 +24,7 @@ from runtime.remote.dialect import (
     malformed,
 )
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient
+from runtime.sampling.spec import Kind
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
 _ID = "token_id:"  # how keys begin where ids were asked for
@@ -161,7 +162,8 @@ class OpenAI:
             return {"temperature": 0.0}
         settings = {name: value for name, value in asked.options.sampling.given().items() if value != DEFAULTS[name]}
         body: dict[str, Any] = {"temperature": settings.pop("temperature", 1.0)}
-        if body["temperature"] == 0.0:  # no cut has a say
+        greedy = body["temperature"] == 0.0
+        if greedy:  # no cut has a say
             settings = {name: value for name, value in settings.items() if name in EDITS}
         foreign = sorted(set(settings) - abilities.sampling)
         if foreign:
@@ -176,8 +178,8 @@ class OpenAI:
             body["logit_bias"] = bias
         if asked.seed is not None:
             body["seed"] = asked.seed
-        told = {} if body["temperature"] == 0.0 else {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling}
-        return told | body | settings
+        neutral = {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling and (name in EDITS or not greedy)}
+        return neutral | body | settings
 
     def read(self, body: bytes, asked: Completion) -> Chunk:
         """``choices[0]``."""
@@ -243,7 +245,7 @@ class OpenAI:
 
 # Always sent: a server fills in from the model's generation_config.json what a request leaves out.
 NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-EDITS: Final = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_tokens"})
+EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
 
 def _pieces(choice: _Choice, asked: Completion) -> list[Piece]:

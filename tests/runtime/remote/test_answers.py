@@ -283,6 +283,20 @@ def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> 
         list(remote.generate_sync([1], GenerationOptions(grammar=Grammar.lark('start: "a"'))))
 
 
+def test_a_greedy_answer_goes_without_the_server_s_own_penalties(server: Server, remote: LanguageModel) -> None:
+    list(remote.generate_sync([1], max_tokens=1, temperature=0.0, presence_penalty=0.5, top_p=0.5))
+    body = server.bodies("/v1/completions")[-1]
+    assert (body["repetition_penalty"], body["presence_penalty"], body["frequency_penalty"]) == (1.0, 0.5, 0.0)
+    assert "top_p" not in body
+
+
+@pytest.mark.parametrize("name", ["dry_multiplier", "penalty_window"])
+def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: str) -> None:
+    sampling = SamplingOptions(**{"temperature": 0.0, name: 1})
+    with pytest.raises(UnsupportedFeatureError, match=f"no {name}"):
+        list(remote.generate_sync([1], GenerationOptions(max_tokens=1, sampling=sampling)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
