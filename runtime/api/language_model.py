@@ -353,7 +353,8 @@ class LanguageModel:
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
-            stride: Where `ids` are longer than the context: they are scored in windows of the context's length, each
+            stride: Where `ids` are longer than the context: they are scored in windows of the context's length (one less on
+                a server, which answers with a token behind them), each
                 `stride` tokens further than the one before (1 to the context less one). Each token is scored once, and all
                 but those of the first window with at least ``context - stride`` tokens before it. A window is a text of its
                 own, computed anew: half the context is a fair stride, a quarter gives lower perplexities in twice the time.
@@ -407,7 +408,8 @@ class LanguageModel:
             with reporting_prompt(progress, "token", on_progress) as hear:
                 run: TokenRun = await self.transport.call("score", on_progress=hear, ids=path, start=int(start), **under)
             return self._spelled(run)
-        path, windows = sliding_windows(ids, self.info, start, stride)
+        room = self.info.context_length - (not self.has("kv"))  # a server answers with a token behind the text
+        path, windows = sliding_windows(ids, self.info.vocab_size, room, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
             total = None if hear is None else Total(hear, windows)

@@ -40,6 +40,19 @@ def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: Language
     assert ours.tail_mass == pytest.approx(1 - np.exp(full[ours.ids].astype(float)).sum(), abs=1e-6)
 
 
+@pytest.mark.parametrize("length", [64, 150])
+def test_windows_leave_the_server_room_for_a_token(server: Server, model: LanguageModel, folder: Path, length: int) -> None:
+    ids = (model.tokenize(TEXT) * 10)[:length]
+    with connect(server.base_url, tokenizer=folder, context_length=64) as remote:
+        found = [record.logprob for record in remote.score_sync(ids, 1, stride=20)]
+        assert max(len(body["prompt"]) for body in server.bodies("/v1/completions")) == 63
+    whole = [record.logprob for record in model.score_sync(ids[:63], 1)]
+    windows = [model.score_sync(ids[begin : begin + 63], 1) for begin in range(20, length - 42, 20)]
+    wanted = [*whole, *(record.logprob for window in windows for record in window[43:])]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(wanted[1:], abs=1e-6)
+
+
 @pytest.mark.parametrize("owner", ["vllm", "elsewise"])
 def test_more_chosen_ids_than_one_request_takes(model: LanguageModel, folder: Path, owner: str) -> None:
     ids, chosen = model.tokenize(TEXT), list(range(200))
