@@ -302,6 +302,11 @@ class RemoteOperations:
             raise UnsupportedFeatureError(f"{host} enforces no {chosen.grammar.label} (it has: {known})")
         if chosen.grammar_prefix:
             raise UnsupportedFeatureError(f"{host} begins a grammar at the answer's beginning alone; leave grammar_prefix out")
+        if self._draws_here and call.eos_token_ids is None and not (chosen.ignore_eos or facts.eos_token_ids):
+            raise UnsupportedFeatureError(
+                f"{host} does not say what ends an answer, which is drawn here: give eos_token_ids or ignore_eos, or connect "
+                "with a tokenizer of this machine"
+            )
         self._model(chosen.adapters)
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         recorded = max(chosen.top_k, REPORTED) if chosen.stages and self._draws_here else chosen.top_k

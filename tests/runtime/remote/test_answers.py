@@ -222,9 +222,20 @@ def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
     with connect(server.base_url, tokenizer="server", sampling="here") as remote:
         dry = SamplingOptions(dry_multiplier=0.8)
         with pytest.raises(UnsupportedFeatureError, match="does not tell the bytes of its tokens"):
-            list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=dry)))
-        by_id = replace(dry, dry_breakers=(10,))
-        assert len(list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=by_id)))) == 1
+            list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, ignore_eos=True, sampling=dry)))
+        by_id = GenerationOptions(max_tokens=1, ignore_eos=True, sampling=replace(dry, dry_breakers=(10,)))
+        assert len(list(remote.generate_sync([1, 2, 3], by_id))) == 1
+
+
+def test_drawn_here_an_answer_needs_to_know_its_end(server: Server, model: LanguageModel) -> None:
+    greedy: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0}
+    last = list(model.generate_sync([1, 2, 3], ignore_eos=True, **greedy))[9].token_id
+    with connect(server.base_url, tokenizer="server", sampling="here") as remote:
+        with pytest.raises(UnsupportedFeatureError, match="does not say what ends an answer"):
+            list(remote.generate_sync([1, 2, 3], **greedy))
+        records = list(remote.generate_sync([1, 2, 3], eos_token_ids=(last,), **greedy))
+        assert (records[-1].token_id, records[-1].finish_reason) == (last, "eos")
+        assert len(list(remote.generate_sync([1, 2, 3], ignore_eos=True, **greedy))) == 30
 
 
 SETTINGS: dict[str, Any] = {
