@@ -34,6 +34,7 @@ class Abilities:
     chat: bool = False  # renders a conversation to token ids
     grammars: frozenset[str] = frozenset()  # kinds of `Grammar` that it enforces
     embeddings: bool = False  # has vectors of texts
+    ignores_eos: bool = False  # goes on behind the model's own end where a request says so
     sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler's settings that it takes
     plain: int | None = None  # a token of whole characters, where questions are asked by one (`LlamaCpp`)
 
@@ -70,6 +71,8 @@ class Abilities:
             found.append(f"{server} takes prompts as text: what it reads may be other tokens than those shown")
         if not self.token_ids:
             found.append(f"{server} returns no token ids: ids are found by their text, and no branch can leave at a token")
+        if not self.ignores_eos:
+            found.append(f"{server} ends answers where the model does, also with `ignore_eos` or other `eos_token_ids`")
         if not self.embeddings:
             found.append(f"{server} has no embeddings of this model")
         return tuple(found)

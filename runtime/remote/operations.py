@@ -330,7 +330,8 @@ class RemoteOperations:
         limit = options.max_tokens or 512
         eos = options.eos_token_ids if options.eos_token_ids is not None else self.text.facts.eos_token_ids
         ends = set[int]() if options.ignore_eos else set(eos)
-        told = None if options.grammar is not None or not (ends or options.ignore_eos) else tuple(sorted(ends))
+        unsaid = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # then the server alone knows its end
+        told = None if unsaid or options.grammar is not None else tuple(sorted(ends))
         usual = min(_USUAL_ALTERNATIVES, self._abilities.alternatives)
         asked = self._completion(
             ids,

@@ -109,6 +109,7 @@ class LlamaCpp(OpenAI):
             token_prompts=True,
             token_ids=True,
             alternatives=MOST_ALTERNATIVES,
+            ignores_eos=True,
             cached_tokens=True,
             tokenizer=True,
             chat=True,

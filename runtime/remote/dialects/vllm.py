@@ -76,6 +76,7 @@ class VLLM(OpenAI):
             token_prompts=True,
             token_ids=True,
             alternatives=1,
+            ignores_eos=True,
             prompt_logprobs=True,
             sampling=self.sampler,
         )

@@ -308,6 +308,20 @@ def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: 
         list(remote.generate_sync([1], GenerationOptions(max_tokens=1, sampling=sampling)))
 
 
+def test_without_ids_that_end_it_an_answer_goes_on(server: Server, folder: Path) -> None:
+    endless = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # its end is all that it says
+    with connect(server.base_url, tokenizer=folder) as remote:
+        assert len(list(remote.generate_sync([1], **endless))) == 1
+        assert len(list(remote.generate_sync([1], eos_token_ids=(), **endless))) == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_ends_answers_by_itself_is_told(model: LanguageModel, folder: Path, kind: str) -> None:
+    with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
+        told = [warning for warning in remote.info.warnings if "also with `ignore_eos`" in warning]
+        assert len(told) == (kind in ("mlx_lm", "openai"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
