@@ -974,11 +974,12 @@ class LanguageModel:
 
     @property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the bytes of all ids; what tells two tokenizers apart."""
+        """SHA-256 over the bytes of all ids, or over the address where a server tokenises; what tells two tokenizers apart."""
         if self._tokenizer_digest is None:  # a large vocabulary takes some milliseconds
             from runtime.session.manifest import tokenizer_digest
 
-            self._tokenizer_digest = tokenizer_digest(self.transport.text.byte_vocab)
+            text = self.transport.text
+            self._tokenizer_digest = text.tokenizer_digest or tokenizer_digest(text.byte_vocab)
         return self._tokenizer_digest
 
     # ---- members of the capabilities, by their plain names -----------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from runtime.backends.facts import digest
 from runtime.engine.text_side import TextSide
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.loading.config import normalised
@@ -176,6 +177,7 @@ class ServerText:
             lambda: [piece.decode(errors="replace") for piece in self._pieces],
             GenerationOptions(),
             AnswerEnds(eos_token_ids=facts.eos),
+            digest("server's tokenizer", client.address.url, facts.model),
         )
         host, self._exact = client.address.host, dialect.exact_bytes
         parts = "" if self._exact else "a token that is a part of a character shows as U+FFFD, "

@@ -13,6 +13,7 @@ from runtime import (
     SamplingOptions,
     compare_models,
     connect,
+    connect_async,
     load_model_by_name,
 )
 from tests.runtime.remote.servers import Server, serving
@@ -37,6 +38,23 @@ async def talk(model: LanguageModel) -> tuple[list[int], list[int], list[int]]:
 @pytest.mark.slow
 def test_a_session_and_its_fork_are_those_of_the_model(remote: LanguageModel, model: LanguageModel) -> None:
     assert asyncio.run(talk(remote)) == asyncio.run(talk(model))
+
+
+def test_a_snapshot_goes_on_over_a_new_connection(server: Server) -> None:
+    async def ids(*words: str) -> list[list[int]]:
+        found = []
+        snapshot = None
+        for word in words:
+            async with await connect_async(server.base_url, tokenizer="server") as remote:
+                await remote.tokenize_async(word)  # another connection has seen other tokens
+                async with remote.resume(snapshot) if snapshot else remote.open_session() as session:
+                    await session.ensure_prefix("Once upon a time")
+                    found.append(list(session.ids))
+                    snapshot = session.snapshot()
+        return found
+
+    first, second = asyncio.run(ids("one", "another"))
+    assert first == second
 
 
 def test_compared_with_a_model_of_this_machine(remote: LanguageModel, model: LanguageModel) -> None:
