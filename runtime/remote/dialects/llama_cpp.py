@@ -80,8 +80,7 @@ class LlamaCpp(OpenAI):
         """``/props`` with its settings of generation."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
-            build = page.get("build_info")
-            return build[:40] if isinstance(build, str) else ""
+            return probe.version("/props", "build_info")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:

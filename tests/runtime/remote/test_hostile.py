@@ -198,6 +198,15 @@ def test_what_came_before_a_fault_stays(server: Server, folder: Path) -> None:
             next(records)
 
 
+@pytest.mark.parametrize("said", ["\x1b[2J", "\u202e", "x" * 600])
+def test_names_that_would_garble_a_terminal_are_not_taken_over(server: Server, folder: Path, said: str) -> None:
+    server.models.append({**server.models[0], "id": "tiny" + said})
+    server.raw["/version"] = answers({"version": "0.32" + said})
+    with connect(server.base_url, tokenizer=folder) as remote:  # the only model that it has
+        assert remote.info.options["model"] == "tiny"
+        assert remote.info.options["server_version"] == ""
+
+
 def scores(*told: Any) -> Raw:
     return answers(choice(prompt_logprobs=[None, *told]))
 
@@ -371,7 +380,7 @@ def test_an_error_that_quotes_the_prompt_is_cut(server: Server, folder: Path, bo
         assert "my own prompt" not in str(fault.value)
 
 
-def test_errors_and_ids_of_a_server_are_shown_without_the_key_and_control_characters(
+def test_errors_and_ids_of_a_server_are_shown_without_the_key(
     server: Server, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -383,16 +392,14 @@ def test_errors_and_ids_of_a_server_are_shown_without_the_key_and_control_charac
         assert key not in str(fault.value)
         assert "\x1b" not in str(fault.value)
     del server.raw["/v1/completions"]
-    server.models[0]["id"] = f"tiny \x1b[31m{key}"
+    server.models[0]["id"] = f"tiny {key}"
     with connect(server.base_url, tokenizer=folder, api_key=key):
         assert key not in caplog.text
-        assert "\x1b" not in caplog.text
     server.models.append({**server.models[0], "id": "second"})
-    for named in (None, "tiny [31msk"):
+    for named in (None, "tiny sk"):
         with pytest.raises(ModelMissingError) as missing:
             connect(server.base_url, named, api_key=key)
         assert key not in str(missing.value)
-        assert "\x1b" not in str(missing.value)
 
 
 def test_cookies_are_not_kept(server: Server, folder: Path) -> None:
