@@ -15,7 +15,6 @@ Rules that hold for all members:
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ import numpy as np
 
 from runtime import html
 from runtime.adapters.uses import Adapters
-from runtime.aio import blocking, blocking_iterator
+from runtime.aio import blocking, blocking_iterator, gathered
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
@@ -514,7 +513,7 @@ class LanguageModel:
         each = (
             self.sample(prompt.tolist(), max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts
         )
-        return list(await asyncio.gather(*each))
+        return await gathered(*each)
 
     async def complete(
         self,

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.aio import Stream
+from runtime.aio import Stream, gathered
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
@@ -129,7 +129,7 @@ class RemoteOperations:
                 f"{way if most else 'it has none of a position'} (vLLM gives all of them when started with --max-logprobs -1)"
             )
         model = self._model(adapters)
-        return np.stack(await asyncio.gather(*(self._row(ids, model, cache_salt, priority) for ids in batch)))
+        return np.stack(await gathered(*(self._row(ids, model, cache_salt, priority) for ids in batch)))
 
     async def _row(self, ids: Int32, model: str, salt: str, priority: Priority) -> Float32:
         async def ask() -> Float32:
@@ -160,7 +160,7 @@ class RemoteOperations:
                 f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
             )
         model = self._model(adapters)
-        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model, cache_salt, priority) for ids in batch)))
+        return await gathered(*(self._top(ids, n, tuple(chosen), model, cache_salt, priority) for ids in batch))
 
     async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str, priority: Priority) -> TopLogprobs:
         async def ask() -> TopLogprobs:
@@ -169,7 +169,7 @@ class RemoteOperations:
             width = max(1, self._abilities.chosen_ids)
             parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
             asking = (self._alternatives(ids, n, part, model, salt, priority) for part in [(), *parts])
-            found, *values = await asyncio.gather(*asking)
+            found, *values = await gathered(*asking)
             of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}
             top = top_of(found, n, self.text.vocab, {token: of_chosen.get(token) for token in chosen})
             if self._abilities.token_ids and len(top.ids) < min(n, self.text.vocab):

@@ -309,7 +309,7 @@ def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: 
 
 
 def test_without_ids_that_end_it_an_answer_goes_on(server: Server, folder: Path) -> None:
-    endless = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # its end is all that it says
+    endless: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # its end is all that it says
     with connect(server.base_url, tokenizer=folder) as remote:
         assert len(list(remote.generate_sync([1], **endless))) == 1
         assert len(list(remote.generate_sync([1], eos_token_ids=(), **endless))) == 20

@@ -17,7 +17,8 @@ from runtime import (
     RemoteError,
     connect,
 )
-from tests.runtime.remote.servers import Server, event, send, serving, start_events
+from tests.runtime.remote.servers import Refused, Server, event, send, serving, start_events
+from tests.runtime.remote.test_answers import wait_until
 
 TEXT = "Some words, zwölf Möwen."
 
@@ -76,6 +77,36 @@ def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder
         list(remote.top_many_sync([[5, 6]], 2))  # background work, if nothing else is said
         sent = [body.get("priority") for body in server.bodies("/v1/completions")]
         assert sent == ([-1, None, 1, 1, 1] if orders else [None] * 5)
+
+
+class Holding(Server):
+    """Refuses one of several prompts once all are there, and answers none of the others."""
+
+    all: asyncio.Barrier | None = None
+
+    async def _prompt(self, body: dict[str, Any]) -> list[int]:
+        ids = await super()._prompt(body)
+        if self.all is not None:
+            await self.all.wait()
+            if ids != [9]:
+                await asyncio.Event().wait()
+            raise Refused(400, "not this one")
+        return ids
+
+
+@pytest.mark.parametrize("asks", ["batch_top_logprobs", "batch_sample"])
+def test_an_error_of_one_row_ends_the_others_at_the_server(model: LanguageModel, folder: Path, asks: str) -> None:
+    async def ask(remote: LanguageModel, server: Server) -> None:
+        batch = [[5], [9], [7]]
+        asked = remote.batch_top_logprobs(batch, 2) if asks == "batch_top_logprobs" else remote.batch_sample(batch, 9, [])
+        with pytest.raises(InvalidRequestError, match="not this one"):
+            await asked
+        await asyncio.to_thread(wait_until, lambda: server.running == 0)
+
+    with serving(model, Holding) as server, connect(server.base_url, tokenizer=folder) as remote:
+        assert isinstance(server, Holding)
+        server.all = asyncio.Barrier(3)
+        asyncio.run(ask(remote, server))
 
 
 def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:
