@@ -35,7 +35,7 @@ from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
-from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
+from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
@@ -471,7 +471,7 @@ class RemoteOperations:
         shown = ""
         quiet = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
-        async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
+        async with aclosing(self._client.events(path, body, within=first_seconds(len(asked.prompt.ids)))) as events:
             try:
                 async for data in events:
                     chunk = self._client.cleanly(self._dialect.read, data, asked)
@@ -617,7 +617,7 @@ class RemoteOperations:
 
     async def _asked(self, asked: Completion, most: int) -> Chunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)
-        answer = await self._client.post(path, body, within=_within(asked), most=most)
+        answer = await self._client.post(path, body, within=first_seconds(len(asked.prompt.ids)), most=most)
         return self._client.cleanly(self._dialect.read, answer, asked)
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
@@ -677,11 +677,6 @@ def _only_piece(chunk: Chunk) -> Piece:
     if not chunk.pieces:
         raise malformed("no token where one was asked for")
     return chunk.pieces[0]
-
-
-def _within(asked: Completion) -> float:
-    """Seconds until an answer begins."""
-    return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * len(asked.prompt.ids)
 
 
 def _bytes_of(positions: int, alternatives: int) -> int:

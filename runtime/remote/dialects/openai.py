@@ -23,7 +23,7 @@ from runtime.remote.dialect import (
     finite,
     malformed,
 )
-from runtime.remote.http import MOST_SMALL_BYTES, HttpClient
+from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.sampling.spec import Kind
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
@@ -232,7 +232,8 @@ class OpenAI:
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
         """``/v1/embeddings``."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
-        answer = decoded(await client.post("/v1/embeddings", body, most=FULL_BYTES), _Vectors)
+        within = first_seconds(sum(len(path.ids) for path in paths))
+        answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
         rows: list[_Vector] = sorted(answer.data, key=lambda row: row.index)
         if [row.index for row in rows] != list(range(len(paths))):
             raise malformed(f"{len(rows):,} vectors for {len(paths):,} texts")

@@ -303,7 +303,8 @@ def test_a_greedy_answer_goes_without_the_server_s_own_penalties(server: Server,
 
 @pytest.mark.parametrize("name", ["dry_multiplier", "penalty_window"])
 def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: str) -> None:
-    sampling = SamplingOptions(**{"temperature": 0.0, name: 1})
+    settings: dict[str, Any] = {"temperature": 0.0, name: 1}
+    sampling = SamplingOptions(**settings)
     with pytest.raises(UnsupportedFeatureError, match=f"no {name}"):
         list(remote.generate_sync([1], GenerationOptions(max_tokens=1, sampling=sampling)))
 
