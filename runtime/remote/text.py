@@ -220,7 +220,7 @@ class ServerText:
         if unknown and self._break is None:
             candidates = await self._dialect.tokenize(self._client, self._model, "\n")
             for token in candidates[-1:]:
-                if await self._text([token]) == "\n":
+                if self._checked(token) and await self._text([token]) == "\n":
                     self._note(token, b"\n")
                     self._break = token
         unknown = [token for token in unknown if not self._known[token]]

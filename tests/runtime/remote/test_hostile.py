@@ -207,6 +207,14 @@ def test_names_that_would_garble_a_terminal_are_not_taken_over(server: Server, f
         assert remote.info.options["server_version"] == ""
 
 
+@pytest.mark.parametrize("token", [9999, -1])
+def test_a_line_break_outside_the_vocabulary(server: Server, token: int) -> None:
+    with connect(server.base_url, tokenizer="server") as remote:
+        server.raw |= {"/tokenize": answers({"tokens": [token]}), "/detokenize": answers({"prompt": "\n"})}
+        with pytest.raises(RemoteError, match=f"token id {token} is outside its vocabulary"):
+            remote.top_logprobs_sync([65], 3)
+
+
 def scores(*told: Any) -> Raw:
     return answers(choice(prompt_logprobs=[None, *told]))
 
