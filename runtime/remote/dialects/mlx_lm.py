@@ -84,7 +84,7 @@ class MlxLm(OpenAI):
             pieces = [Piece(None, choice.text, None, None)] if choice.text else []
         else:
             pieces = [_piece(content, asked) for content in choice.logprobs.content]
-        return Chunk(pieces, choice.finish_reason, None, None, usage.prompt_tokens, cached)
+        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, cached)
 
 
 def _piece(content: _Content, asked: Completion) -> Piece:

@@ -195,7 +195,13 @@ class OpenAI:
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
         return Chunk(
-            _pieces(choice, asked), choice.finish_reason, stopped, prompt, usage.prompt_tokens, cached, text=choice.text or ""
+            _pieces(choice, asked),
+            choice.finish_reason or None,
+            stopped,
+            prompt,
+            usage.prompt_tokens,
+            cached,
+            text=choice.text or "",
         )
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:

@@ -215,6 +215,14 @@ def test_a_line_break_outside_the_vocabulary(server: Server, token: int) -> None
             remote.top_logprobs_sync([65], 3)
 
 
+def test_an_empty_reason_is_no_end(server: Server, folder: Path) -> None:
+    with connect(server.base_url, tokenizer=folder) as remote:
+        server.raw["/v1/completions"] = writes(
+            *[choice(finish_reason="")] * 2, choice(finish_reason="length"), b"data: [DONE]\n\n"
+        )
+        assert [record.finish_reason for record in remote.generate_sync([1, 2], max_tokens=3)] == [None, None, "length"]
+
+
 def scores(*told: Any) -> Raw:
     return answers(choice(prompt_logprobs=[None, *told]))
 
