@@ -63,7 +63,7 @@ def test_compared_with_a_model_of_this_machine(remote: LanguageModel, model: Lan
 
 
 def test_genlm_s_spelling(server: Server, folder: Path, model: LanguageModel) -> None:
-    with load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "tokenizer": folder}) as remote:
+    with load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "tokenizer": folder, "timeout": 1}) as remote:
         ids = remote.tokenize("Hello")
         np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-6)
         drawn = asyncio.run(remote.sample(ids, 5, [257], temperature=0.0))
