@@ -165,6 +165,18 @@ async def settled(future: Future[T], *, shielded: bool = False) -> T:
     return await (asyncio.shield(wrapped) if shielded else wrapped)
 
 
+async def gathered(*waits: Coroutine[Any, Any, T]) -> list[T]:
+    """The answers of all, in order. At the first error the others are cancelled, and have ended when it is raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
 async def off_loop(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Runs what takes a while: on a worker thread, or here where this thread blocks anyway."""
     return function(*arguments, **named) if _mode.blocking else await asyncio.to_thread(function, *arguments, **named)

@@ -37,11 +37,11 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
     if llm_opts is not None and not isinstance(llm_opts, Mapping):
         raise InvalidRequestError(f"llm_opts is a mapping of names and values, not {shown(llm_opts)}")
     given = dict(llm_opts or {})
+    given.pop("timeout", None)
     if backend == "vllm" and "base_url" in given:
         from runtime.remote.connect import connect
 
         return connect(given.pop("base_url"), name or None, **given)
-    given.pop("timeout", None)
     vectors = given.pop("cache_size", None)
     if vectors is not None:
         check_value("cache_size", vectors, whole(0, of="next-token vectors"))

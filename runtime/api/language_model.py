@@ -15,7 +15,6 @@ Rules that hold for all members:
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ import numpy as np
 
 from runtime import html
 from runtime.adapters.uses import Adapters
-from runtime.aio import blocking, blocking_iterator
+from runtime.aio import blocking, blocking_iterator, gathered
 from runtime.api import bulk
 from runtime.api.adapters import AdapterStack
 from runtime.api.checks import RequestChecks, adapter_pairs, check_fits, plain_messages, plain_tools, request_terms
@@ -353,7 +352,8 @@ class LanguageModel:
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
             start: The first position wanted; those before it are context only.
-            stride: Where `ids` are longer than the context: they are scored in windows of the context's length, each
+            stride: Where `ids` are longer than the context: they are scored in windows of the context's length (one less on
+                a server, which answers with a token behind them), each
                 `stride` tokens further than the one before (1 to the context less one). Each token is scored once, and all
                 but those of the first window with at least ``context - stride`` tokens before it. A window is a text of its
                 own, computed anew: half the context is a fair stride, a quarter gives lower perplexities in twice the time.
@@ -407,7 +407,8 @@ class LanguageModel:
             with reporting_prompt(progress, "token", on_progress) as hear:
                 run: TokenRun = await self.transport.call("score", on_progress=hear, ids=path, start=int(start), **under)
             return self._spelled(run)
-        path, windows = sliding_windows(ids, self.info, start, stride)
+        room = self.info.context_length - (not self.has("kv"))  # a server answers with a token behind the text
+        path, windows = sliding_windows(ids, self.info.vocab_size, room, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
             total = None if hear is None else Total(hear, windows)
@@ -512,7 +513,7 @@ class LanguageModel:
         each = (
             self.sample(prompt.tolist(), max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts
         )
-        return list(await asyncio.gather(*each))
+        return await gathered(*each)
 
     async def complete(
         self,
@@ -972,11 +973,12 @@ class LanguageModel:
 
     @property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the bytes of all ids; what tells two tokenizers apart."""
+        """SHA-256 over the bytes of all ids, or over the address where a server tokenises; what tells two tokenizers apart."""
         if self._tokenizer_digest is None:  # a large vocabulary takes some milliseconds
             from runtime.session.manifest import tokenizer_digest
 
-            self._tokenizer_digest = tokenizer_digest(self.transport.text.byte_vocab)
+            text = self.transport.text
+            self._tokenizer_digest = text.tokenizer_digest or tokenizer_digest(text.byte_vocab)
         return self._tokenizer_digest
 
     # ---- members of the capabilities, by their plain names -----------------------------------------------------

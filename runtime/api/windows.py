@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
-from runtime.info import ModelInfo, OnProgress, PromptProgress
+from runtime.info import OnProgress, PromptProgress
 from runtime.records import Int32, TokenRun
 from runtime.text.utf8 import texts_of
 
@@ -22,20 +22,20 @@ class Window(NamedTuple):
     start: int  # in the window
 
 
-def sliding_windows(ids: Sequence[int], info: ModelInfo, start: int, stride: int) -> tuple[Int32, list[Window]]:
-    """All ids, checked before the first window is scored, and the windows.
+def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[Window]]:
+    """All ids, checked before the first window is scored, and the windows of up to `room` tokens.
 
     Raises:
         InvalidRequestError: Ids, a start or a stride out of range.
     """
-    path = RequestChecks(info.vocab_size, sys.maxsize).ids(ids)
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < info.context_length:
+    path = RequestChecks(vocab, sys.maxsize).ids(ids)
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < room:
         raise InvalidRequestError(
-            f"stride is a whole number from 1 to {info.context_length - 1:,} (the context less one), not {stride!r}"
+            f"stride is a whole number from 1 to {room - 1:,} (less than the {room:,} tokens of a window), not {stride!r}"
         )
     if not 0 <= start < len(path):
         raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {start}")
-    return path, windows_of(len(path), info.context_length, stride, start)
+    return path, windows_of(len(path), room, stride, start)
 
 
 def windows_of(length: int, context: int, stride: int, start: int = 0) -> list[Window]:

@@ -99,9 +99,9 @@ async def _compared(
         check_fits(left, text)
         check_fits(right, text)
     ids = await left.tokenize_async(text) if isinstance(text, str) else list(text)
-    if not ids:
+    if not ids or text == "":
         raise InvalidRequestError(NOTHING)
-    pieces = [left.decode_token(token) for token in ids]
+    pieces = await _pieces(left, ids)
     if isinstance(text, str):
         _check_same(b"".join(pieces), clean_text(text).encode(), left.info.name)
     same = left is right or _used(left) == _used(right)
@@ -109,7 +109,7 @@ async def _compared(
     if not others:
         raise InvalidRequestError(NOTHING)
     if not same:
-        spelled, data = b"".join(right.decode_token(token) for token in others), b"".join(pieces)
+        spelled, data = b"".join(await _pieces(right, others)), b"".join(pieces)
         _check_same(spelled, data[: len(spelled)] if unfinished(data[len(spelled) :]) else data, right.info.name)
     with_rows = same and kl_start is not None and left.info.vocab_size == right.info.vocab_size
     rows = max(len(ids) - max(kl_start or 0, 1), 0) if with_rows else 0
@@ -120,7 +120,10 @@ async def _compared(
             await model.score_run(own, max(top_k, 1), adapters=under, priority=priority, on_progress=tell.reader(len(own)))
         )
         tell.add(len(own))
-    borders = _whole(len(ids)) if same else common_borders(*(ends_of(run.token_bytes) for run in runs))
+    if same:
+        borders = _whole(len(ids))
+    else:
+        borders = common_borders(ends_of(await _pieces(left, ids)), ends_of(await _pieces(right, others)))
     sides = [
         ComparedSide(_name(model, other), run, own, _tops(model, run))
         for model, other, run, own in zip((left, right), (right, left), runs, borders, strict=True)
@@ -135,6 +138,13 @@ async def _compared(
             kl[at.start : at.stop] = kl_rows(p, q)
             tell.add(2 * len(at))
     return ModelComparison(sides[0], sides[1], "tokens" if same else "bytes", kl)
+
+
+async def _pieces(model: LanguageModel, ids: list[int]) -> list[bytes]:
+    """The bytes of each token; none of what the tokenizer puts before every text (BOS)."""
+    before = await model.tokenize_async("")
+    count = len(before) if ids[: len(before)] == before else 0
+    return [b""] * count + [model.decode_token(token) for token in ids[count:]]
 
 
 def _check_same(spelled: bytes, data: bytes, name: str) -> None:

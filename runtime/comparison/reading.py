@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
-    """The ids of the same bytes in the second model's vocabulary.
+    """The ids of the same bytes in the second model's vocabulary, behind what its tokenizer puts before every text (BOS).
 
     Text is cut as its own tokenizer cuts it. Bytes between texts that are no UTF-8 (a model may say such) are its tokens of one
     byte each; the beginning of a character at the very end is left out.
@@ -24,14 +24,15 @@ async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[in
     found: list[int] = []
     held: list[bytes] = []
     for token, piece in zip([*ids, None], [*pieces, b""], strict=True):
-        if token is not None and token not in controls:
+        if token is not None and (token not in controls or not piece):
             held.append(piece)
             continue
         found += await _tokens(right, b"".join(held), last=token is None)
         held.clear()
         if token is not None:
             found.append(controls[token])
-    return found
+    before = await right.tokenize_async("")
+    return found if not found or found[: len(before)] == before else before + found
 
 
 def unfinished(data: bytes) -> bool:
@@ -47,7 +48,7 @@ async def _tokens(model: LanguageModel, data: bytes, *, last: bool) -> list[int]
     found: list[int] = []
     for text, others in _stretches(data, last=last):
         if text:
-            found += await model.tokenize_async(text)
+            found += await model.tokenize_async(text, add_special_tokens=False)
         if others:
             found += _single(model, others)
     return found
@@ -95,6 +96,6 @@ async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int,
     found: dict[int, int] = {}
     for token, data in alike.items():
         text, other = data.decode(errors="replace"), theirs.get(data)
-        if other is not None and await left.tokenize_async(text) != [token]:
+        if other is not None and await left.tokenize_async(text, add_special_tokens=False) != [token]:
             found[token] = other
     return found

@@ -207,7 +207,7 @@ def _info(
 ) -> ModelInfo:
     context = facts.context or UNKNOWN_CONTEXT
     server = f"{dialect.name} at {address.host}"
-    texts = tokenizer_digest(text.facts.byte_vocab) if text.local else digest("server's tokenizer", address.url, facts.model)
+    texts = text.facts.tokenizer_digest or tokenizer_digest(text.facts.byte_vocab)
     told: Mapping[str, Any] = {
         "base_url": address.url,
         "dialect": dialect.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from runtime.errors import RemoteError
 from runtime.grammar.source import Grammar
@@ -14,6 +14,7 @@ from runtime.options.priority import Priority
 from runtime.remote.http import HttpClient
 
 FULL: Final = -1  # alternatives: the whole vocabulary
+_MOST_NAME: Final = 500  # characters of a model's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Abilities:
     chat: bool = False  # renders a conversation to token ids
     grammars: frozenset[str] = frozenset()  # kinds of `Grammar` that it enforces
     embeddings: bool = False  # has vectors of texts
+    ignores_eos: bool = False  # goes on behind the model's own end where a request says so
     sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler's settings that it takes
     plain: int | None = None  # a token of whole characters, where questions are asked by one (`LlamaCpp`)
 
@@ -70,6 +72,8 @@ class Abilities:
             found.append(f"{server} takes prompts as text: what it reads may be other tokens than those shown")
         if not self.token_ids:
             found.append(f"{server} returns no token ids: ids are found by their text, and no branch can leave at a token")
+        if not self.ignores_eos:
+            found.append(f"{server} ends answers where the model does, also with `ignore_eos` or other `eos_token_ids`")
         if not self.embeddings:
             found.append(f"{server} has no embeddings of this model")
         return tuple(found)
@@ -183,11 +187,22 @@ class Probe:
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """The entries of ``/v1/models``."""
+        """The entries of ``/v1/models`` whose ids can be shown."""
         page = self.pages.get("/v1/models")
         listed = page.get("data") if isinstance(page, dict) else None
         entries = listed if isinstance(listed, list) else ()
-        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        return [entry for entry in entries if isinstance(entry, dict) and _is_shown(entry.get("id"))]
+
+    def version(self, path: str, name: str) -> str:
+        """What a page says of the server's version, at most 40 characters; "" where that cannot be shown."""
+        page = self.pages.get(path)
+        said = page.get(name) if isinstance(page, dict) else None
+        return said[:40] if _is_shown(said) else ""
+
+
+def _is_shown(name: object) -> TypeGuard[str]:
+    """Whether this is a name that a terminal shows as it is: of a line, without control characters."""
+    return isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME
 
 
 class Dialect(Protocol):

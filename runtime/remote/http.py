@@ -36,6 +36,11 @@ _QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # what pydan
 _QUIET_LINES: Final = 2000  # in a row that bring nothing: comments, each with a blank line behind it
 
 
+def first_seconds(tokens: int) -> float:
+    """Until an answer begins for which so many tokens are read."""
+    return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a server is: ``https://host:port/root``, without ``/v1``."""

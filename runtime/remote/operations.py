@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
-from runtime.aio import Stream
+from runtime.aio import Stream, gathered
 from runtime.branches import joint_error
 from runtime.errors import (
     AdapterError,
@@ -35,7 +35,7 @@ from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
 from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
-from runtime.remote.http import FIRST_SECONDS, FIRST_SECONDS_PER_TOKEN, MOST_SMALL_BYTES, HttpClient
+from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.remote.metrics import Counters, Request
 from runtime.remote.text import RemoteText
 from runtime.sampling.chain import fresh_seed, make_sampler
@@ -129,7 +129,7 @@ class RemoteOperations:
                 f"{way if most else 'it has none of a position'} (vLLM gives all of them when started with --max-logprobs -1)"
             )
         model = self._model(adapters)
-        return np.stack(await asyncio.gather(*(self._row(ids, model, cache_salt, priority) for ids in batch)))
+        return np.stack(await gathered(*(self._row(ids, model, cache_salt, priority) for ids in batch)))
 
     async def _row(self, ids: Int32, model: str, salt: str, priority: Priority) -> Float32:
         async def ask() -> Float32:
@@ -160,7 +160,7 @@ class RemoteOperations:
                 f"{self._client.address.host} gives no values of chosen ids; ask for more of the likeliest"
             )
         model = self._model(adapters)
-        return list(await asyncio.gather(*(self._top(ids, n, tuple(chosen), model, cache_salt, priority) for ids in batch)))
+        return await gathered(*(self._top(ids, n, tuple(chosen), model, cache_salt, priority) for ids in batch))
 
     async def _top(self, ids: Int32, n: int, chosen: tuple[int, ...], model: str, salt: str, priority: Priority) -> TopLogprobs:
         async def ask() -> TopLogprobs:
@@ -169,7 +169,7 @@ class RemoteOperations:
             width = max(1, self._abilities.chosen_ids)
             parts = [chosen[at : at + width] for at in range(0, len(chosen), width)]
             asking = (self._alternatives(ids, n, part, model, salt, priority) for part in [(), *parts])
-            found, *values = await asyncio.gather(*asking)
+            found, *values = await gathered(*asking)
             of_chosen = {token: value for part in values for token, value in zip(part.keys, part.logprobs, strict=True)}
             top = top_of(found, n, self.text.vocab, {token: of_chosen.get(token) for token in chosen})
             if self._abilities.token_ids and len(top.ids) < min(n, self.text.vocab):
@@ -302,6 +302,11 @@ class RemoteOperations:
             raise UnsupportedFeatureError(f"{host} enforces no {chosen.grammar.label} (it has: {known})")
         if chosen.grammar_prefix:
             raise UnsupportedFeatureError(f"{host} begins a grammar at the answer's beginning alone; leave grammar_prefix out")
+        if self._draws_here and call.eos_token_ids is None and not (chosen.ignore_eos or facts.eos_token_ids):
+            raise UnsupportedFeatureError(
+                f"{host} does not say what ends an answer, which is drawn here: give eos_token_ids or ignore_eos, or connect "
+                "with a tokenizer of this machine"
+            )
         self._model(chosen.adapters)
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         recorded = max(chosen.top_k, REPORTED) if chosen.stages and self._draws_here else chosen.top_k
@@ -325,7 +330,8 @@ class RemoteOperations:
         limit = options.max_tokens or 512
         eos = options.eos_token_ids if options.eos_token_ids is not None else self.text.facts.eos_token_ids
         ends = set[int]() if options.ignore_eos else set(eos)
-        told = None if options.grammar is not None or not (ends or options.ignore_eos) else tuple(sorted(ends))
+        unsaid = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # then the server alone knows its end
+        told = None if unsaid or options.grammar is not None else tuple(sorted(ends))
         usual = min(_USUAL_ALTERNATIVES, self._abilities.alternatives)
         asked = self._completion(
             ids,
@@ -465,7 +471,7 @@ class RemoteOperations:
         shown = ""
         quiet = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
-        async with aclosing(self._client.events(path, body, within=_within(asked))) as events:
+        async with aclosing(self._client.events(path, body, within=first_seconds(len(asked.prompt.ids)))) as events:
             try:
                 async for data in events:
                     chunk = self._client.cleanly(self._dialect.read, data, asked)
@@ -611,7 +617,7 @@ class RemoteOperations:
 
     async def _asked(self, asked: Completion, most: int) -> Chunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)
-        answer = await self._client.post(path, body, within=_within(asked), most=most)
+        answer = await self._client.post(path, body, within=first_seconds(len(asked.prompt.ids)), most=most)
         return self._client.cleanly(self._dialect.read, answer, asked)
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
@@ -671,11 +677,6 @@ def _only_piece(chunk: Chunk) -> Piece:
     if not chunk.pieces:
         raise malformed("no token where one was asked for")
     return chunk.pieces[0]
-
-
-def _within(asked: Completion) -> float:
-    """Seconds until an answer begins."""
-    return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * len(asked.prompt.ids)
 
 
 def _bytes_of(positions: int, alternatives: int) -> int:

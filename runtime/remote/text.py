@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from runtime.aio import gathered
+from runtime.backends.facts import digest
 from runtime.engine.text_side import TextSide
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.loading.config import normalised
@@ -176,6 +178,7 @@ class ServerText:
             lambda: [piece.decode(errors="replace") for piece in self._pieces],
             GenerationOptions(),
             AnswerEnds(eos_token_ids=facts.eos),
+            digest("server's tokenizer", client.address.url, facts.model),
         )
         host, self._exact = client.address.host, dialect.exact_bytes
         parts = "" if self._exact else "a token that is a part of a character shows as U+FFFD, "
@@ -187,7 +190,7 @@ class ServerText:
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """One request for each text."""
-        found = list(await asyncio.gather(*map(self._ids, texts)))
+        found = await gathered(*map(self._ids, texts))
         for ids in found:
             await self.learn(ids)
         return found
@@ -212,16 +215,16 @@ class ServerText:
         """Asks for the texts of those that are new, many in one request."""
         unknown = [token for token in dict.fromkeys(ids) if self._checked(token) and not self._known[token]]
         if self._exact:
-            await asyncio.gather(*(self._learn_bytes(part) for part in _parts(unknown)))
+            await gathered(*(self._learn_bytes(part) for part in _parts(unknown)))
             return
         if unknown and self._break is None:
             candidates = await self._dialect.tokenize(self._client, self._model, "\n")
             for token in candidates[-1:]:
-                if await self._text([token]) == "\n":
+                if self._checked(token) and await self._text([token]) == "\n":
                     self._note(token, b"\n")
                     self._break = token
         unknown = [token for token in unknown if not self._known[token]]
-        await asyncio.gather(*map(self._learn, _parts(unknown)))
+        await gathered(*map(self._learn, _parts(unknown)))
 
     async def _learn_bytes(self, ids: list[int]) -> None:
         for token, piece in zip(ids, await self._dialect.token_bytes(self._client, self._model, ids), strict=True):
@@ -240,7 +243,7 @@ class ServerText:
                 self._note(token, own.encode("utf-8", "replace"))
             return
         half = len(ids) // 2  # one of them has a line break itself
-        await asyncio.gather(self._learn(ids[:half]), self._learn(ids[half:]))
+        await gathered(self._learn(ids[:half]), self._learn(ids[half:]))
 
     async def _text(self, ids: Sequence[int]) -> str:
         return await self._dialect.detokenize(self._client, self._model, ids)

@@ -25,6 +25,7 @@ class TextFacts:
         str_vocab: Makes the texts of all ids.
         own_options: What its generation_config.json asks for.
         own_ends: What ends its answers.
+        tokenizer_digest: In place of that of the bytes, where these are known little by little.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class TextFacts:
     str_vocab: Callable[[], list[str]]
     own_options: GenerationOptions = field(default_factory=GenerationOptions)
     own_ends: AnswerEnds = field(default_factory=AnswerEnds)
+    tokenizer_digest: str = ""
 
 
 class ModelState(Protocol):

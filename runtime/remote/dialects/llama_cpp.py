@@ -72,7 +72,7 @@ class LlamaCpp(OpenAI):
     sampler = frozenset(
         {
             *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("typical_p", "logit_bias", "banned_tokens"),
+            *("typical_p", "penalty_window", "logit_bias", "banned_tokens"),
         }
     )
 
@@ -80,8 +80,7 @@ class LlamaCpp(OpenAI):
         """``/props`` with its settings of generation."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
-            build = page.get("build_info")
-            return build[:40] if isinstance(build, str) else ""
+            return probe.version("/props", "build_info")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
@@ -109,6 +108,7 @@ class LlamaCpp(OpenAI):
             token_prompts=True,
             token_ids=True,
             alternatives=MOST_ALTERNATIVES,
+            ignores_eos=True,
             cached_tokens=True,
             tokenizer=True,
             chat=True,
@@ -129,6 +129,7 @@ class LlamaCpp(OpenAI):
         body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
         sampling = self.sampling(asked, abilities)
         bias = [[int(token), value] for token, value in sampling.pop("logit_bias", {}).items()]
+        body["repeat_last_n"] = sampling.pop("penalty_window", 0) or -1  # all, where the server's own default is 64
         body |= {_RENAMED.get(name, name): value for name, value in sampling.items()}
         if body["temperature"] == 0.0:
             body["temperature"] = -1.0

@@ -46,7 +46,12 @@ class MlxLm(OpenAI):
 
     name = "mlx_lm"
     pages: tuple[str, ...] = ("/health",)
-    sampler = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "banned_tokens"})
+    sampler = frozenset(
+        {
+            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "penalty_window"),
+            *("logit_bias", "banned_tokens"),
+        }
+    )
 
     def recognise(self, probe: Probe) -> str | None:
         """Models without an owner, and ``/health`` in its words."""
@@ -67,6 +72,9 @@ class MlxLm(OpenAI):
     def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/v1/completions``; alternatives come with whole answers alone."""
         path, body = super().request(asked, Abilities(sampling=abilities.sampling), stream=stream)
+        window = body.pop("penalty_window", 0)  # 0 is all there too, where its own default is 20
+        if body.get("repetition_penalty", 1.0) != 1.0:
+            body["repetition_context_size"] = window
         if asked.alternatives and not stream:
             body |= {"logprobs": True, "top_logprobs": min(asked.alternatives, MOST_ALTERNATIVES)}
         return path, body
@@ -84,7 +92,7 @@ class MlxLm(OpenAI):
             pieces = [Piece(None, choice.text, None, None)] if choice.text else []
         else:
             pieces = [_piece(content, asked) for content in choice.logprobs.content]
-        return Chunk(pieces, choice.finish_reason, None, None, usage.prompt_tokens, cached)
+        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, cached)
 
 
 def _piece(content: _Content, asked: Completion) -> Piece:

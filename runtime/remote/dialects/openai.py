@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
-from runtime.options.generation import DEFAULTS
+from runtime.options.generation import DEFAULTS, SAMPLER_STAGES
 from runtime.remote.dialect import (
     FULL,
     Abilities,
@@ -23,7 +23,8 @@ from runtime.remote.dialect import (
     finite,
     malformed,
 )
-from runtime.remote.http import MOST_SMALL_BYTES, HttpClient
+from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
+from runtime.sampling.spec import Kind
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
 _ID = "token_id:"  # how keys begin where ids were asked for
@@ -161,7 +162,8 @@ class OpenAI:
             return {"temperature": 0.0}
         settings = {name: value for name, value in asked.options.sampling.given().items() if value != DEFAULTS[name]}
         body: dict[str, Any] = {"temperature": settings.pop("temperature", 1.0)}
-        if body["temperature"] == 0.0:  # no cut has a say
+        greedy = body["temperature"] == 0.0
+        if greedy:  # no cut has a say
             settings = {name: value for name, value in settings.items() if name in EDITS}
         foreign = sorted(set(settings) - abilities.sampling)
         if foreign:
@@ -176,8 +178,8 @@ class OpenAI:
             body["logit_bias"] = bias
         if asked.seed is not None:
             body["seed"] = asked.seed
-        told = {} if body["temperature"] == 0.0 else {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling}
-        return told | body | settings
+        neutral = {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling and (name in EDITS or not greedy)}
+        return neutral | body | settings
 
     def read(self, body: bytes, asked: Completion) -> Chunk:
         """``choices[0]``."""
@@ -193,7 +195,13 @@ class OpenAI:
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
         return Chunk(
-            _pieces(choice, asked), choice.finish_reason, stopped, prompt, usage.prompt_tokens, cached, text=choice.text or ""
+            _pieces(choice, asked),
+            choice.finish_reason or None,
+            stopped,
+            prompt,
+            usage.prompt_tokens,
+            cached,
+            text=choice.text or "",
         )
 
     async def tokenize(self, client: HttpClient, model: str, text: str) -> list[int]:
@@ -230,7 +238,8 @@ class OpenAI:
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
         """``/v1/embeddings``."""
         body = {"model": model, "input": self.embedding_inputs(paths)}
-        answer = decoded(await client.post("/v1/embeddings", body, most=FULL_BYTES), _Vectors)
+        within = first_seconds(sum(len(path.ids) for path in paths))
+        answer = decoded(await client.post("/v1/embeddings", body, within=within, most=FULL_BYTES), _Vectors)
         rows: list[_Vector] = sorted(answer.data, key=lambda row: row.index)
         if [row.index for row in rows] != list(range(len(paths))):
             raise malformed(f"{len(rows):,} vectors for {len(paths):,} texts")
@@ -243,7 +252,7 @@ class OpenAI:
 
 # Always sent: a server fills in from the model's generation_config.json what a request leaves out.
 NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-EDITS: Final = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_tokens"})
+EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
 
 def _pieces(choice: _Choice, asked: Completion) -> list[Piece]:

@@ -84,6 +84,7 @@ class SGLang(VLLM):
             token_prompts=True,
             token_ids=True,
             alternatives=MOST_ALTERNATIVES,
+            ignores_eos=True,
             chosen_ids=CHOSEN_IDS,
             prompt_logprobs=True,
             cached_tokens=True,

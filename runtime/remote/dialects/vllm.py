@@ -57,7 +57,7 @@ class VLLM(OpenAI):
     def recognise(self, probe: Probe) -> str | None:
         """``/version``, and models that it owns."""
         if any(entry.get("owned_by") == "vllm" for entry in probe.models):
-            return version_of(probe)
+            return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
@@ -76,6 +76,7 @@ class VLLM(OpenAI):
             token_prompts=True,
             token_ids=True,
             alternatives=1,
+            ignores_eos=True,
             prompt_logprobs=True,
             sampling=self.sampler,
         )
@@ -222,7 +223,7 @@ class Elsewise(VLLM):
     def recognise(self, probe: Probe) -> str | None:
         """Models that it owns."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
-            return version_of(probe)
+            return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
@@ -253,13 +254,6 @@ class _ReadyUsage(msgspec.Struct):
 class _Readiness(msgspec.Struct):
     choices: Annotated[list[_ReadyChoice], msgspec.Meta(max_length=8)] = []  # one is asked for
     usage: _ReadyUsage | None = None
-
-
-def version_of(probe: Probe) -> str:
-    """What ``/version`` says."""
-    page = probe.pages.get("/version")
-    version = page.get("version") if isinstance(page, dict) else None
-    return version[:40] if isinstance(version, str) else ""
 
 
 def structured(kind: str, source: str) -> dict[str, Any]:

@@ -183,6 +183,24 @@ def test_other_tokenizers_are_aligned_by_their_bytes(llama: LanguageModel, other
     assert one.tokens != two.tokens
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_token_that_begins_every_text_is_no_text(toy: LanguageModel, *, turned: bool) -> None:
+    with load(tiny_path("llama"), backend="hf", add_bos="yes") as begun:
+        ids = begun.tokenize(TEXT)
+        assert ids == begun.tokenize("") + begun.tokenize(TEXT, add_special_tokens=False)
+        left, right = (toy, begun) if turned else (begun, toy)
+        found = compared(left, right, TEXT)
+        sides = (found.right, found.left) if turned else (found.left, found.right)
+        assert [side.run.ids.tolist() for side in sides] == [ids, toy.tokenize(TEXT)]
+        assert found.totals()[0].bytes == found.totals()[1].bytes > 0
+        same = compared(begun, begun, TEXT)
+    assert (same.aligned_by, len(same)) == ("tokens", len(ids))
+    (start, *others), spelled = sides[0].tokens_of(0), sides[1].tokens_of(0)
+    assert start.startswith(b"<")
+    assert b"".join(others) == b"".join(spelled)
+    assert all(b"".join(sides[0].tokens_of(i)) == b"".join(sides[1].tokens_of(i)) for i in range(1, len(found)))
+
+
 def test_characters_that_are_cut_over_tokens(llama: LanguageModel, toy: LanguageModel) -> None:
     found = compared(toy, llama, "上海 🌧 é")
     assert len(found) == len(llama.tokenize("上海 🌧 é"))  # every border of llama's is one of bytes

@@ -222,9 +222,20 @@ def test_drawn_here_dry_needs_the_tokens_bytes(server: Server) -> None:
     with connect(server.base_url, tokenizer="server", sampling="here") as remote:
         dry = SamplingOptions(dry_multiplier=0.8)
         with pytest.raises(UnsupportedFeatureError, match="does not tell the bytes of its tokens"):
-            list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=dry)))
-        by_id = replace(dry, dry_breakers=(10,))
-        assert len(list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, sampling=by_id)))) == 1
+            list(remote.generate_sync([1, 2, 3], GenerationOptions(max_tokens=1, ignore_eos=True, sampling=dry)))
+        by_id = GenerationOptions(max_tokens=1, ignore_eos=True, sampling=replace(dry, dry_breakers=(10,)))
+        assert len(list(remote.generate_sync([1, 2, 3], by_id))) == 1
+
+
+def test_drawn_here_an_answer_needs_to_know_its_end(server: Server, model: LanguageModel) -> None:
+    greedy: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0}
+    last = list(model.generate_sync([1, 2, 3], ignore_eos=True, **greedy))[9].token_id
+    with connect(server.base_url, tokenizer="server", sampling="here") as remote:
+        with pytest.raises(UnsupportedFeatureError, match="does not say what ends an answer"):
+            list(remote.generate_sync([1, 2, 3], **greedy))
+        records = list(remote.generate_sync([1, 2, 3], eos_token_ids=(last,), **greedy))
+        assert (records[-1].token_id, records[-1].finish_reason) == (last, "eos")
+        assert len(list(remote.generate_sync([1, 2, 3], ignore_eos=True, **greedy))) == 30
 
 
 SETTINGS: dict[str, Any] = {
@@ -281,6 +292,35 @@ def test_a_grammar_goes_to_the_server(server: Server, remote: LanguageModel) -> 
     assert server.bodies("/v1/completions")[-1]["structured_outputs"] == {"regex": "[ab]+"}
     with pytest.raises(UnsupportedFeatureError, match="enforces no Lark grammar"):
         list(remote.generate_sync([1], GenerationOptions(grammar=Grammar.lark('start: "a"'))))
+
+
+def test_a_greedy_answer_goes_without_the_server_s_own_penalties(server: Server, remote: LanguageModel) -> None:
+    list(remote.generate_sync([1], max_tokens=1, temperature=0.0, presence_penalty=0.5, top_p=0.5))
+    body = server.bodies("/v1/completions")[-1]
+    assert (body["repetition_penalty"], body["presence_penalty"], body["frequency_penalty"]) == (1.0, 0.5, 0.0)
+    assert "top_p" not in body
+
+
+@pytest.mark.parametrize("name", ["dry_multiplier", "penalty_window"])
+def test_what_changes_scores_is_refused_greedy_too(remote: LanguageModel, name: str) -> None:
+    settings: dict[str, Any] = {"temperature": 0.0, name: 1}
+    sampling = SamplingOptions(**settings)
+    with pytest.raises(UnsupportedFeatureError, match=f"no {name}"):
+        list(remote.generate_sync([1], GenerationOptions(max_tokens=1, sampling=sampling)))
+
+
+def test_without_ids_that_end_it_an_answer_goes_on(server: Server, folder: Path) -> None:
+    endless: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "logit_bias": {257: 100.0}}  # its end is all that it says
+    with connect(server.base_url, tokenizer=folder) as remote:
+        assert len(list(remote.generate_sync([1], **endless))) == 1
+        assert len(list(remote.generate_sync([1], eos_token_ids=(), **endless))) == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_ends_answers_by_itself_is_told(model: LanguageModel, folder: Path, kind: str) -> None:
+    with serving(model, KINDS[kind]) as server, connect(server.base_url, tokenizer=folder) as remote:
+        told = [warning for warning in remote.info.warnings if "also with `ignore_eos`" in warning]
+        assert len(told) == (kind in ("mlx_lm", "openai"))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from runtime import (
     connect_async,
     key_for,
 )
-from runtime.remote import http, operations
+from runtime.remote import http
 from tests.runtime.remote.servers import Server, send, serving
 
 KEY = "sk-very-secret-0123456789"
@@ -161,17 +161,21 @@ def test_an_answer_is_waited_for_by_the_prompt_s_length(
     model: LanguageModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (http.FIRST_SECONDS, http.FIRST_SECONDS_PER_TOKEN) == (60.0, 0.02)
-    with serving(model) as server, connect(server.base_url, tokenizer=folder) as remote:
+    with serving(model, embeddings=True) as server, connect(server.base_url, tokenizer=folder) as remote:
 
         async def late(writer: Any) -> None:
             await asyncio.sleep(0.25)
             send(writer, 500, {"error": "after all"})
 
         monkeypatch.setattr(http, "CONNECT_SECONDS", 0.02)
-        monkeypatch.setattr(operations, "FIRST_SECONDS", 0.0)
-        monkeypatch.setattr(operations, "FIRST_SECONDS_PER_TOKEN", 0.05)
-        server.raw["/v1/completions"] = late
-        for ask in (lambda ids: remote.top_logprobs_sync(ids, 3), lambda ids: list(remote.generate_sync(ids, max_tokens=3))):
+        monkeypatch.setattr(http, "FIRST_SECONDS", 0.0)
+        monkeypatch.setattr(http, "FIRST_SECONDS_PER_TOKEN", 0.05)
+        server.raw |= {"/v1/completions": late, "/v1/embeddings": late}
+        for ask in (
+            lambda ids: remote.top_logprobs_sync(ids, 3),
+            lambda ids: list(remote.generate_sync(ids, max_tokens=3)),
+            lambda ids: remote.embed_sync([remote.detokenize(ids)]),
+        ):
             with pytest.raises(RemoteError, match="has not begun to answer") as fault:
                 ask([1, 2])
             assert fault.value.reason == "timeout"

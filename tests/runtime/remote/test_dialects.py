@@ -334,6 +334,17 @@ def test_the_tokens_of_a_character_that_llama_cpp_leaves_out(model: LanguageMode
             list(answer)
 
 
+@pytest.mark.parametrize(("window", "of_llama"), [(0, -1), (9, 9)])
+def test_penalties_see_as_far_as_is_asked(model: LanguageModel, folder: Path, window: int, of_llama: int) -> None:
+    options = GenerationOptions(max_tokens=2, sampling=SamplingOptions(repetition_penalty=1.2, penalty_window=window))
+    with serving(model, LlamaServer) as server, connect(server.base_url, tokenizer=folder) as remote:
+        list(remote.generate_sync([5, 6], options))
+        assert server.bodies("/completion")[-1]["repeat_last_n"] == of_llama
+    with serving(model, MlxServer) as server, connect(server.base_url, tokenizer=folder) as remote:
+        list(remote.generate_sync([5, 6], options))
+        assert server.bodies("/v1/completions")[-1]["repetition_context_size"] == window
+
+
 def test_text_alone_needs_a_tokenizer(model: LanguageModel) -> None:
     with (
         serving(model, MlxServer) as server,

@@ -17,7 +17,8 @@ from runtime import (
     RemoteError,
     connect,
 )
-from tests.runtime.remote.servers import Server, event, send, serving, start_events
+from tests.runtime.remote.servers import Refused, Server, event, send, serving, start_events
+from tests.runtime.remote.test_answers import wait_until
 
 TEXT = "Some words, zwölf Möwen."
 
@@ -38,6 +39,19 @@ def test_the_likeliest_and_the_exact_tail(remote: LanguageModel, model: Language
     assert theirs.chosen == pytest.approx(ours.chosen, abs=1e-6)
     full = model.next_token_logprobs_sync(ids)
     assert ours.tail_mass == pytest.approx(1 - np.exp(full[ours.ids].astype(float)).sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("length", [64, 150])
+def test_windows_leave_the_server_room_for_a_token(server: Server, model: LanguageModel, folder: Path, length: int) -> None:
+    ids = (model.tokenize(TEXT) * 10)[:length]
+    with connect(server.base_url, tokenizer=folder, context_length=64) as remote:
+        found = [record.logprob for record in remote.score_sync(ids, 1, stride=20)]
+        assert max(len(body["prompt"]) for body in server.bodies("/v1/completions")) == 63
+    whole = [record.logprob for record in model.score_sync(ids[:63], 1)]
+    windows = [model.score_sync(ids[begin : begin + 63], 1) for begin in range(20, length - 42, 20)]
+    wanted = [*whole, *(record.logprob for window in windows for record in window[43:])]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(wanted[1:], abs=1e-6)
 
 
 @pytest.mark.parametrize("owner", ["vllm", "elsewise"])
@@ -63,6 +77,36 @@ def test_a_priority_goes_to_a_server_that_takes_one(model: LanguageModel, folder
         list(remote.top_many_sync([[5, 6]], 2))  # background work, if nothing else is said
         sent = [body.get("priority") for body in server.bodies("/v1/completions")]
         assert sent == ([-1, None, 1, 1, 1] if orders else [None] * 5)
+
+
+class Holding(Server):
+    """Refuses one of several prompts once all are there, and answers none of the others."""
+
+    all: asyncio.Barrier | None = None
+
+    async def _prompt(self, body: dict[str, Any]) -> list[int]:
+        ids = await super()._prompt(body)
+        if self.all is not None:
+            await self.all.wait()
+            if ids != [9]:
+                await asyncio.Event().wait()
+            raise Refused(400, "not this one")
+        return ids
+
+
+@pytest.mark.parametrize("asks", ["batch_top_logprobs", "batch_sample"])
+def test_an_error_of_one_row_ends_the_others_at_the_server(model: LanguageModel, folder: Path, asks: str) -> None:
+    async def ask(remote: LanguageModel, server: Server) -> None:
+        batch = [[5], [9], [7]]
+        asked = remote.batch_top_logprobs(batch, 2) if asks == "batch_top_logprobs" else remote.batch_sample(batch, 9, [])
+        with pytest.raises(InvalidRequestError, match="not this one"):
+            await asked
+        await asyncio.to_thread(wait_until, lambda: server.running == 0)
+
+    with serving(model, Holding) as server, connect(server.base_url, tokenizer=folder) as remote:
+        assert isinstance(server, Holding)
+        server.all = asyncio.Barrier(3)
+        asyncio.run(ask(remote, server))
 
 
 def test_fewer_alternatives_than_asked_for_are_no_answer(server: Server, remote: LanguageModel) -> None:

@@ -13,6 +13,7 @@ from runtime import (
     SamplingOptions,
     compare_models,
     connect,
+    connect_async,
     load_model_by_name,
 )
 from tests.runtime.remote.servers import Server, serving
@@ -39,13 +40,30 @@ def test_a_session_and_its_fork_are_those_of_the_model(remote: LanguageModel, mo
     assert asyncio.run(talk(remote)) == asyncio.run(talk(model))
 
 
+def test_a_snapshot_goes_on_over_a_new_connection(server: Server) -> None:
+    async def ids(*words: str) -> list[list[int]]:
+        found = []
+        snapshot = None
+        for word in words:
+            async with await connect_async(server.base_url, tokenizer="server") as remote:
+                await remote.tokenize_async(word)  # another connection has seen other tokens
+                async with remote.resume(snapshot) if snapshot else remote.open_session() as session:
+                    await session.ensure_prefix("Once upon a time")
+                    found.append(list(session.ids))
+                    snapshot = session.snapshot()
+        return found
+
+    first, second = asyncio.run(ids("one", "another"))
+    assert first == second
+
+
 def test_compared_with_a_model_of_this_machine(remote: LanguageModel, model: LanguageModel) -> None:
     found = asyncio.run(compare_models(model, remote, "A text for both."))
     np.testing.assert_allclose(found.left.logprob[1:], found.right.logprob[1:], atol=1e-6)
 
 
 def test_genlm_s_spelling(server: Server, folder: Path, model: LanguageModel) -> None:
-    with load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "tokenizer": folder}) as remote:
+    with load_model_by_name("tiny", "vllm", {"base_url": server.base_url, "tokenizer": folder, "timeout": 1}) as remote:
         ids = remote.tokenize("Hello")
         np.testing.assert_allclose(remote.next_token_logprobs_sync(ids), model.next_token_logprobs_sync(ids), atol=1e-6)
         drawn = asyncio.run(remote.sample(ids, 5, [257], temperature=0.0))
