@@ -142,6 +142,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b'[{"role": "user", "content": "\xff"}]', "its byte 29 is no UTF-8"),
     (b'[{"role": "user", "content": "\\ud83c"}]', "half of a character"),
     (b'[{"role": "user", "role": "user", "content": ""}]', "'role' stands there twice"),
+    (b'[{"0": 0, ' + b"".join(b'"%d": 0, ' % name for name in range(100_000)) + b'"x": 0}]', "'0' stands there twice"),
     (b'[{"role": "user", "content": NaN}]', "NaN is no JSON number"),
     (b'[{"role": "user", "content": -Infinity}]', "-Infinity is no JSON number"),
     (b'[{"role": "user", "content": 1' + b"0" * 5000 + b"}]", "a number of thousands of digits"),
