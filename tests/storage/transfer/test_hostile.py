@@ -135,6 +135,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b"hello", "neither a list nor an object begins here"),
     (b"[]", "there is no message in it"),
     (b"{}", "no session of ours"),
+    (b"{" + b"".join(b'"%d": 0, ' % name for name in range(2_000)) + b"this is not read", "no session of ours"),
     (b'[{"role": "user", "content": "hi"}', "cut short"),
     (b'[{"role": "user", "content": "hi', "cut short"),
     (b'[{"role": "user", "content": "hi"}}', "a comma or the end of the list should be here, not '}'"),
