@@ -202,7 +202,7 @@ def logprob_of(node: NodeRow) -> float | None:
 def _likely(node: NodeRow) -> float | None:
     """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
     logprob, count = logprob_of(node), node.stats.get("generated") if node.whole else None
-    return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
+    return math.exp(min(logprob / count, 0.0)) if logprob is not None and isinstance(count, int) and count > 0 else None
 
 
 def _first_words(text: str, count: int = NAME_WORDS) -> str:
