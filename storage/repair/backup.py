@@ -17,7 +17,7 @@ import sqlite_utils
 
 from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, typed_errors
-from storage.files import ensure_file, free_name, sync_folder
+from storage.files import ensure_file, free_name, keep_as, sync_folder
 from storage.tables import checksums
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,22 @@ def daily_backups(path: Path) -> list[Path]:
     """The daily backups of a database, oldest first."""
     found = (path.parent / FOLDER).glob(f"{path.stem}.daily-*{path.suffix}")
     return sorted((each for each in found if _DAILY.search(each.stem)), key=_number)
+
+
+def keep_daily(path: Path, change: str) -> Path | None:
+    """Gives the newest daily backup of the database at `path` a second name, under which it is never deleted; None without one.
+
+    Args:
+        path: The database.
+        change: What comes, for the name.
+    """
+    held = daily_backups(path)
+    if not held:
+        return None
+    kept = free_name(path.parent / FOLDER / f"{path.stem}.before-{change}{path.suffix}")
+    keep_as(held[-1], kept)
+    sync_folder(kept.parent)
+    return kept
 
 
 def today() -> str:
