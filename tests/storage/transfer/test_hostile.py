@@ -98,6 +98,12 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (spoil("tokens", "columns", {"ids": {**COLUMN, "values": [-1, 2, 3, 4]}}, 0), "should lie within 0 and"),
     (spoil("tokens", "columns", {"ids": {**COLUMN, "dtype": "<f4"}}, 0), "column 'ids' should have"),
     (spoil("tokens", "columns", {"ids": COLUMN, "logprob": COLUMN}, 0), "column 'logprob' should have"),
+    (spoil("tokens", "columns", {"ids": COLUMN, "origin": {**COLUMN, "dtype": "|u1", "values": [1, 2, 5, 6]}}, 0), "'origin'"),
+    (spoil("tokens", "columns", {"ids": COLUMN, "finish": {**COLUMN, "dtype": "|u1", "values": [0, 0, 0, 12]}}, 0), "'finish'"),
+    (
+        spoil("tokens", "columns", {"ids": COLUMN, "logprob": {**COLUMN, "dtype": "<f4", "values": [0, -1, 1, 1000]}}, 0),
+        "exceed",
+    ),
     (spoil("tokens", "columns", 5, 0), "columns should be an object"),
     (lambda made: made.pop("session"), "is not expected here"),
     (lambda made: made.update(version="1"), "its version, a number"),
