@@ -163,7 +163,7 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
 
 
 def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
-    text, count = token_chunks.said(db, row)
+    text, count = token_chunks.text_so_far(db, row)
     changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
     checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], row["id"], text)

@@ -148,7 +148,7 @@ class StoredSession:
 
     def _ended(self, row: Row) -> Row:
         """An answer that is being written, as if it ended here."""
-        text, count = token_chunks.said(self._db, row)
+        text, count = token_chunks.text_so_far(self._db, row)
         return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
 
 

@@ -99,7 +99,9 @@ def test_an_answer_that_is_being_written_goes_out_as_far_as_it_is(path: Path, tm
     async def write(store: SessionStore) -> int:
         session, user, _ = await chat(store)
         node = await store.add_node(NewNode(session, user, "assistant", status="open"))
-        await store.append_chunk(node, NewChunk("model-a", 0, 2, {"ids": np.array([1, 2], np.int32)}))
+        await store.append_chunk(
+            node, NewChunk("model-a", 0, 2, {"ids": np.array([1, 2], np.int32), "origin": np.array([2, 2], np.uint8)})
+        )
         branched = await store.add_node(NewNode(session, user, "assistant", status="open", text="w0 "), chunk(0, 1))
         await store.append_chunk(branched, chunk(1, 4))
         await store.add_node(NewNode(session, branched, "assistant", "x", at_token=4, at_byte=12))
