@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import NewNode, SessionStore
+from storage import NewChunk, NewNode, SessionStore
 from tests.storage.faults import REPOSITORY, check_nothing_was_lost, fired, run, vfs, writer
-from tests.storage.helpers import chunk, with_store
+from tests.storage.helpers import MODEL, chunk, with_store
 
 
 @pytest.mark.sampled(1)
@@ -41,9 +41,8 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
         header = chunk(0, 3)
         header.columns["origin"][0] = 0  # the template's own token is not part of the text
         await store.append_chunk(full, header)
-        end = chunk(3, 3)
-        end.columns["finish"] = np.array([0, 0, 1], np.uint8)  # the name of the end-of-text token is not part of the text
-        await store.append_chunk(full, end)
+        finish = np.array([0, 0, 1], np.uint8)  # the name of the end-of-text token is not part of the text
+        await store.append_chunk(full, NewChunk(MODEL, 3, 3, {**chunk(3, 3).columns, "finish": finish}))
         empty = await store.add_node(NewNode(session, user, "assistant", status="open"))
         branched = await store.add_node(NewNode(session, user, "assistant", status="open", text="w0 "), chunk(0, 1))
         await store.append_chunk(branched, chunk(1, 4))
