@@ -28,6 +28,7 @@ from ui import EngineState, OnTransfer
 
 AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at whether to stop
 APART: Final = 4_096  # likewise, where a process has to be started for them
+STEPS: Final = 1 << 20  # of SQLite's machine that looking for a block may take; in a file of ours it takes some hundred
 
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
@@ -134,6 +135,7 @@ def carries_blocks(file: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as conn:
             conn.execute("PRAGMA trusted_schema = OFF")
+            conn.set_progress_handler(lambda: 1, STEPS)
             sql = "SELECT EXISTS (SELECT 1 FROM kv_blocks) FROM sqlite_schema WHERE name = 'kv_blocks' AND type = 'table'"
             found = conn.execute(sql).fetchone()
             return bool(found and found[0])

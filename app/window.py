@@ -22,12 +22,13 @@ from PySide6.QtCore import (
     QFileSystemWatcher,
     QMessageLogContext,
     QSocketNotifier,
+    Qt,
     QtMsgType,
     Signal,
     qInstallMessageHandler,
 )
 from PySide6.QtGui import QFileOpenEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QMessageBox
 from qasync import QEventLoop
 
 from app.faults import MOVED
@@ -210,13 +211,13 @@ async def run_window(
             workbench.models.warm_up()
         workbench.services.tidy_up()
         await windows.ended.wait()
-    for words in workbench.services.unsaved:
-        log.warning("%s", words)
     collector.stop()
     watcher.deleteLater()
     left = windows.left()
     if left is not None:
         await _keep(data, kept, left)
+    if workbench.services.unsaved:
+        await _tell_unsaved(workbench.services.unsaved)
 
 
 async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any]) -> None:
@@ -225,6 +226,20 @@ async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any
         await kept.write(store, state)
     except StoreError as fault:  # it is written again when they are closed
         log.warning("how the windows stand could not be saved: %s", fault)
+
+
+async def _tell_unsaved(unsaved: Sequence[str]) -> None:
+    """Says where answers are that the store had no room for; the windows are gone by now. Returns when it was read."""
+    for words in unsaved:
+        log.warning("%s", words)
+    box = QMessageBox(QMessageBox.Icon.Warning, "Elsewise", "\n\n".join(unsaved))
+    box.setTextFormat(Qt.TextFormat.PlainText)
+    box.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard)
+    read = asyncio.Event()
+    box.finished.connect(read.set)
+    box.show()
+    await read.wait()
+    box.deleteLater()
 
 
 async def _keep(data: DataFolder, kept: KeptWindows, left: dict[str, Any]) -> None:

@@ -255,6 +255,8 @@ class TokenRun(Tabular):
         Columns that a file of another origin left out, all but the ids, are as those of unscored tokens.
         """
         if not columns.keys() >= _NEEDED:
+            if not columns.keys() >= _TOP:  # alternatives without their numbers, or numbers of none
+                columns = {name: column for name, column in columns.items() if name not in _TOP}
             columns = {**cls.unscored(columns["ids"].tolist(), *_said(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
         if plain["top_ids"].dtype == np.uint16:
@@ -452,6 +454,7 @@ class Scores(Tabular):
 
 
 _RUN_COLUMNS = tuple(column.name for column in fields(TokenRun) if column.name not in ("stages", "vocabulary"))
+_TOP = frozenset({"top_ids", "top_logprobs"})
 _NEEDED = frozenset({*_RUN_COLUMNS, "data", "lengths", "text_data", "text_lengths"}) - {"token_bytes", "texts"}
 _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
 _score_columns = attrgetter(*_SCORE_COLUMNS)

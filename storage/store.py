@@ -387,6 +387,7 @@ class SessionStore:
 
         Raises:
             StoreDamagedError: The file is damaged; the backups that are there stay.
+            StoreFullError: The disk has too little room for it.
         """
         stop = threading.Event()
         try:
@@ -401,6 +402,7 @@ class SessionStore:
 
         Raises:
             StoreDamagedError: The file is damaged; the backups that are there stay.
+            StoreFullError: The disk has too little room for it.
         """
         stop = threading.Event()
         try:

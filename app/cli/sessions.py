@@ -354,9 +354,8 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
         await store.drop_unfinished_imports()
         imported = await store.import_file(file, progress)
         for session_id in imported.sessions:
-            tree = await store.load_session(session_id)
-            click.echo(f"{session_id}\t{one_line(tree.session.title)}")
-            for note in await what_is_taken(store, tree.nodes):
+            click.echo(f"{session_id}\t{one_line((await store.load_shape(session_id)).session.title)}")
+            for note in await what_is_taken(store, session_id):
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)

@@ -16,12 +16,13 @@ from typing import Final
 import sqlite_utils
 
 from storage.database import connect, fetch
-from storage.errors import StoreDamagedError, typed_errors
-from storage.files import ensure_file, free_name, sync_folder
+from storage.errors import StoreDamagedError, StoreFullError, typed_errors
+from storage.files import ensure_file, free_name, journal_of, keep_as, sync_folder
 from storage.tables import checksums
 
 log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
+SPARE: Final = 1 << 28  # bytes that a backup leaves free on the disk, at the least
 FOLDER: Final = "backups"  # beside the database
 RECOVERING: Final = ".recovering-"  # begins the name of a folder that a recovery works in
 _DRAFT: Final = ".partial"
@@ -113,6 +114,7 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
 
     Raises:
         StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+        StoreFullError: The disk has too little room for it.
     """
     day = today()
     held = daily_backups(path)
@@ -141,6 +143,7 @@ def back_up_now(path: Path, stop: threading.Event) -> Path | None:
 
     Raises:
         StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+        StoreFullError: The disk has too little room for it.
     """
     return _sound_copy(path, f"by-hand.{today()}", stop)
 
@@ -148,6 +151,7 @@ def back_up_now(path: Path, stop: threading.Event) -> Path | None:
 def _sound_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
     """A copy of which every row was read again, with `mark` in its name; None where it was stopped."""
     with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
+        _check_room(path)
         db = sqlite_utils.Database(conn, execute_plugins=False)
         made = back_up(db, path.parent / FOLDER / f"{path.stem}.{mark}{path.suffix}")
         try:
@@ -162,10 +166,42 @@ def _sound_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
     return None if stop.is_set() else made
 
 
+def _check_room(path: Path) -> None:
+    """Refuses a backup that would leave the disk without room for what comes next.
+
+    Raises:
+        StoreFullError: It would.
+    """
+    folder, journal = path.parent / FOLDER, journal_of(path)
+    size = path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
+    free = shutil.disk_usage(folder if folder.exists() else path.parent).free
+    if free < size + max(size // 10, SPARE):
+        raise StoreFullError(
+            f"{path}: no backup was made: it takes {size >> 20:,} MiB of the {free >> 20:,} MiB that are free, "
+            f"and {max(size // 10, SPARE) >> 20:,} MiB are to stay so"
+        )
+
+
 def daily_backups(path: Path) -> list[Path]:
     """The daily backups of a database, oldest first."""
     found = (path.parent / FOLDER).glob(f"{path.stem}.daily-*{path.suffix}")
     return sorted((each for each in found if _DAILY.search(each.stem)), key=_number)
+
+
+def keep_daily(path: Path, change: str) -> Path | None:
+    """Gives the newest daily backup of the database at `path` a second name, under which it is never deleted; None without one.
+
+    Args:
+        path: The database.
+        change: What comes, for the name.
+    """
+    held = daily_backups(path)
+    if not held:
+        return None
+    kept = free_name(path.parent / FOLDER / f"{path.stem}.before-{change}{path.suffix}")
+    keep_as(held[-1], kept)
+    sync_folder(kept.parent)
+    return kept
 
 
 def today() -> str:

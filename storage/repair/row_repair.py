@@ -28,7 +28,7 @@ from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import beside, free_name, keep_as, sync_folder
 from storage.repair import integrity
-from storage.repair.backup import RECOVERING, daily_backups, findings
+from storage.repair.backup import RECOVERING, daily_backups, findings, keep_daily
 from storage.rows import DamageKind, DamageRow, Role, Salvage
 from storage.schema import create, definitions
 from storage.tables import checksums, key_value, nodes, search, sessions, token_chunks
@@ -279,7 +279,8 @@ def _whole_number(value: object) -> int:
 def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
     """Replaces the damaged file at `path` by a new one with all that could be read; blocking, seconds to minutes.
 
-    Where that is nothing, the new one is read from the latest daily backup from which anything can be.
+    Where that is nothing, the new one is read from the latest daily backup from which anything can be. Where some is lost, the
+    latest daily backup is kept for good, and named first among what is lost.
 
     Only for the one writer of the data folder, while no process has the store open. The damaged file, with its journal, stands
     beside it afterwards; until the new one is whole and on the disk nothing is changed.
@@ -306,7 +307,10 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
                 break
         else:
             raise StoreDamagedError(f"{path}: nothing in it can be read; it was left as it is")
+        backup = keep_daily(path, "recovery") if lost and source == target else None
         kept = _put_in_place(target, draft)
+    if backup is not None:
+        lost = [f"what is missing may be in the backup {backup.name}, which stays", *lost]
     if source != target:
         lost = [f"nothing in the file itself can be read; what is newer than the backup {source.name} is missing", *lost]
     return Salvage(sessions_found, turns, tuple(lost), kept)

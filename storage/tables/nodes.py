@@ -163,15 +163,8 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
 
 
 def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
-    sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
-    tiles = token_chunks.tiled(row["id"], fetch(db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
-    text = row["text"] or clean("".join(token_chunks.text_of(tile.columns) for tile in tiles))
-    changes = {
-        "status": "partial",
-        "finish_reason": "app_ended",
-        "text": text,
-        "token_count": sum(tile.count for tile in tiles),
-    }
+    text, count = token_chunks.text_so_far(db, row)
+    changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
     checksums.update(db, "nodes", row, changes)
     search.index_node(db, row["session_id"], row["id"], text)
 

@@ -18,6 +18,7 @@ from storage.tables import checksums, columns
 from storage.tables.text import clean
 
 _TEMPLATE: Final = 0  # value of the column `origin` for tokens that are not part of the text
+_END_OF_TEXT: Final = (1, 10)  # values of the column `finish` for tokens whose name is not part of the text
 MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not become an allocation
 
 
@@ -198,8 +199,21 @@ def _runs(owner: npt.NDArray[np.int32], lost: npt.NDArray[np.bool_]) -> list[tup
 
 
 def text_of(found: Columns) -> str:
-    """The text of tokens, without those of the template."""
-    texts = columns.pieces(found, "text") or []
-    origins = found.get("origin")
-    kept = [t for i, t in enumerate(texts) if origins is None or origins[i] != _TEMPLATE]
-    return b"".join(kept).decode("utf-8", "replace")
+    """The text of tokens, without those of the template and those that end a text."""
+    texts = columns.pieces(found, "text")
+    if not texts:
+        return ""
+    none = np.full(len(texts), -1)
+    own = (found.get("origin", none) != _TEMPLATE) & ~np.isin(found.get("finish", none), _END_OF_TEXT)
+    return b"".join(text for text, keep in zip(texts, own.tolist(), strict=True) if keep).decode("utf-8", "replace")
+
+
+def text_so_far(db: sqlite_utils.Database, node: dict[str, Any]) -> tuple[str, int]:
+    """The text and the number of tokens of an open run, as far as they are saved.
+
+    Its row may hold the words that it was begun with; its tokens hold them too, unless they are damaged.
+    """
+    sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
+    tiles = tiled(node["id"], fetch(db, sql, [node["id"], node["kv_fingerprint"]]), length=None)
+    text = clean("".join(text_of(tile.columns) for tile in tiles))
+    return max(str(node["text"] or ""), text, key=len), sum(tile.count for tile in tiles)

@@ -247,6 +247,12 @@ _KNOWN: Final = {  # name -> kinds of numbers, dimensions
     "text_lengths": ("iu", 1),
 }
 MOST_ID: Final = (1 << 31) - 1
+_HIGHEST: Final = {  # name -> what no row of it exceeds
+    "origin": 5,
+    "finish": 11,
+    "logprob": 1.0,  # some servers round up from 0
+    "top_logprobs": 1.0,
+}
 
 
 def check_known(found: Columns) -> None:
@@ -263,6 +269,9 @@ def check_known(found: Columns) -> None:
     ids = np.asarray(found["ids"]).astype(np.int64)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= MOST_ID:
         raise ValueError(f"column 'ids' should lie within 0 and {MOST_ID:,}")
+    for name, highest in _HIGHEST.items():
+        if name in found and np.any(np.greater(found[name], highest)):
+            raise ValueError(f"column {name!r} should not exceed {highest}")
     tops, numbers = found.get("top_ids"), found.get("top_logprobs")
     if tops is not None and numbers is not None and tops.shape != numbers.shape:
         raise ValueError(f"columns 'top_ids' and 'top_logprobs' have the shapes {tops.shape} and {numbers.shape}")

@@ -42,6 +42,7 @@ OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, row
 BATCH_SECONDS: Final = 0.05  # of reading ahead
 BATCH_BYTES: Final = 1 << 21
 KNOWN_BYTES: Final = 1 << 26  # of models and vocabularies, which wait for the end of the import
+MOST_KNOWN: Final = 4_096  # of them that differ; each is compared with those before it
 SLICE_SECONDS: Final = 0.015  # that one transaction works before it is committed, which takes some more
 
 
@@ -106,7 +107,7 @@ def _write(db: sqlite_utils.Database, filled: ImportState, part: ImportPart) -> 
             values |= {"count": part.count, "columns": part.columns, "summary": part.summary}
             checksums.insert(db, "token_chunks", values)
         case ModelPart() | VocabularyPart():
-            return replace(filled, known=(*filled.known, part))
+            return filled if part in filled.known else replace(filled, known=(*filled.known, part))
         case SetupPart():
             checksums.put(db, "settings", {"key": key_value.session_key(filled.sessions[-1]), "value": part.value})
         case PlacePart():
@@ -265,6 +266,8 @@ class Importer:
             run.progress(source.done, source.total)
             if sum(map(_size, run.filled.known)) > KNOWN_BYTES:
                 raise InvalidFileError(run.name, f"what it says of models is larger than {KNOWN_BYTES >> 20} MiB")
+            if len(run.filled.known) > MOST_KNOWN:
+                raise InvalidFileError(run.name, f"it speaks of more than {MOST_KNOWN:,} models and vocabularies")
         run.check()
         await self._database.write(partial(show, filled=run.filled))
 

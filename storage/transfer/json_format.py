@@ -42,6 +42,7 @@ _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
 _USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # of what is not in our format
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+MOST_MEMBERS: Final = 1_000  # of an object that is not in our format, before its messages
 TITLE_CHARACTERS: Final = 60
 OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 
@@ -200,8 +201,9 @@ class JsonFile:
     def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
         """An object that is not in our format: one message (as it is), or an object with messages (as parts)."""
         members: dict[str, Any] = {}
-        piece = first
-        while piece.kind == "member":
+        piece, count = first, 0
+        while piece.kind == "member" and count < MOST_MEMBERS:
+            count += 1
             if piece.key in _USED:  # the rest may be a file of any length
                 members[piece.key] = piece.value
             piece = next(pieces)

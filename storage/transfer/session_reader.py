@@ -18,7 +18,6 @@ from storage.rows import Columns, NodeRow
 from storage.schema import open_sessions
 from storage.tables import checksums, columns, key_value, nodes, sessions, token_chunks
 from storage.tables.text import clean, from_json
-from storage.tables.token_chunks import text_of
 from storage.transfer.parts import (
     NODE_FIELDS,
     NODE_MORE,
@@ -149,10 +148,7 @@ class StoredSession:
 
     def _ended(self, row: Row) -> Row:
         """An answer that is being written, as if it ended here."""
-        sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
-        tiles = token_chunks.tiled(row["id"], fetch(self._db, sql, [row["id"], row["kv_fingerprint"]]), length=None)
-        text = row["text"] or "".join(text_of(tile.columns) for tile in tiles)
-        count = sum(tile.count for tile in tiles)
+        text, count = token_chunks.text_so_far(self._db, row)
         return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
 
 

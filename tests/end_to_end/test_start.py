@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QMessageBox
 
 from app.paths import DataFolder
 from app.window import COMPLETE, open_window
@@ -196,3 +197,26 @@ def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     # and with room again, the same folder works
     SessionStore.open(tmp_path / "data" / "sessions.db").close_sync()
+
+
+def test_where_an_answer_is_that_was_not_saved_is_told_after_the_last_window(
+    qapp: QApplication, open_app: Callable[[str, str, Scene], None], paced: str
+) -> None:
+    told: list[str] = []
+    reading: list[asyncio.Task[None]] = []
+
+    def boxes() -> list[QMessageBox]:
+        return [each for each in qapp.topLevelWidgets() if isinstance(each, QMessageBox) and each.isVisible()]
+
+    async def read() -> None:
+        await until(boxes)
+        [box] = boxes()
+        told.append(box.text())
+        box.close()
+
+    async def scene(_: MainWindow, workbench: AppWorkbench) -> None:
+        workbench.services.unsaved.append("all of its text is in <b>here</b>")
+        reading.append(asyncio.create_task(read()))
+
+    open_app("x", paced, scene)
+    assert told == ["all of its text is in <b>here</b>"]

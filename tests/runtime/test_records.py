@@ -82,6 +82,15 @@ def test_columns_there_and_back() -> None:
     assert len(TokenRun.from_columns(empty.to_columns())) == 0
 
 
+@pytest.mark.parametrize("name", ["top_ids", "top_logprobs"])
+def test_alternatives_of_which_half_is_missing_are_none(name: str) -> None:
+    columns = {each: column for each, column in scored().to_columns().items() if each != name}
+    run = TokenRun.from_columns(columns)
+    assert run.top_ids.shape == run.top_logprobs.shape == (len(scored()), 0)
+    assert run.record(1).token_id == scored().record(1).token_id
+    np.testing.assert_array_equal(run.logprob, scored().logprob)
+
+
 def test_pieces_put_together_are_the_whole() -> None:
     run = scored()
     assert_same(TokenRun.concat([run[:1], run[1:1], run[1:3], run[3:]]), run)

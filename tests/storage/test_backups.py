@@ -7,11 +7,12 @@ import datetime
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from storage import SessionStore, StoreDamagedError
-from storage.repair.backup import KEPT, back_up_daily, daily_backups
+from storage import SessionStore, StoreDamagedError, StoreFullError
+from storage.repair.backup import KEPT, SPARE, back_up_daily, daily_backups
 from tests.storage.helpers import chat, sql, with_store
 
 
@@ -83,6 +84,20 @@ def test_a_backup_that_nobody_wants_any_more_leaves_nothing(path: Path) -> None:
     stop.set()
     assert back_up_daily(path, stop) is None
     assert list((path.parent / "backups").iterdir()) == []
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_a_backup_leaves_room_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    with_store(path, chat)
+    free = path.stat().st_size + SPARE + spare
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    if spare < 0:
+        for back_up in (SessionStore.back_up_daily, SessionStore.back_up_now):
+            with pytest.raises(StoreFullError, match="no backup was made"):
+                with_store(path, back_up, read_only=True)
+        assert not (path.parent / "backups").exists()
+    else:
+        assert with_store(path, SessionStore.back_up_daily, read_only=True) is not None
 
 
 def test_the_store_goes_on_meanwhile(path: Path) -> None:

@@ -9,11 +9,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from storage import NewNode, SessionStore
+from storage import NewChunk, NewNode, SessionStore
 from tests.storage.faults import REPOSITORY, check_nothing_was_lost, fired, run, vfs, writer
-from tests.storage.helpers import chunk, with_store
+from tests.storage.helpers import MODEL, chunk, with_store
 
 
 @pytest.mark.sampled(1)
@@ -33,18 +34,21 @@ def test_kill_9_after_an_acknowledgement(path: Path, lines: int) -> None:
 def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: Path) -> None:
     store = SessionStore.open(path)
 
-    async def stream() -> tuple[int, int, int]:
+    async def stream() -> tuple[int, int, int, int]:
         session = await store.create_session("s")
         user = await store.add_node(NewNode(session, None, "user", "hi"), chunk(0, 2))
         full = await store.add_node(NewNode(session, user, "assistant", status="open"))
         header = chunk(0, 3)
         header.columns["origin"][0] = 0  # the template's own token is not part of the text
         await store.append_chunk(full, header)
-        await store.append_chunk(full, chunk(3, 2))
+        finish = np.array([0, 0, 1], np.uint8)  # the name of the end-of-text token is not part of the text
+        await store.append_chunk(full, NewChunk(MODEL, 3, 3, {**chunk(3, 3).columns, "finish": finish}))
         empty = await store.add_node(NewNode(session, user, "assistant", status="open"))
-        return session, full, empty
+        branched = await store.add_node(NewNode(session, user, "assistant", status="open", text="w0 "), chunk(0, 1))
+        await store.append_chunk(branched, chunk(1, 4))
+        return session, full, empty, branched
 
-    session, full, empty = asyncio.run(stream())
+    session, full, empty, branched = asyncio.run(stream())
     crashed = tmp_path / "crashed.sqlite3"
     for suffix in ("", "-wal"):  # as a killed process leaves them
         Path(f"{crashed}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
@@ -53,7 +57,8 @@ def test_an_open_run_becomes_partial_with_the_text_it_had(path: Path, tmp_path: 
     async def look(store: SessionStore) -> None:
         nodes = {node.id: node for node in (await store.load_session(session)).nodes}
         assert (nodes[full].status, nodes[full].finish_reason) == ("partial", "app_ended")
-        assert (nodes[full].text, nodes[full].token_count) == ("w1 w2 w3 w4 ", 5)
+        assert (nodes[full].text, nodes[full].token_count) == ("w1 w2 w3 w4 ", 6)
+        assert (nodes[branched].text, nodes[branched].token_count) == ("w0 w1 w2 w3 w4 ", 5)
         assert (nodes[empty].status, nodes[empty].text, nodes[empty].token_count) == ("partial", "", 0)
         assert [row.id for row in await store.sessions("w3")] == [session]
         assert await store.verify() == []

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from storage import NewNode, SessionStore, StoreDamagedError, StoreError, StoreMissingError, salvage
+from storage.repair.backup import KEPT
 from storage.tables import checksums
 from tests.storage.helpers import chat, chunk, sql, with_store
 
@@ -182,6 +183,27 @@ def test_what_holds_nothing_of_ours_stays_as_it_is(path: Path, content: bytes) -
         salvage(path)
     assert path.read_bytes() == content
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_where_something_is_lost_the_latest_backup_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_store(path, fill)
+    days = iter([f"2031-05-{day:02}" for day in range(1, 2 + 2 * KEPT)])
+    monkeypatch.setattr("storage.repair.backup.today", lambda: next(days))
+    before = with_store(path, texts)
+    backup = with_store(path, lambda store: store.back_up_daily())
+    assert backup is not None
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3 // PAGE * PAGE])
+    # when it is recovered, and time goes by
+    found = salvage(path)
+    for _ in range(KEPT):
+        with_store(path, lambda store: store.set_aside_damage())
+        with_store(path, lambda store: store.back_up_daily())
+    # then the backup of before has another name, which was told
+    kept = backup.with_name("sessions.before-recovery.sqlite3")
+    assert kept.name in found.lost[0]
+    assert not backup.exists()
+    assert with_store(kept, texts, read_only=True) == before
 
 
 def test_the_latest_backup_is_read_where_nothing_of_the_file_can_be(path: Path) -> None:

@@ -74,12 +74,12 @@ class Ending(Struct, frozen=True):
 def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path | None:
     """Writes answers that the store has no room for into a file of its owner's alone; where it is.
 
-    Tried are the temporary folder, the working folder and the home: one of them may be on another disk. None where no
+    Tried are the home, the temporary folder and the working folder: one of them may be on another disk. None where no
     folder takes it.
     """
     parts = [f"# {title}", f"user: {question}", *(f"assistant: {answer}" for answer in answers)]
     data = ("\n\n".join(parts) + "\n").encode("utf-8", "replace")
-    for folder in (Path(tempfile.gettempdir()), Path.cwd(), Path.home()):
+    for folder in (Path.home(), Path(tempfile.gettempdir()), Path.cwd()):
         file: Path | None = None
         try:
             handle, name = tempfile.mkstemp(prefix="elsewise-unsaved-", suffix=".md", dir=folder)

@@ -20,7 +20,7 @@ from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, intact, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, Speaker
-from app.workbench.setup.values import spoken_name, with_weights
+from app.workbench.setup.values import mapping_of, spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from runtime import LanguageModel, LensCost, LensRun, RuntimeFault, SamplingOptions
@@ -54,8 +54,8 @@ class Drawings:
         mine = None if model is None else await self._numbers_now(session, model)
         theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
         made = _made(node)
-        said = made.get("options")
-        seed, branch, sampling = ((said or node.stats).get(name) for name in ("seed", "branch", "sampling"))
+        said = mapping_of(made.get("options")) or node.stats
+        seed, branch, sampling = (said.get(name) for name in ("seed", "branch", "sampling"))
         options = self._running.options_of(node.id)
         if options is not None:
             seed, branch, sampling = options.seed, options.branch, options.sampling.given()
@@ -235,14 +235,14 @@ class Drawings:
         if not isinstance(held, Mapping):
             return None
         values: dict[str, Any] = {name: value for name, value in held.items() if name in _SETTINGS}
-        for name in ("banned_tokens", "dry_breakers", "order"):
-            if values.get(name) is not None:
-                values[name] = tuple(values[name])
-        if values.get("logit_bias"):
-            values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}  # JSON's keys
         try:
+            for name in ("banned_tokens", "dry_breakers", "order"):
+                if values.get(name) is not None:
+                    values[name] = tuple(values[name])
+            if values.get("logit_bias"):
+                values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}  # JSON's keys
             settings = SamplingOptions(**values).check()
-        except (RuntimeFault, TypeError):
+        except (RuntimeFault, AttributeError, TypeError, ValueError):
             return None
         if settings.dry_multiplier:
             settings = replace(settings, dry_breakers=self._vocabulary.holding(settings.dry_breakers))

@@ -9,6 +9,7 @@ from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_mad
 from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.values import (
     DEFAULT,
+    mapping_of,
     named_options,
     source_words,
     stored_sources,
@@ -48,7 +49,9 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
         return translate("Workbench", NOT_KNOWN)
     if not node.stats.get("generated"):
         return translate("Workbench", NOTHING_MADE)
-    strange = [use[1] for use in made.get("stack") or () if isinstance(use, list) and len(use) > 1 and use[0] is None]
+    stack = made.get("stack")
+    uses = stack if isinstance(stack, list) else []
+    strange = [use[1] for use in uses if isinstance(use, list) and len(use) > 1 and use[0] is None]
     if strange:
         words = translate("Workbench", "this imported answer was made with {0}: add that adapter and regenerate it")
         return words.format(str(strange[0])[:80])
@@ -81,7 +84,11 @@ def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
 
 def stack_words(adapters: Any) -> str:
     """The adapters that were in force, each a name and a scale."""
-    uses = [f"{name} × {scale:g}" for name, scale in adapters or ()]
+    uses = []
+    for use in adapters if isinstance(adapters, list | tuple) else ():
+        match use:
+            case [str(name), (int() | float()) as scale]:
+                uses.append(f"{name} × {scale:g}")
     if not uses:
         return translate("Workbench", "no adapters")
     return translate("Workbench", "the adapters {0}").format(", ".join(uses))
@@ -92,12 +99,12 @@ def repeat_note(stats: Mapping[str, Any]) -> str:
     told = stats.get(REPEATED)
     if not isinstance(told, Mapping):
         return ""
-    at = told.get("parts_at")
+    at, compared = told.get("parts_at"), told.get("compared")
     if isinstance(at, int):
         return translate("Workbench", "differs from the original from token {0:,} on").format(at + 1)
     if told.get("ended"):
         return translate("Workbench", "the same, token for token")
-    return translate("Workbench", "the same for {0:,} tokens").format(told.get("compared", 0))
+    return translate("Workbench", "the same for {0:,} tokens").format(compared if isinstance(compared, int) else 0)
 
 
 def how_made(node: NodeRow) -> Made | None:
@@ -105,7 +112,7 @@ def how_made(node: NodeRow) -> Made | None:
     made, stats = node.stats.get(MADE), node.stats
     if not isinstance(made, Mapping):
         return None
-    options = made.get("options") or {}
+    options = mapping_of(made.get("options"))
     said_by = stored_sources(made)
     named = named_options(options).items()
     told = [(n.removeprefix("sampling."), words(v), said_by.get(n, DEFAULT)) for n, v in named]

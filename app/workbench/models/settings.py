@@ -20,7 +20,7 @@ from app.workbench.refusals import intact, stored
 from app.workbench.setup.presets import OWN, Presets
 from resources.files import read_regular
 from runtime import EngineDiedError, LoadOptions, RuntimeFault
-from storage import DamageRow, SessionStore, StoreDamagedError, StoreError
+from storage import DamageRow, SessionStore, StoreDamagedError, StoreError, StoreFullError
 from ui import QT_TRANSLATE_NOOP, AppSettings, Backup, DataFacts, LoadChoice, Refusal, SettingsView, in_window, translate
 
 LOADS_SETTING = "models"
@@ -380,5 +380,7 @@ async def back_up(store: SessionStore) -> None:
             log.warning("damaged rows are set aside: %s", fault)
             await store.set_aside_damage()
             await store.back_up_daily()
+    except StoreFullError as fault:  # it stays so for a while, and each start comes here
+        log.info("%s", fault)
     except StoreError as fault:  # the next time tries again
         log.warning("the sessions were not backed up: %s", fault)

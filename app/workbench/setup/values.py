@@ -238,15 +238,21 @@ def with_weights(name: str, form: object) -> str:
     return f"{name} · {form}" if isinstance(form, str) and form else name
 
 
+def mapping_of(stored: object) -> Mapping[str, Any]:
+    """A stored object; an empty one for anything else: a session from elsewhere may say anything."""
+    return stored if isinstance(stored, Mapping) else {}
+
+
 def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values by name as `ResolvedOptions.sources` has them ("sampling.temperature")."""
     plain = {name: value for name, value in options.items() if name not in _NOT_TOLD}
-    return plain | {f"sampling.{name}": value for name, value in (options.get("sampling") or {}).items()}
+    return plain | {f"sampling.{name}": value for name, value in mapping_of(options.get("sampling")).items()}
 
 
 def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
     """The source of each option, by name, of an answer as it is stored; defaults are left out."""
-    return {name: source for source, names in (made.get("sources") or {}).items() for name in names}
+    sources = {source: names for source, names in mapping_of(made.get("sources")).items() if isinstance(names, list)}
+    return {name: source for source, names in sources.items() for name in names if isinstance(name, str)}
 
 
 def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from app.workbench.prompt.vocabulary import fingerprints_that_ran
 from app.workbench.refusals import intact
 from runtime import InvalidRequestError, Manifest, list_models
-from storage import NodeRow, SessionStore
+from storage import SessionStore
 from ui import QT_TRANSLATE_NOOP, translate
 
 SHOWN: Final = 12  # characters of a fingerprint
@@ -19,14 +19,15 @@ WAYS: Final = QT_TRANSLATE_NOOP(
 )
 
 
-async def what_is_taken(store: SessionStore, nodes: Iterable[NodeRow]) -> list[str]:
+async def what_is_taken(store: SessionStore, session_id: int) -> list[str]:
     """A line for every model that wrote in a session and is not one that ran here; none where all of them did.
 
     A fingerprint decides, not a name: it stands for weights, precision, engine and tokenizer.
     """
     ran = await fingerprints_that_ran(store)
     here = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in ran}
-    wrote = dict.fromkeys(node.kv_fingerprint for node in nodes if node.kv_fingerprint)
+    kinds = (await store.load_shape(session_id)).nodes.kinds
+    wrote = dict.fromkeys(kind.kv_fingerprint for kind in kinds if kind.kv_fingerprint)
     strange = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in wrote if fingerprint not in here}
     return [_told(fingerprint, known, here) for fingerprint, known in strange.items()]
 

@@ -56,7 +56,7 @@ class Transfers:
         from app.portable_kv import carries_blocks  # the window opens without it
         from app.workbench.transfer.import_check import what_is_taken
 
-        taken = [await what_is_taken(self._store, (await stored(self._store.load_session(i))).nodes) for i in imported.sessions]
+        taken = [await stored(what_is_taken(self._store, session_id)) for session_id in imported.sessions]
         notes = dict.fromkeys(map(in_window, [*imported.notes, *(note for notes in taken for note in notes)]))
         return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
 

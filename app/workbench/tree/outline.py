@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -163,22 +165,32 @@ def own_text(line: Line) -> str:
 def _apart(found: list[Line]) -> list[Line]:
     """Branches of one place; those whose names would be the same are named from the word at which they differ."""
     owns = [own_text(line) for line in found]
-    names = [_first_words(own) for own in owns]
-    apart = []
-    for i, line in enumerate(found):
-        same = [owns[j] for j in range(len(found)) if j != i and names[j] == names[i] and owns[j] != owns[i]]
-        common = max((len(_common(owns[i], other)) for other in same), default=0)
-        said = _WORD.sub("", owns[i][:common]).rstrip()  # a word that differs is named whole
+    alike: dict[str, set[str]] = {}
+    for own in owns:
+        alike.setdefault(_first_words(own), set()).add(own)
+    common: dict[str, int] = {}  # characters that a text begins with as another one of its name does
+    for texts in alike.values():
+        for one, other in pairwise(sorted(texts)):  # none has more in common with a text than its neighbours in this order
+            length = _common(one, other)
+            common[one], common[other] = max(common.get(one, 0), length), length
+    apart, seen = list[Line](), Counter[tuple[str, str]]()
+    for line, own in zip(found, owns, strict=True):
+        said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # a word that differs is named whole
         size = len(said.encode())
-        apart.append(replace(line, byte=line.byte + size, shared=line.shared + said, common=size))
-    labels = [(_last_words(line.shared), _first_words(stem_of(line) + own_text(line))) for line in apart]
-    return [replace(line, number=1 + labels[:i].count(labels[i])) if line.node.whole else line for i, line in enumerate(apart)]
+        line = replace(line, byte=line.byte + size, shared=line.shared + said, common=size)
+        label = (_last_words(line.shared), _first_words(stem_of(line) + own_text(line)))
+        seen[label] += 1
+        apart.append(replace(line, number=seen[label]) if line.node.whole else line)
+    return apart
 
 
-def _common(one: str, other: str) -> str:
-    """What both begin with."""
-    differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return one[: next(differs, min(len(one), len(other)))]
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _answers(tree: Tree, line: Line, end: NodeRow) -> list[NodeRow]:
@@ -202,7 +214,7 @@ def logprob_of(node: NodeRow) -> float | None:
 def _likely(node: NodeRow) -> float | None:
     """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
     logprob, count = logprob_of(node), node.stats.get("generated") if node.whole else None
-    return math.exp(logprob / count) if logprob is not None and isinstance(count, int) and count > 0 else None
+    return math.exp(min(logprob / count, 0.0)) if logprob is not None and isinstance(count, int) and count > 0 else None
 
 
 def _first_words(text: str, count: int = NAME_WORDS) -> str:

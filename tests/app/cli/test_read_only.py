@@ -112,13 +112,13 @@ ASK = ["ask", "hi", "--session", "Trip", "--backend", "fake", "--seed", "3", "--
 @needs_mounts
 def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path) -> None:
     # given a disk that fills while an answer streams, and another one
-    data, temporary, kept = tmp_path / "data", tmp_path / "temporary", tmp_path / "kept"
-    for folder in (data, temporary):
+    data, home, kept = tmp_path / "data", tmp_path / "home", tmp_path / "kept"
+    for folder in (data, home):
         folder.mkdir()
     elsewise = [sys.executable, "-m", "app", "--data-dir", str(data)]
     lines = [
         SMALL,
-        f"export TMPDIR={shlex.quote(str(temporary))}",
+        f"export HOME={shlex.quote(str(home))}",
         f"{shlex.join([*elsewise, *ASK, '3000'])}; code=$?",
         f"{shlex.join([*elsewise, 'sessions', 'show', '1'])} > {shlex.quote(str(kept))}; exit $code",
     ]
@@ -139,7 +139,7 @@ def test_an_answer_that_the_disk_has_no_room_for_is_put_elsewhere(tmp_path: Path
     assert "the disk is full" in told[0]
     assert "The session 'Trip' has only the beginning of the last answer" in told[0]
     assert kept.read_text().startswith("# Trip\n\nuser: hi")
-    (file,) = temporary.glob("elsewise-unsaved-*.md")
+    (file,) = home.glob("elsewise-unsaved-*.md")
     assert told[0].endswith(f"is in {file}")
     assert file.stat().st_mode & 0o077 == 0
     assert letters(file.read_text()) == letters(f"# Trip\n\nuser: hi\n\nassistant: {done.stdout}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from app.workbench.tree.outline import branch_name, outline
 from app.workbench.tree.tree import Tree
@@ -13,6 +16,7 @@ from app.workbench.tree.turn_rows import turn_rows
 from storage import NodeRow
 from tests.app.workbench.test_tree import damaged_rows
 from tests.app.workbench.trees import chat, node, run
+from ui import BranchRow
 
 
 def test_a_session_without_branches_is_one_row_without_a_name_of_its_branch() -> None:
@@ -94,6 +98,40 @@ def test_branches_that_begin_alike_are_named_from_where_they_differ() -> None:
         ("… in the", "morning. (2)"),
     ]
     assert [row.text for row in rows][1] == "evening, always."
+
+
+def parts_at(texts: list[str], own: str) -> int:
+    """Where a branch among others is named from: pair by pair, as plainly as it can be said."""
+    alike = [text for text in texts if text != own and text.split()[:6] == own.split()[:6]]
+    common = max((sum(text.startswith(own[:end]) for end in range(1, len(own) + 1)) for text in alike), default=0)
+    return len(re.sub(r"\S{0,20}\Z", "", own[:common]).rstrip())
+
+
+def numbers(rows: list[BranchRow]) -> None:
+    """Rows that look alike are numbered in their order."""
+    seen = Counter[tuple[str, str]]()
+    for row in rows:
+        name, _, number = row.name.partition(" (")
+        seen[row.before, name] += 1
+        assert number == ("" if seen[row.before, name] == 1 else f"{seen[row.before, name]})")
+
+
+WORDS = st.lists(st.sampled_from(["one", "two", "猫", "naïve"]), min_size=5, max_size=12)
+
+
+@given(st.lists(WORDS.map(" ".join), min_size=2, max_size=12))
+def test_any_branches_of_one_place_are_named_from_where_they_differ(texts: list[str]) -> None:
+    tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
+    rows = list(outline(tree, 2)[1:])
+    assert [row.text for row in rows] == [text[parts_at(texts, text) :].strip() for text in texts]
+    numbers(rows)
+
+
+def test_many_long_branches_that_begin_alike_are_each_named() -> None:
+    alike = "and so on " * 2_000
+    texts = [f"{alike}{number}" for number in range(1_000)]
+    tree = Tree([node(1, None, "user", "q"), *(node(i, 1, text=text) for i, text in enumerate(texts, 2))])
+    assert [row.name for row in outline(tree, 2)[1:]] == list(map(str, range(1_000)))
 
 
 def test_a_word_that_differs_in_its_middle_is_named_whole() -> None:

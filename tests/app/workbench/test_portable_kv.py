@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,15 @@ def test_it_is_warm_elsewhere(tmp_path: Path, running: bool) -> None:
     assert carries_blocks(file)
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
     asyncio.run(elsewhere(tokens, path))
+
+
+def test_a_file_whose_blocks_are_an_endless_query_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "endless.elsewise"
+    with closing(sqlite3.connect(file)) as conn:
+        endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS rowid, i AS x FROM n WHERE i < 0"
+        conn.execute(f"CREATE VIEW endless AS {endless}")
+        conn.execute("CREATE VIRTUAL TABLE kv_blocks USING fts5(x, content='endless', content_rowid='rowid')")
+    assert not carries_blocks(file)
 
 
 def test_a_block_file_that_fails_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,8 @@ def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
     caplog.set_level(logging.INFO)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder if room else folder / "gone"))
-    monkeypatch.setattr("pathlib.Path.home", lambda: folder / "gone")
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary" if room else folder / "gone"))
+    monkeypatch.setattr("pathlib.Path.home", lambda: folder if room else folder / "gone")
     monkeypatch.setattr("pathlib.Path.cwd", lambda: folder / "gone")
 
     async def scene(s: Scene) -> None:

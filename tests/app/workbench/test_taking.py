@@ -127,7 +127,7 @@ def test_the_file_itself_cannot_claim_that_its_model_ran_here(tmp_path: Path) ->
 
 async def _nodes(store: SessionStore) -> list[str]:
     [row] = await store.sessions()
-    return await what_is_taken(store, (await store.load_session(row.id)).nodes)
+    return await what_is_taken(store, row.id)
 
 
 class Renamed:
@@ -149,12 +149,7 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
         session_id = await here.new()
         await here.workbench.setup.add_adapter(session_id, str(folder))
         await here.workbench.answers.send(session_id, "hello")
-        assert (
-            await what_is_taken(
-                here.workbench.services.store, (await here.workbench.services.store.load_session(session_id)).nodes
-            )
-            == []
-        )
+        assert await what_is_taken(here.workbench.services.store, session_id) == []
         here.engine.holds_after = 3
         answer = asyncio.create_task(here.workbench.answers.regenerate(session_id, (await here.last(session_id)).node_id))
         await until(lambda: here.arrived(session_id) >= 12 + 3)

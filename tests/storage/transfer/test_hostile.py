@@ -98,6 +98,12 @@ SPOILED: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (spoil("tokens", "columns", {"ids": {**COLUMN, "values": [-1, 2, 3, 4]}}, 0), "should lie within 0 and"),
     (spoil("tokens", "columns", {"ids": {**COLUMN, "dtype": "<f4"}}, 0), "column 'ids' should have"),
     (spoil("tokens", "columns", {"ids": COLUMN, "logprob": COLUMN}, 0), "column 'logprob' should have"),
+    (spoil("tokens", "columns", {"ids": COLUMN, "origin": {**COLUMN, "dtype": "|u1", "values": [1, 2, 5, 6]}}, 0), "'origin'"),
+    (spoil("tokens", "columns", {"ids": COLUMN, "finish": {**COLUMN, "dtype": "|u1", "values": [0, 0, 0, 12]}}, 0), "'finish'"),
+    (
+        spoil("tokens", "columns", {"ids": COLUMN, "logprob": {**COLUMN, "dtype": "<f4", "values": [0, -1, 1, 1000]}}, 0),
+        "exceed",
+    ),
     (spoil("tokens", "columns", 5, 0), "columns should be an object"),
     (lambda made: made.pop("session"), "is not expected here"),
     (lambda made: made.update(version="1"), "its version, a number"),
@@ -135,6 +141,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b"hello", "neither a list nor an object begins here"),
     (b"[]", "there is no message in it"),
     (b"{}", "no session of ours"),
+    (b"{" + b"".join(b'"%d": 0, ' % name for name in range(2_000)) + b"this is not read", "no session of ours"),
     (b'[{"role": "user", "content": "hi"}', "cut short"),
     (b'[{"role": "user", "content": "hi', "cut short"),
     (b'[{"role": "user", "content": "hi"}}', "a comma or the end of the list should be here, not '}'"),
@@ -142,6 +149,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b'[{"role": "user", "content": "\xff"}]', "its byte 29 is no UTF-8"),
     (b'[{"role": "user", "content": "\\ud83c"}]', "half of a character"),
     (b'[{"role": "user", "role": "user", "content": ""}]', "'role' stands there twice"),
+    (b"[{" + b"".join(b'"%d": 0, ' % name for name in range(100_000)) + b'"x": 0, "x": 0}]', "'x' stands there twice"),
     (b'[{"role": "user", "content": NaN}]', "NaN is no JSON number"),
     (b'[{"role": "user", "content": -Infinity}]', "-Infinity is no JSON number"),
     (b'[{"role": "user", "content": 1' + b"0" * 5000 + b"}]", "a number of thousands of digits"),
@@ -203,6 +211,18 @@ def test_dates_lie_between_the_epoch_and_now(path: Path, tmp_path: Path, good: d
     tree = with_store(path, lambda store: store.load_session(number))
     dates = [tree.session.created, tree.session.updated, *(row[0] for row in sql(path, "SELECT created FROM nodes"))]
     assert all(low <= date <= time.time() for date in dates)
+
+
+def test_more_models_than_a_session_can_have_are_refused(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+    good["models"] = [{"kv_fingerprint": f"model {number}", "info": {}} for number in range(5_000)]
+    assert "more than 4,096 models" in str(refused(path, tmp_path / "bad.json", json.dumps(good).encode()))
+
+
+def test_a_model_that_is_told_of_again_and_again_is_one(path: Path, tmp_path: Path, good: dict[str, Any]) -> None:
+    good["models"] = [{"kv_fingerprint": "model-a", "info": {}}] * 5_000
+    (tmp_path / "good.json").write_text(json.dumps(good))
+    taken(path, tmp_path / "good.json")
+    assert sql(path, "SELECT count(*) FROM models") == [(1,)]
 
 
 def test_a_newer_format_is_refused(path: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import InvalidFileError, NewChunk, NewNode, SessionStore, UnknownRowError
-from tests.storage.helpers import chat, sql, with_store
+from tests.storage.helpers import chat, chunk, sql, with_store
 from tests.storage.transfer.trees import DIGEST, KNOWN, VOCABULARY, Export, as_json, as_portable, branching, fingerprint, taken
 
 EXPORTS = pytest.mark.parametrize("export", [as_json, as_portable])
@@ -98,7 +99,12 @@ def test_an_answer_that_is_being_written_goes_out_as_far_as_it_is(path: Path, tm
     async def write(store: SessionStore) -> int:
         session, user, _ = await chat(store)
         node = await store.add_node(NewNode(session, user, "assistant", status="open"))
-        await store.append_chunk(node, NewChunk("model-a", 0, 2, {"ids": np.array([1, 2], np.int32)}))
+        await store.append_chunk(
+            node, NewChunk("model-a", 0, 2, {"ids": np.array([1, 2], np.int32), "origin": np.array([2, 2], np.uint8)})
+        )
+        branched = await store.add_node(NewNode(session, user, "assistant", status="open", text="w0 "), chunk(0, 1))
+        await store.append_chunk(branched, chunk(1, 4))
+        await store.add_node(NewNode(session, branched, "assistant", "x", at_token=4, at_byte=12))
         as_json(path, session, tmp_path / "out")
         return session
 
@@ -106,6 +112,7 @@ def test_an_answer_that_is_being_written_goes_out_as_far_as_it_is(path: Path, tm
     [copy] = taken(path, tmp_path / "out").sessions
     nodes = with_store(path, lambda store: store.load_session(copy)).nodes
     assert (nodes[2].status, nodes[2].finish_reason, nodes[2].token_count) == ("partial", "app_ended", 2)
+    assert (nodes[3].text, nodes[3].token_count) == ("w0 w1 w2 w3 w4 ", 5)
 
 
 @EXPORTS
@@ -119,7 +126,7 @@ def test_a_session_that_is_not_there_leaves_no_file(path: Path, tmp_path: Path, 
 # ---- any tree -----------------------------------------------------------------------------------------------------------
 
 TEXTS = st.text(max_size=12)
-NUMBERS = st.floats(width=32)
+NUMBERS = st.just(math.nan) | st.floats(max_value=0, width=32)
 STATS = st.dictionaries(TEXTS.filter(lambda t: "\0" not in t), st.integers(-(1 << 53), 1 << 53) | TEXTS | st.none(), max_size=3)
 
 
@@ -137,12 +144,12 @@ def trees(draw: st.DrawFn) -> list[tuple[NewNode, NewChunk | None]]:
             "logprob": np.array(draw(st.lists(NUMBERS, min_size=count, max_size=count)), np.float32),
             "rank": np.ones(count, np.int32),
         }
-        chunk = NewChunk(draw(st.sampled_from(["m", "n"])), 0, count, columns) if count else None
+        saved = NewChunk(draw(st.sampled_from(["m", "n"])), 0, count, columns) if count else None
         role: Any = draw(st.sampled_from(["system", "user", "assistant"]))
         status: Any = draw(st.sampled_from(["complete", "partial"]))
         node = NewNode(0, parent, role, draw(TEXTS), at_token=at, turn_start=draw(st.booleans()), status=status,
                        finish_reason=draw(st.sampled_from([None, "eos", "stop"])), stats=draw(STATS))  # fmt: skip
-        made.append((node, chunk))
+        made.append((node, saved))
     return made
 
 
@@ -171,11 +178,11 @@ def comes_back(path: Path, tmp_path: Path, export: Export, tree: list[tuple[NewN
     async def write(store: SessionStore) -> int:
         session = await store.create_session("any")
         ids: list[int] = []
-        for node, chunk in tree:
+        for node, saved in tree:
             parent = None if node.parent_id is None else ids[node.parent_id]
             new = NewNode(session, parent, node.role, node.text, at_token=node.at_token, turn_start=node.turn_start,
                           status=node.status, finish_reason=node.finish_reason, stats=node.stats)  # fmt: skip
-            ids.append(await store.add_node(new, chunk, current=True))
+            ids.append(await store.add_node(new, saved, current=True))
         return session
 
     session = with_store(path, write)

@@ -44,7 +44,7 @@ def awkward(first: int, count: int, *, model: str = "model-a") -> NewChunk:
     """Columns with every kind of number that is awkward in JSON."""
     made = chunk(first, count, model=model)
     columns = dict(made.columns)
-    columns["logprob"] = np.array([np.nan, -0.0, 1e-45, -np.inf, 0.1, 3.4e38][:count] + [0.3] * (count - 6), np.float32)
+    columns["logprob"] = np.array([np.nan, -0.0, 1e-45, -np.inf, 0.1, -3.4e38][:count] + [0.3] * (count - 6), np.float32)
     columns["half"] = np.array([65504.0] * count, np.float16)
     columns["wide"] = np.array([(1 << 63) - 1] * count, np.int64)
     columns["huge"] = np.array([(1 << 64) - 1] * count, np.uint64)
