@@ -83,9 +83,9 @@ def test_the_last_token_of_a_long_prompt_goes_on_its_own(kind: str) -> None:
         plain = log_softmax(backend.logits_uncached(ids[:stop].tolist()))
         np.testing.assert_allclose(log_softmax(logits[0]), plain, atol=TOLERANCE)
     # and what is wanted of more tokens than that comes from one forward
-    before = backend.forwards
+    forwards = backend.forwards
     _, logits = backend.forward(backend.open_pack(), ids, chain(0, 500, ROOT), np.array([250, 499]))
-    assert backend.forwards - before == 1
+    assert backend.forwards - forwards == 1
     for row, stop in zip(logits, (251, 500), strict=True):
         np.testing.assert_allclose(log_softmax(row), log_softmax(backend.logits_uncached(ids[:stop].tolist())), atol=TOLERANCE)
     backend.unload()
