@@ -34,9 +34,10 @@ class TreeController(QObject):
         self._workbench = showing.workbench
         self._undo = undo
 
-    def select(self, node_id: int) -> None:
-        """Shows the path through that node; can be undone."""
-        self._showing.ask(lambda session: self._show_path(session, partial(self._workbench.branches.select, session, node_id)))
+    def select(self, node_id: int, shown: Callable[[], None] | None = None) -> None:
+        """Shows the path through that node, then calls `shown`, unless it was refused; can be undone."""
+        select = self._workbench.branches.select
+        self._showing.ask(lambda session: self._show_path(session, partial(select, session, node_id), shown))
 
     def go_to(self, node_id: int) -> None:
         """Shows a turn, on whatever branch it is; another branch can be undone."""
@@ -127,7 +128,9 @@ class TreeController(QObject):
         if shown is not None and shown.session_id == session_id:
             told(_turn_through(shown.view, node_id))
 
-    async def _show_path(self, session_id: int, show: Callable[[], Awaitable[SessionView]]) -> None:
+    async def _show_path(
+        self, session_id: int, show: Callable[[], Awaitable[SessionView]], shown: Callable[[], None] | None = None
+    ) -> None:
         async with self._undo.turn:
             before = self._tip
             if before is None or not self._showing.is_shown(session_id):
@@ -138,6 +141,8 @@ class TreeController(QObject):
                 self._remember(self.tr("Branch Selection"), session_id, before, after)
             if self._showing.is_shown(session_id):
                 self._showing.show_answer(view)
+                if shown is not None:
+                    shown()
 
     async def _read_rows(self, session_id: int, most: int) -> None:
         branches = self._workbench.branches

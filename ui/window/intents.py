@@ -441,8 +441,7 @@ class Intents(QObject):
 
     def _wire_columns(self) -> None:
         controller, parts = self._controller, self._parts
-        parts.columns.kept.connect(lambda _node_id: controller.draws.close_columns())  # they stay among the branches
-        parts.columns.kept.connect(controller.tree.select)
+        parts.columns.kept.connect(lambda node_id: controller.tree.select(node_id, controller.draws.close_columns))
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
         parts.columns.stopped.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)
