@@ -98,6 +98,22 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+def test_return_in_the_text_beside_words_that_are_typed_branches_to_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card, tokens = await pin(window, visit_of(bench)), window.parts.transcript.tokens
+        QTest.keyClicks(card.field, "Rome")
+        tokens.setFocus()
+        QTest.keyClick(tokens, Qt.Key.Key_Return)
+        assert card.field.hasFocus()
+        assert card.field.text() == "Rome"
+        await frames()
+        assert bench.asked("branch") == []
+
+    in_window(scene)
+
+
 def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
