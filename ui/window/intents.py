@@ -408,7 +408,7 @@ class Intents(QObject):
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)
         for empty in inspector.findChildren(Empty):
-            empty.token_wanted.connect(parts.transcript.tokens.next_uncertain)
+            empty.token_wanted.connect(presenter.next_uncertain)
             empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
