@@ -74,7 +74,8 @@ class TreeController(QObject):
 
     def open_at(self, session_id: int, hit: Hit) -> None:
         """Opens a session where words were found, on whatever branch that is."""
-        self._showing.tasks.latest("open", self._open_at(session_id, hit))
+        has_to_open = self._showing.has_to_open(session_id)
+        self._showing.tasks.latest("open", self._open_at(session_id, hit, has_to_open=has_to_open))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -178,8 +179,8 @@ class TreeController(QObject):
         there = partial(self._workbench.branches.has, session_id, after)
         self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=there))
 
-    async def _open_at(self, session_id: int, hit: Hit) -> None:
-        if not self._showing.is_shown(session_id):
+    async def _open_at(self, session_id: int, hit: Hit, *, has_to_open: bool) -> None:
+        if has_to_open:
             await self._showing.open_session(session_id)
         if self._showing.is_shown(session_id):  # else another window has it
             self._reach(hit.node_id, lambda turn: self.hit_shown.emit(turn, hit.words))
