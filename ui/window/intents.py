@@ -427,7 +427,7 @@ class Intents(QObject):
         card = parts.pinned
         card.find_tokens = controller.find_tokens
         parts.transcript.card_wanted.connect(card.open)
-        parts.transcript.words_begun.connect(card.begin_words)
+        parts.transcript.words_begun.connect(lambda text: card.begin_words(text) or parts.composer.type_on(text))
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_typed.connect(controller.answers.tokenise)

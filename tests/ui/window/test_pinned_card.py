@@ -139,6 +139,16 @@ def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window
         QTest.keyClicks(view.tokens, "n")
         assert card.field.text() == "n"
         assert field.toPlainText() == "One, neither"
+        # but for a model that cannot go on from them
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        lacks = frozenset({"token_ids", "embed"})
+        bench.status = StatusView(EngineState.READY, model="big at host", lacks=lacks)
+        bench.emit(StatusChanged(bench.status))
+        await until(lambda: not window.acts.similar.isEnabled())
+        view.tokens.setFocus()
+        QTest.keyClicks(view.tokens, "!")
+        assert field.hasFocus()
+        assert field.toPlainText() == "One, neither!"
 
     in_window(scene)
 

@@ -151,11 +151,12 @@ class PinnedCard(QWidget):
         if self.isVisible():
             self.field.setFocus(Qt.FocusReason.PopupFocusReason)
 
-    def begin_words(self, text: str) -> None:
-        """Opens with the beginning of what is to be written, where something can be."""
+    def begin_words(self, text: str) -> bool:
+        """Opens with the beginning of what is to be written; returns whether something can be."""
         if self._can_choose:
             self.open()
             self.field.insert(text)
+        return self._can_choose
 
     def close_again(self) -> None:
         """Closes; the keyboard goes back to the text."""
