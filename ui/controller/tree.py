@@ -61,8 +61,11 @@ class TreeController(QObject):
         self._showing.ask_latest("tree-texts", lambda session: self._read_texts(session, rows))
 
     def find_rows(self, words: str) -> None:
-        """Asks which rows contain these words."""
-        self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+        """Asks which rows contain these words; blank ones end the search before."""
+        if words.strip():
+            self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+        else:
+            self._showing.tasks.drop("tree-search")
 
     def read_earlier(self) -> None:
         """Asks what the turns before those that are shown say."""
