@@ -365,8 +365,8 @@ class PinnedCard(QWidget):
         return f" {text}" if text and spaced and not text[0].isspace() else text
 
     def remember(self, unwritten: Iterable[tuple[int, int, str]]) -> None:
-        """What was typed in the last window and not written, as `unwritten` gave it."""
-        self._unwritten = {(node_id, index): text for node_id, index, text in unwritten}
+        """What was typed in another window and not written, as `unwritten` gave it."""
+        self._unwritten |= {(node_id, index): text for node_id, index, text in unwritten}
 
     def unwritten(self) -> tuple[tuple[int, int, str], ...]:
         """What was typed at tokens and not written: node id, index, text, the latest last."""
