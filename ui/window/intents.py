@@ -427,7 +427,7 @@ class Intents(QObject):
         card = parts.pinned
         card.find_tokens = controller.find_tokens
         parts.transcript.card_wanted.connect(card.open)
-        parts.transcript.words_begun.connect(lambda text: card.begin_words(text) or parts.composer.type_on(text))
+        parts.transcript.words_begun.connect(self._begin_words)
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_typed.connect(controller.answers.tokenise)
@@ -438,6 +438,11 @@ class Intents(QObject):
         card.why_wanted.connect(self.show_why)
         card.row_wanted.connect(controller.draws.ask_row_quietly)
         controller.draws.row_found.connect(card.show_row)
+
+    def _begin_words(self, text: str) -> None:
+        """In the place of the pinned token, or in the message where the model cannot go on from them."""
+        if not self._parts.pinned.begin_words(text):
+            self._parts.composer.type_on(text)
 
     def _wire_columns(self) -> None:
         controller, parts = self._controller, self._parts
