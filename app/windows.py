@@ -115,7 +115,7 @@ class AppWindows:
             self.remember(_together([window.state() for window, _ in self._open], drafts))
 
     def _add(self, workbench: AppWorkbench, state: WindowState | None, beside: MainWindow | None) -> MainWindow:
-        window = MainWindow(workbench, state=state, keep_state=self._keep, beside=beside)
+        window = MainWindow(workbench, state=state, keep_state=lambda state: self._keep(window, state), beside=beside)
         self._open.append((window, workbench))
         window.window_wanted.connect(lambda session_id: self._open_wanted(window, workbench, session_id))
         window.quit_wanted.connect(self.close)
@@ -138,9 +138,13 @@ class AppWindows:
         other.show()
         other.start(session_id, fresh=True)
 
-    def _keep(self, state: WindowState) -> None:
+    def _keep(self, window: MainWindow, state: WindowState) -> None:
         if not self._quitting:
             self._left = []  # of windows that are closed one by one, only the last comes back
+            rest = next((each for each, _ in self._open if each is not window and each.isEnabled()), None)
+            if rest is not None:  # with what was typed in the others
+                rest.parts.pinned.remember(state.unwritten)
+                rest.parts.cards.remember(state.results)
         self._left.append(state)
 
     def _forget(self, window: MainWindow) -> None:

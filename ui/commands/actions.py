@@ -179,7 +179,7 @@ class Actions(QObject):
         self.larger = command(VIEW, self.tr("Larger Text"), lambda: w.zoom_text(+TEXT_STEP), "Ctrl++", separated=True)
         self.smaller = command(VIEW, self.tr("Smaller Text"), lambda: w.zoom_text(-TEXT_STEP), "Ctrl+-")
         self.usual = command(VIEW, self.tr("Usual Text Size"), lambda: w.zoom_text(0), "Ctrl+0")
-        self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.parts.transcript.tokens.next_uncertain(),
+        self.uncertain = command(VIEW, self.tr("Next Uncertain Token"), lambda: w.presenter.next_uncertain(),
             "Ctrl+J", separated=True)
         self.disagreement = command(VIEW, self.tr("Next Disagreement"), lambda: w.presenter.second.next_disagreement(),
             "Ctrl+Shift+J")

@@ -77,7 +77,6 @@ class ColumnCard(QFrame):
             self.score.setText(self.tr("score {0}").format(signed(column.score, 2)))
             self.score.setToolTip(plain_tooltip(self.tr("the joint log-probability divided by the number of tokens")))
         self.note.setText(column.note)
-        self.keep.setVisible(column.node_id >= 0 and not column.running)
 
     def _say(self, logprob: float | None) -> None:
         words = UNKNOWN if logprob is None or math.isnan(logprob) else f"{nats(logprob)} · p {joint(logprob)}"
@@ -176,6 +175,8 @@ class ColumnsPanel(QWidget):
             card.kept.connect(self.kept)
             self.cards.append(card)
             self._row.addWidget(card, 1)
+        for card in self.cards:
+            card.keep.setVisible(not view.running and card.column.node_id >= 0)  # the session is locked until all have ended
         self._turn()
 
     def append(self, node_id: int, run: TokenRun, logprob: float) -> None:

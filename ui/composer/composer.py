@@ -67,6 +67,7 @@ class Composer(QWidget):
         self.setup_button.clicked.connect(self.setup_wanted)
         self.roles.clicked.connect(self.format_wanted)
         self.send_button.clicked.connect(self._press)
+        self._counted = False  # the meter shows what this draft costs, unless it was changed a moment ago
         self._running = False
         self._wait = ""  # why no message can be sent
         self._use(Drafts())
@@ -108,11 +109,13 @@ class Composer(QWidget):
 
     def tell_draft(self) -> None:
         """Emits `drafted`: what it costs is to be counted; if it stands still then, `settled`: its surprise is another one."""
+        self._counted = False
         self.drafted.emit(self.message, self._replaces, [file.text for file in self.chips.files])
         self._rest.start()
 
     def show_cost(self, composition: Composition) -> None:
         """What was counted of the draft, its files and the context with it."""
+        self._counted = True
         self.meter.show_cost(composition)
         self.chips.show_tokens(composition.files)
         self.roles.setVisible(not composition.takes_roles)
@@ -272,7 +275,7 @@ class Composer(QWidget):
     @property
     def _too_long(self) -> bool:
         """Whether the draft is known not to fit; one that was not counted yet is refused by the workbench, and kept."""
-        return self.meter.is_too_long and not self._delay.isActive()
+        return self._counted and self.meter.is_too_long and not self._delay.isActive()
 
     def _choose_file(self) -> None:
         self.notice.clear()

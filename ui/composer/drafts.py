@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ui.port import TextFile
+from ui.widgets.visible import utf16_length
 
 
 def with_files(text: str, files: Sequence[TextFile]) -> str:
@@ -70,7 +71,7 @@ class Drafts:
         for key, *texts in kept:
             text, *rest = map(str, texts)
             files = tuple(TextFile(name, said) for name, said in zip(rest[::2], rest[1::2], strict=False))
-            self.put(int(key), Draft(text, cursor=len(text), files=files))
+            self.put(int(key), Draft(text, cursor=utf16_length(text), files=files))
 
     def put(self, key: int, draft: Draft) -> None:
         """Keeps a draft that is no longer shown."""

@@ -71,6 +71,7 @@ class Sending:
 
     session_id: int
     text: str
+    stopped: bool = False  # its answer is to end as soon as it has begun
 
 
 class AnswersController(QObject):
@@ -106,8 +107,11 @@ class AnswersController(QObject):
             self._showing.tasks.run(self._send(sending, replaces))
 
     def stop(self) -> None:
-        if self._showing.shown is not None:
-            self._workbench.answers.stop(self._showing.shown.session_id)
+        shown = self._showing.shown
+        if shown is not None:
+            for sending in self._sending:
+                sending.stopped |= sending.session_id == shown.session_id
+            self._workbench.answers.stop(shown.session_id)
 
     def branch(self, node_id: int, index: int, token_id: int, refused: Callable[[str], None] | None = None) -> None:
         shown = self._showing.shown
@@ -161,6 +165,8 @@ class AnswersController(QObject):
         for sending in [each for each in self._sending if each.session_id == session_id]:
             self._sending.remove(sending)
             self.draft_saved.emit(session_id, sending.text)
+            if sending.stopped:
+                self._workbench.answers.stop(session_id)
 
     def go_on_in_copy(self, source_id: int, copy_id: int) -> None:
         """Moves what is under way for a session to its copy."""

@@ -108,8 +108,9 @@ class Controller(Showing):
         free = [row for row in await self.sessions.list_all() if not row.elsewhere]
         if session_id is None and free and not fresh:
             session_id = free[0].session_id
-        if self.shown is None:  # New Session may have been pressed already
-            await (self.open_new() if session_id is None else self.open_session(session_id))
+        if self.shown is None and not self.tasks.is_running("open"):  # New Session may have been pressed already
+            opening = self.open_new() if session_id is None else self.open_session(session_id)
+            await asyncio.wait([self.tasks.latest("open", opening)])
 
     def _then_list_models(self, opening: asyncio.Task[None]) -> None:
         if not opening.cancelled():

@@ -79,8 +79,12 @@ class Showing(QObject):
             self.tasks.latest(key, command(self.shown.session_id), refused)
 
     def open(self, session_id: int) -> None:
-        if not self.is_shown(session_id):
+        if self.has_to_open(session_id):
             self.tasks.latest("open", self.open_session(session_id))
+
+    def has_to_open(self, session_id: int) -> bool:
+        """Whether another session is shown, or is on its way."""
+        return not self.is_shown(session_id) or self.tasks.is_running("open")
 
     def new_session(self) -> None:
         self.tasks.latest("open", self.open_new())

@@ -34,9 +34,10 @@ class TreeController(QObject):
         self._workbench = showing.workbench
         self._undo = undo
 
-    def select(self, node_id: int) -> None:
-        """Shows the path through that node; can be undone."""
-        self._showing.ask(lambda session: self._show_path(session, partial(self._workbench.branches.select, session, node_id)))
+    def select(self, node_id: int, shown: Callable[[], None] | None = None) -> None:
+        """Shows the path through that node, then calls `shown`, unless it was refused; can be undone."""
+        select = self._workbench.branches.select
+        self._showing.ask(lambda session: self._show_path(session, partial(select, session, node_id), shown))
 
     def go_to(self, node_id: int) -> None:
         """Shows a turn, on whatever branch it is; another branch can be undone."""
@@ -60,8 +61,11 @@ class TreeController(QObject):
         self._showing.ask_latest("tree-texts", lambda session: self._read_texts(session, rows))
 
     def find_rows(self, words: str) -> None:
-        """Asks which rows contain these words."""
-        self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+        """Asks which rows contain these words; blank ones end the search before."""
+        if words.strip():
+            self._showing.ask_latest("tree-search", lambda session: self._find_rows(session, words))
+        else:
+            self._showing.tasks.drop("tree-search")
 
     def read_earlier(self) -> None:
         """Asks what the turns before those that are shown say."""
@@ -73,7 +77,8 @@ class TreeController(QObject):
 
     def open_at(self, session_id: int, hit: Hit) -> None:
         """Opens a session where words were found, on whatever branch that is."""
-        self._showing.tasks.latest("open", self._open_at(session_id, hit))
+        has_to_open = self._showing.has_to_open(session_id)
+        self._showing.tasks.latest("open", self._open_at(session_id, hit, has_to_open=has_to_open))
 
     def step_variant(self, by: int) -> None:
         """To the previous (-1) or next (+1) sibling of the deepest turn that has any."""
@@ -127,7 +132,9 @@ class TreeController(QObject):
         if shown is not None and shown.session_id == session_id:
             told(_turn_through(shown.view, node_id))
 
-    async def _show_path(self, session_id: int, show: Callable[[], Awaitable[SessionView]]) -> None:
+    async def _show_path(
+        self, session_id: int, show: Callable[[], Awaitable[SessionView]], shown: Callable[[], None] | None = None
+    ) -> None:
         async with self._undo.turn:
             before = self._tip
             if before is None or not self._showing.is_shown(session_id):
@@ -138,6 +145,8 @@ class TreeController(QObject):
                 self._remember(self.tr("Branch Selection"), session_id, before, after)
             if self._showing.is_shown(session_id):
                 self._showing.show_answer(view)
+                if shown is not None:
+                    shown()
 
     async def _read_rows(self, session_id: int, most: int) -> None:
         branches = self._workbench.branches
@@ -173,8 +182,8 @@ class TreeController(QObject):
         there = partial(self._workbench.branches.has, session_id, after)
         self._undo.remember(Step(label, session_id, back, again, waits=True, can_redo=there))
 
-    async def _open_at(self, session_id: int, hit: Hit) -> None:
-        if not self._showing.is_shown(session_id):
+    async def _open_at(self, session_id: int, hit: Hit, *, has_to_open: bool) -> None:
+        if has_to_open:
             await self._showing.open_session(session_id)
         if self._showing.is_shown(session_id):  # else another window has it
             self._reach(hit.node_id, lambda turn: self.hit_shown.emit(turn, hit.words))

@@ -243,9 +243,8 @@ class TreePanel(QWidget):
 
     def _look(self, words: str) -> None:
         self.view.rows.mark(words)
-        if words.strip():
-            self.search_wanted.emit(words)
-        else:
+        self.search_wanted.emit(words)
+        if not words.strip():
             self._found, self._place = [], None
             self.finder.show_place(None, 0)
 

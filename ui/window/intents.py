@@ -408,7 +408,7 @@ class Intents(QObject):
         inspector.token.preview_wanted.connect(parts.transcript.preview)
         inspector.path.token_chosen.connect(presenter.pin)
         for empty in inspector.findChildren(Empty):
-            empty.token_wanted.connect(parts.transcript.tokens.next_uncertain)
+            empty.token_wanted.connect(presenter.next_uncertain)
             empty.message_wanted.connect(parts.composer.setFocus)
         for number in range(1, 10):
             # Text fields keep their digits: they claim printable keys before shortcuts do.
@@ -427,7 +427,7 @@ class Intents(QObject):
         card = parts.pinned
         card.find_tokens = controller.find_tokens
         parts.transcript.card_wanted.connect(card.open)
-        parts.transcript.words_begun.connect(card.begin_words)
+        parts.transcript.words_begun.connect(self._begin_words)
         parts.transcript.words_typed.connect(parts.composer.type_on)
         card.alternative_chosen.connect(self.branch)
         card.text_typed.connect(controller.answers.tokenise)
@@ -439,10 +439,14 @@ class Intents(QObject):
         card.row_wanted.connect(controller.draws.ask_row_quietly)
         controller.draws.row_found.connect(card.show_row)
 
+    def _begin_words(self, text: str) -> None:
+        """In the place of the pinned token, or in the message where the model cannot go on from them."""
+        if not self._parts.pinned.begin_words(text):
+            self._parts.composer.type_on(text)
+
     def _wire_columns(self) -> None:
         controller, parts = self._controller, self._parts
-        parts.columns.kept.connect(lambda _node_id: controller.draws.close_columns())  # they stay among the branches
-        parts.columns.kept.connect(controller.tree.select)
+        parts.columns.kept.connect(lambda node_id: controller.tree.select(node_id, controller.draws.close_columns))
         parts.columns.kept.connect(lambda _node_id: parts.composer.setFocus())  # the next message can be written
         parts.columns.stopped.connect(controller.answers.stop)
         parts.columns.closed.connect(controller.draws.close_columns)

@@ -121,6 +121,12 @@ class Presenter(QObject):
         (self._acts.read if mode is Mode.READ else self._acts.tokens).setChecked(True)
         self.mode_changed.emit(mode)
 
+    def next_uncertain(self) -> None:
+        """Shows the tokens, and pins the next of those where the model hesitated most."""
+        if self.mode is not Mode.TOKENS:
+            self.set_mode(Mode.TOKENS)
+        self._parts.transcript.tokens.next_uncertain()
+
     def colour_by(self, measure: Measure) -> None:
         """What the colours of tokens show."""
         self.second.colour(difference=False)

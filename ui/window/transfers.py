@@ -58,6 +58,8 @@ class Transfers(QObject):
         self._window = window
         self._running = Stoppables(controller.tasks)
         self._closing = False
+        self._scoring: int | None = None  # a session that is locked for it
+        controller.watch(lambda session_id: session_id == self._scoring)
         self.recent: list[Path] = []  # files that were imported or exported, the last one first
         self._waiting: list[Callable[[], None]] = []  # what begins next
         self._dropped = 0  # of them, those that the last stop dropped
@@ -105,8 +107,16 @@ class Transfers(QObject):
         """Gives the tokens of the session shown the numbers that they lack."""
         shown = self._controller.shown
         if shown is not None:
-            work = partial(self._workbench.answers.score, shown.session_id, self._status.transfer.show_progress)
-            self._begin(self.tr("scoring"), work, self._scored)
+            self._begin(self.tr("scoring"), partial(self._score, shown.session_id), self._scored)
+
+    async def _score(self, session_id: int) -> int:
+        self._scoring = session_id
+        self._controller.activity_changed.emit()
+        try:
+            return await self._workbench.answers.score(session_id, self._status.transfer.show_progress)
+        finally:
+            self._scoring = None
+            self._controller.activity_changed.emit()
 
     def stop(self) -> None:
         """Ends what is under way, of which nothing stays, and what waits for it."""

@@ -130,6 +130,8 @@ class Answers:
             async with refusing(self._supervisor, model):
                 await stored(self._vocabulary.learn(model))
                 check_tokens(model, session, session.tree.path(node_id))
+        if token_id < 0:
+            raise Refusal(translate("Workbench", "there is no token {0}").format(token_id))
         new = beside(session, node_id, index)
         place = session.locate(node_id, index)
         assert place is not None  # or there were nothing beside it

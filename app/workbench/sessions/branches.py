@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from app.workbench.answers.answer import RunningAnswers
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
-from app.workbench.setup.values import MOST_NAME
+from app.workbench.setup.values import MOST_NAME, Branch
 from app.workbench.tree.outline import latest_in_sight
 from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
@@ -99,14 +99,16 @@ class Branches:
         self._running.check_idle(session_id)
         if node_id not in session.tree.nodes or start < 0:
             raise Refusal(translate("Workbench", GONE))
-        branch, held = (node_id, start), frozenset(session.pruned)
-        wanted = held | {branch} if pruned else held - {branch}
-        tip = session.tip
-        if pruned and tip is not None and is_hidden(session.tree, wanted, tip):
-            tip = latest_in_sight(session.tree, wanted)
-            if tip is None:
+        branch = (node_id, start)
+
+        def changed(held: frozenset[Branch]) -> frozenset[Branch]:
+            wanted = held | {branch} if pruned else held - {branch}
+            if pruned and session.tip is not None and _tip_in_sight(session, wanted) is None:
                 raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
-        await self._setups.set_pruned(session, wanted)
+            return wanted
+
+        await self._setups.set_pruned(session, changed)
+        tip = _tip_in_sight(session, session.pruned) if pruned else None
         if tip is not None and tip != session.tip:
             await self._sessions.move(session, tip)
         self._show(session)
@@ -145,3 +147,9 @@ class Branches:
         self._windows.tell(SessionChanged(view))
         self._windows.refresh_status()
         return view
+
+
+def _tip_in_sight(session: OpenSession, pruned: Collection[Branch]) -> int | None:
+    """The tip, the latest one that is left where that is hidden, or None where none is left."""
+    hidden = session.tip is not None and is_hidden(session.tree, pruned, session.tip)
+    return latest_in_sight(session.tree, pruned) if hidden else session.tip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from app.workbench.tree.tree import Turn
 from app.workbench.windows import Windows
 from runtime import InvalidRequestError
 from storage import NewNode, NodeRow, SessionStore
-from ui import Refusal, SessionCopied, SessionsChanged
+from ui import BUSY, Refusal, SessionCopied, SessionsChanged, translate
 
 _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 
@@ -52,6 +52,7 @@ class Copies:
     _sessions: OpenSessions  # the open sessions
     _setups: Setups  # what they are set to goes with them
     _windows: Windows  # those that show the sample show its copy from then on
+    _copying: set[int] = field(default_factory=set, init=False)  # samples whose copy is being made
 
     async def target(self, session: WholeSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.
@@ -62,15 +63,25 @@ class Copies:
 
         Raises:
             Refusal: The model that runs cannot read the sample's tokens; says what to do. Nothing was copied.
+                Or a copy for another change is being made.
         """
         if not session.is_sample:
             return Target(session)
+        if session.id in self._copying:
+            raise Refusal(translate("Workbench", BUSY))
         model = self._supervisor.running  # one that is still loading is asked when the answer begins
         if model is not None and not any_model:
             try:
                 check_tokens(model, session, session.tree.path(session.tip))
             except InvalidRequestError as fault:
                 raise Refusal(str(fault)) from fault
+        self._copying.add(session.id)
+        try:
+            return await self._copy(session)
+        finally:
+            self._copying.remove(session.id)
+
+    async def _copy(self, session: WholeSession) -> Target:
         titles = [row.title for row in await stored(self._store.sessions())]
         made = await stored(self._store.copy_session(session.id, copy_title(session.title, titles)))
         await self._sessions.show(made.session_id)

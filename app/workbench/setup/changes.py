@@ -18,7 +18,7 @@ from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.adapters import Adapters, values_of
 from app.workbench.setup.beginning import Beginning, as_text, left_out, names_of, read_tools
 from app.workbench.setup.presets import Presets
-from app.workbench.setup.setups import Setups
+from app.workbench.setup.setups import Change, Setups
 from app.workbench.setup.values import MOST_ADAPTERS, OPTIONS, SessionValues, grammar_of, guess_problem
 from app.workbench.tree.session import OpenSession
 from app.workbench.windows import Windows
@@ -64,18 +64,19 @@ class SetupChanges:
         """Sets one option, or (None) leaves it to the others; tokens may be named by their text."""
         session = self._sessions.opened(session_id)
         value = with_ids(name, value, self._vocabulary)
-        values = values_of(session)
         if name not in OPTIONS:
             raise Refusal(translate("Workbench", "there is no option {0!r:.40}").format(name))
-        options = {held: said for held, said in values.options.items() if held != name}
-        if value is not None:
-            options[name] = value
-        return await self._save(session, replace(values, options=options))
+
+        def changed(values: SessionValues) -> SessionValues:
+            options = {held: said for held, said in values.options.items() if held != name}
+            return replace(values, options=options if value is None else {**options, name: value})
+
+        return await self._save(session, changed)
 
     async def choose_preset(self, session_id: int, name: str) -> SessionSetup:
         session = self._sessions.opened(session_id)
         self._presets.check(name)
-        return await self._save(session, replace(values_of(session), preset=name, options={}))
+        return await self._save(session, lambda values: replace(values, preset=name, options={}))
 
     async def save_preset(self, session_id: int, name: str) -> SessionSetup:
         session = self._sessions.opened(session_id)
@@ -85,13 +86,13 @@ class SetupChanges:
         said |= {n: getattr(preset, n) for n in ("max_tokens", "seed") if getattr(preset, n) is not None}
         said |= {"stop": list(preset.stop)} if preset.stop else {}
         kept = await self._presets.save(name, {**said, **values.options})
-        return await self._save(session, replace(values, preset=kept, options={}))
+        return await self._save(session, lambda now: replace(now, preset=kept, options={}))
 
     async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
         session = self._sessions.opened(session_id)
         await self._presets.delete(name)
         if values_of(session).preset == name:
-            return await self._save(session, replace(values_of(session), preset=""))
+            return await self._save(session, lambda values: replace(values, preset=""))
         return self._setups.view(session)
 
     # ---- the beginning ------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class SetupChanges:
             problem = await self.check_format(answer_format)
             if problem:
                 raise Refusal(problem)
-        return await self._save(session, replace(values_of(session), answer_format=answer_format))
+        return await self._save(session, lambda values: replace(values, answer_format=answer_format))
 
     async def check_format(self, answer_format: AnswerFormat) -> str:
         """What is wrong with it, in llguidance's words; on a thread, and compiled in a process that can be killed."""
@@ -168,7 +169,7 @@ class SetupChanges:
         problem = "" if model is None else guess_problem(guess, model)
         if problem:
             raise Refusal(problem)
-        return await self._save(session, replace(values_of(session), guess=guess))
+        return await self._save(session, lambda values: replace(values, guess=guess))
 
     # ---- adapters -----------------------------------------------------------------------------------------------------
 
@@ -215,7 +216,8 @@ class SetupChanges:
             if [choice.folder for choice in stack] == kept:  # the order is that of now
                 stack = sorted(stack, key=lambda choice: list(now).index(choice.folder))
             stack = [now[choice.folder] if choice in before.adapters else choice for choice in stack]
-        setup = await self._save(session, replace(values, adapters=tuple(stack)))
+        chosen = tuple(stack)
+        setup = await self._save(session, lambda now: replace(now, adapters=chosen))
         self._adapters.free([choice for choice in values.adapters if choice.folder not in folders])
         return setup
 
@@ -233,11 +235,10 @@ class SetupChanges:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         await self._adapters.require(model, [choice])
-        values = values_of(session)  # loading took its time
-        return await self._save(session, replace(values, adapters=(*values.adapters, choice)))
+        return await self._save(session, lambda now: replace(now, adapters=(*now.adapters, choice)))
 
-    async def _save(self, session: OpenSession, values: SessionValues) -> SessionSetup:
-        await self._setups.save(session, values)
+    async def _save(self, session: OpenSession, change: Change) -> SessionSetup:
+        await self._setups.save(session, change)
         return self._setups.view(session)
 
 

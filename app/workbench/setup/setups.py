@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from storage import SessionStore, StoreError
 from ui import AdapterChoice, ModelFacts, OptionView, Refusal, SessionSetup, in_window, translate
 
 log = logging.getLogger(__name__)
+Change = Callable[[SessionValues], SessionValues]  # what a session is set to next, of what it is set to now
 
 
 class Asked(Struct, frozen=True):
@@ -51,6 +53,7 @@ class Setups:
     _call: Mapping[str, Any]  # options of every answer, which go before the session's
     # by session: what could not be taken of what was stored
     _notes: dict[int, list[str]] = field(default_factory=dict, init=False)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # a change begins with what the one before left
 
     async def load(self, session: OpenSession) -> None:
         """Reads what an open session is set to, once; what cannot be taken falls back, with a note."""
@@ -84,38 +87,48 @@ class Setups:
         if values_of(copy).is_set:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
-    async def set_pruned(self, session: OpenSession, pruned: frozenset[Branch]) -> None:
+    async def set_pruned(self, session: OpenSession, change: Callable[[frozenset[Branch]], frozenset[Branch]]) -> None:
         """Other branches are out of sight."""
-        await self._keep(session, replace(values_of(session), pruned=pruned))
+        await self._keep(session, lambda held: replace(held, pruned=change(held.pruned)))
 
     async def set_bookmark(self, session: OpenSession, row: Branch, *, marked: bool) -> None:
         """A row of the tree has a bookmark, or none."""
-        held = values_of(session)
-        await self._keep(session, replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row}))
+
+        def changed(held: SessionValues) -> SessionValues:
+            return replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row})
+
+        await self._keep(session, changed)
 
     async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
         """A branch has another name; "": none."""
-        held = values_of(session)
-        others = {each: kept for each, kept in held.names.items() if each != branch}
-        await self._keep(session, replace(held, names={**others, branch: name} if name else others))
 
-    async def _keep(self, session: OpenSession, values: SessionValues) -> None:
-        await stored(self._store.set_session_setup(session.id, values.stored()))
-        session.values = values
+        def changed(held: SessionValues) -> SessionValues:
+            others = {each: kept for each, kept in held.names.items() if each != branch}
+            return replace(held, names={**others, branch: name} if name else others)
 
-    async def save(self, session: OpenSession, values: SessionValues) -> None:
+        await self._keep(session, changed)
+
+    async def _keep(self, session: OpenSession, change: Change) -> None:
+        async with self._changing:
+            values = change(values_of(session))
+            await stored(self._store.set_session_setup(session.id, values.stored()))
+            session.values = values
+
+    async def save(self, session: OpenSession, change: Change) -> None:
         """Checks everything together, saves it, and only then takes it.
 
         Raises:
             Refusal: Options contradict each other, or the store cannot write.
         """
-        try:
-            self._resolved(values)
-        except (RuntimeFault, TypeError) as fault:
-            raise Refusal(str(fault)) from fault
-        await stored(self._store.set_session_setup(session.id, values.stored()))
-        self._take(session, values)
-        self._notes.pop(session.id, None)
+        async with self._changing:
+            values = change(values_of(session))
+            try:
+                self._resolved(values)
+            except (RuntimeFault, TypeError) as fault:
+                raise Refusal(str(fault)) from fault
+            await stored(self._store.set_session_setup(session.id, values.stored()))
+            self._take(session, values)
+            self._notes.pop(session.id, None)
 
     def view(self, session: OpenSession) -> SessionSetup:
         """What a session is set to, and what of it holds."""

@@ -17,6 +17,7 @@ from tests.app.windows.desktop import (
     Desktop,
     answered,
     choose,
+    last,
     made,
     next_token,
     press,
@@ -209,6 +210,40 @@ def test_a_row_of_the_list_opens_in_a_window_of_its_own(play: Play) -> None:
         assert len(d.all) == 2
 
     play(scene)
+
+
+@pytest.mark.slow
+def test_what_was_typed_in_a_window_that_is_closed_is_in_the_other(play: Play) -> None:
+    async def scene(d: Desktop) -> None:
+        second = await d.another()
+        for window, words in ((d.first, "Oslo"), (second, "Porto")):
+            await answered(window, f"to {words}")
+            window.presenter.pin(answer_of(window), 3)
+            window.parts.pinned.open()
+            QTest.keyClicks(window.parts.pinned.field, words)
+        second.parts.cards.remember([(answer_of(second), ["sunny"])])
+        typed = (answer_of(d.first), 3, "Oslo"), (answer_of(second), 3, "Porto")
+        results = ((answer_of(second), ["sunny"]),)
+        # when
+        second.close()
+        await until(lambda: second not in d.all)
+        # then
+        assert d.first.state().unwritten == typed
+        assert d.first.state().results == results
+        # and the last window gives both to the next start
+        d.windows.close()
+        await d.windows.ended.wait()
+        left = d.windows.left()
+        assert left is not None
+        assert (left["unwritten"], left["results"]) == (typed, results)
+
+    play(scene)
+
+
+def answer_of(window: MainWindow) -> int:
+    answer = last(window)
+    assert answer is not None
+    return answer.node_id
 
 
 @pytest.mark.slow

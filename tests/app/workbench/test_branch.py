@@ -42,6 +42,16 @@ def test_another_token_makes_a_sibling_that_shares_the_prefix_and_computes_one_t
     play(scene)
 
 
+def test_a_token_that_is_none_is_refused(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, old = await answered(s)
+        with pytest.raises(Refusal, match="there is no token -1"):
+            await s.workbench.answers.branch(session_id, old.node_id, own_tokens(old)[4], -1)
+        assert (await s.last(session_id)).variants == (old.node_id,)
+
+    play(scene)
+
+
 def test_the_picked_token_has_the_numbers_of_the_record_it_replaces(play: Play) -> None:
     async def scene(s: Scene) -> None:
         session_id, old = await answered(s)

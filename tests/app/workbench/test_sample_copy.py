@@ -131,6 +131,20 @@ def test_only_what_is_new_is_computed_in_the_copy(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("change", [send, branch, columns])
+def test_a_double_click_makes_one_copy_and_one_answer(play: Play, change: Change) -> None:
+    async def scene(s: Scene) -> None:
+        sample = await recorded(s)
+        # when
+        ends = await asyncio.gather(*(change(s, sample.session_id, sample.turns[-1]) for _ in range(2)), return_exceptions=True)
+        # then
+        assert [type(end) for end in ends] == [type(None), Refusal]
+        assert copied(s).title == f"{sample.title} (copy)"
+        assert rows(s.path, "SELECT count(*) FROM sessions") == [(3,)]
+
+    play(scene)
+
+
 def test_what_cannot_be_done_makes_no_copy(play: Play) -> None:
     async def scene(s: Scene) -> None:
         sample = await recorded(s)

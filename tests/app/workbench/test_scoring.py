@@ -93,7 +93,8 @@ def test_a_session_that_ends_with_a_question_is_scored_to_its_end(play: Play) ->
     play(scene)
 
 
-def test_scoring_can_be_cancelled_and_what_cannot_be_scored_says_why(play: Play) -> None:
+@pytest.mark.parametrize("way", ["stop", "cancel"])
+def test_scoring_can_be_stopped_and_what_cannot_be_scored_says_why(play: Play, way: str) -> None:
     async def scene(s: Scene) -> None:
         session_id = await imported(s)
         scoring = asyncio.create_task(s.workbench.answers.score(session_id, lambda _done, _total: None))
@@ -101,7 +102,7 @@ def test_scoring_can_be_cancelled_and_what_cannot_be_scored_says_why(play: Play)
         # the session is the scoring's meanwhile
         with pytest.raises(Refusal, match="answer"):
             await s.workbench.answers.send(session_id, "hello")
-        scoring.cancel()
+        s.workbench.answers.stop(session_id) if way == "stop" else scoring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await scoring
         assert await said_in(s, session_id) == list(SAID)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from runtime import GenerationOptions, SamplingOptions
 from runtime.backends.fake import Behaviour
 from tests.app.workbench.conftest import Play
-from tests.app.workbench.scene import Engine, Scene, own_tokens, rows
+from tests.app.workbench.scene import Engine, Scene, answered, own_tokens, rows
 from tests.runtime.adapters.toys import toy_adapter
 from ui import AnswerFormat, Guess, OptionView, Refusal, SessionSetup
 
@@ -46,6 +47,28 @@ def test_each_layer_has_its_say_and_the_source_is_named(play: Play, path: Path) 
         assert option(own, "temperature").source in ("model", "default")
         back = option(await s.workbench.setup.set_option(session_id, "temperature", None), "temperature")
         assert back.own is None
+
+    play(scene, options=PLAIN)
+
+
+def test_changes_of_one_session_at_once_all_hold(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        question, answer = (turn.node_id for turn in (await s.view(session_id)).turns[-2:])
+        setup, branches = s.workbench.setup, s.workbench.branches
+        # when
+        await asyncio.gather(
+            setup.set_option(session_id, "temperature", 0.1),
+            branches.bookmark(session_id, question, 0, True),
+            setup.set_option(session_id, "top_p", 0.5),
+            branches.bookmark(session_id, answer, 0, True),
+            setup.set_guess(session_id, Guess.PROMPT_LOOKUP),
+        )
+        # then
+        now = await setup.view(session_id)
+        assert [option(now, name).own for name in ("temperature", "top_p")] == [0.1, 0.5]
+        assert now.guess is Guess.PROMPT_LOOKUP
+        assert [row.node_id for row in await branches.tree(session_id) if row.bookmarked] == [question, answer]
 
     play(scene, options=PLAIN)
 

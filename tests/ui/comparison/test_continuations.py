@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from tests.ui.conftest import Scene, frames, until
 from tests.ui.fakes import TRIP, FakeWorkbench
 from tests.ui.transcript.conftest import centre
-from ui import BeamRules, Columns, ColumnsChanged, MainWindow, TurnStatus
+from ui import BeamRules, Column, ColumnKind, Columns, ColumnsChanged, MainWindow, TurnStatus
 from ui.comparison.continuations import LEAST_PX, joint
 from ui.transcript.measure import Measure
 
@@ -72,12 +72,33 @@ def test_eight_ways_on_from_a_token_stream_side_by_side(in_window: Play, idle: F
         assert all(not card.keep.isHidden() for card in panel.cards)
         # when the third is kept
         kept = panel.cards[2].column.node_id
+        idle.refusal = "an answer is on its way here"
         panel.area.ensureWidgetVisible(panel.cards[2].keep)
         QTest.mouseClick(panel.cards[2].keep, Qt.MouseButton.LeftButton)
-        await until(lambda: idle.asked("select") == [(TRIP, kept)])
+        # then all stay where that is refused, and go once it is shown
+        await until(lambda: "on its way" in window.parts.composer.notice.words)
+        assert panel.isVisible()
+        QTest.mouseClick(panel.cards[2].keep, Qt.MouseButton.LeftButton)
         await until(lambda: not panel.isVisible())
+        assert idle.asked("select") == [(TRIP, kept)] * 2
         assert window.acts.undo.isEnabled()
         assert window.parts.composer.field.hasFocus()  # the next message can be written
+
+    in_window(scene)
+
+
+@pytest.mark.slow
+def test_no_column_can_be_kept_while_another_is_being_written(in_window: Play, idle: FakeWorkbench) -> None:
+    async def scene(window: MainWindow) -> None:
+        panel, run = window.parts.columns, idle.views[TRIP].turns[-1].run
+        done, written = Column(901, run, running=False), Column(902, run)
+        view = Columns(TRIP, ColumnKind.DRAWS, "", 2, columns=(done, written))
+        idle.emit(ColumnsChanged(TRIP, view))
+        await until(lambda: len(panel.cards) == 2)
+        assert all(card.keep.isHidden() for card in panel.cards)
+        ended = replace(view, columns=(done, replace(written, running=False)), running=False)
+        idle.emit(ColumnsChanged(TRIP, ended))
+        await until(lambda: not any(card.keep.isHidden() for card in panel.cards))
 
     in_window(scene)
 

@@ -346,6 +346,34 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
     in_window(scene)
 
 
+def test_a_draft_that_cannot_be_counted_is_sent_though_the_one_before_was_too_long(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(bench)
+    refused: list[str] = []
+
+    async def refuse(_session_id: int, text: str, *_more: object, **_by_name: object) -> Composition:
+        refused.append(text)
+        raise Refusal("the engine is being started")
+
+    async def scene(window: MainWindow) -> None:
+        composer = window.parts.composer
+        counting(bench, Composition(12, None, 8200, 8192))
+        QTest.keyClicks(composer.field, "Too long")
+        await until(lambda: composer.meter.is_too_long)
+        # when
+        monkeypatch.setattr(bench.drafts, "compose", refuse)
+        composer.field.setPlainText("Short")
+        await until(lambda: refused == ["Short"])
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        # then
+        await until(lambda: bench.asked("send") == [(TRIP, "Short")])
+        assert not composer.overflow.isVisible()
+        await until(lambda: not window.controller.running)
+
+    in_window(scene)
+
+
 def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

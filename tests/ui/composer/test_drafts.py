@@ -278,7 +278,7 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         window.show()
         window.start(TRIP)
         await until(lambda: window.controller.shown is not None)
-        window.parts.composer.field.setPlainText("half a thought")
+        window.parts.composer.field.setPlainText("half a thought 🌧")
         await until(lambda: bool(window.parts.transcript.tokens.page.boxes))
         begin(window, 3)
         QTest.keyClicks(window.parts.pinned.field, "Porto")
@@ -295,7 +295,8 @@ def test_the_next_window_has_the_drafts(arun: Arun, bench: FakeWorkbench) -> Non
         again.show()
         again.start(TRIP)
         await until(lambda: again.controller.shown is not None)
-        assert again.parts.composer.draft == "half a thought"
+        assert again.parts.composer.draft == "half a thought 🌧"
+        assert again.parts.composer.field.textCursor().atEnd()
         await until(lambda: bool(again.parts.transcript.tokens.page.boxes))
         begin(again, 3)
         assert again.parts.pinned.field.text() == "Porto"

@@ -114,13 +114,15 @@ def test_an_empty_tab_has_one_thing_to_do(in_window: Play, bench: FakeWorkbench)
         window.activateWindow()
         await until(window.isActiveWindow)
         # where there are tokens it goes to one
-        for place, tab in ((0, inspector.token), (3, inspector.why)):
+        for place, tab, mode in ((0, inspector.token, window.acts.tokens), (3, inspector.why, window.acts.read)):
+            mode.trigger()
             inspector.tabs[place].click()
             assert tab.empty.isVisible()
             assert tab.empty.button.text() == "Show an uncertain token"
             press(tab.empty)
             await until(lambda: inspector.token.spot is not None)
             assert not tab.empty.isVisible()
+            assert window.parts.transcript.tokens.hasFocus()
             window.parts.transcript.setFocus()
             QTest.keyClick(window.parts.transcript.tokens, Qt.Key.Key_Escape)
             await until(lambda: inspector.token.spot is None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import groupby, product
 
 import pytest
@@ -187,6 +188,34 @@ def test_letters_search_and_the_keys_walk_through_what_was_found(in_window: Play
         QTest.keyClick(finder.field, Key.Key_Escape)
         press(view, Key.Key_Escape)
         await until(window.parts.transcript.isVisible)
+
+    in_window(scene)
+
+
+@pytest.mark.slow
+def test_a_search_that_was_ended_moves_the_keyboard_no_more(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, find = asyncio.Event(), bench.branches.find_rows
+
+    async def find_later(session_id: int, words: str) -> Sequence[tuple[int, int]]:
+        found = await find(session_id, words)
+        await may.wait()
+        return found
+
+    monkeypatch.setattr(bench.branches, "find_rows", find_later)
+
+    async def scene(window: MainWindow) -> None:
+        view, finder = await opened(window), window.parts.tree.finder
+        press(view, Key.Key_Home)
+        before = row(view).node_id
+        press(view, Key.Key_W)
+        QTest.keyClicks(finder.field, "hy")
+        await until(lambda: bench.asked("find_rows")[-1:] == [(TRIP, "why")])
+        QTest.keyClick(finder.field, Key.Key_Escape)
+        may.set()
+        await frames()
+        assert row(view).node_id == before
 
     in_window(scene)
 

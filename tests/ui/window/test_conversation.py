@@ -155,6 +155,36 @@ def test_send_turns_into_stop_which_stops(in_window: Play, bench: FakeWorkbench)
     in_window(scene)
 
 
+def test_stop_while_the_message_is_being_saved_ends_its_answer(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(bench)
+    bench.gate, may, send = asyncio.Semaphore(0), asyncio.Event(), bench.answers.send
+
+    async def send_later(session_id: int, text: str, replaces: int | None = None) -> None:
+        await may.wait()
+        await send(session_id, text, replaces)
+
+    monkeypatch.setattr(bench.answers, "send", send_later)
+
+    async def scene(window: MainWindow) -> None:
+        QTest.keyClicks(window.parts.composer.field, "And in autumn?")
+        QTest.keyClick(window.parts.composer.field, Qt.Key.Key_Return)
+        # when it is stopped before there is an answer
+        window.acts.stop.trigger()
+        assert bench.asked("stop") == [(TRIP,)]
+        may.set()
+        # then that is stopped as soon as there is one
+        await until(lambda: bench.asked("stop") == [(TRIP,)] * 2)
+        assert bench.gate is not None
+        bench.gate.release()
+        await until(lambda: not window.controller.running)
+        assert turns(window)[-2:] == [("user", "And in autumn?"), ("assistant", "")]
+        assert bench.views[TRIP].turns[-1].note == "stopped"
+
+    in_window(scene)
+
+
 def test_going_away_and_back_in_the_middle_of_a_stream_doubles_nothing(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 

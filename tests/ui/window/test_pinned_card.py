@@ -98,6 +98,22 @@ def test_a_click_pins_a_card_and_a_number_branches(in_window: Play, bench: FakeW
     in_window(scene)
 
 
+def test_return_in_the_text_beside_words_that_are_typed_branches_to_nothing(in_window: Play, bench: FakeWorkbench) -> None:
+    finish(bench)
+
+    async def scene(window: MainWindow) -> None:
+        card, tokens = await pin(window, visit_of(bench)), window.parts.transcript.tokens
+        QTest.keyClicks(card.field, "Rome")
+        tokens.setFocus()
+        QTest.keyClick(tokens, Qt.Key.Key_Return)
+        assert card.field.hasFocus()
+        assert card.field.text() == "Rome"
+        await frames()
+        assert bench.asked("branch") == []
+
+    in_window(scene)
+
+
 def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window: Play, bench: FakeWorkbench) -> None:
     finish(bench)
 
@@ -123,6 +139,16 @@ def test_what_is_typed_where_no_token_is_pinned_belongs_to_the_message(in_window
         QTest.keyClicks(view.tokens, "n")
         assert card.field.text() == "n"
         assert field.toPlainText() == "One, neither"
+        # but for a model that cannot go on from them
+        QTest.keyClick(card.field, Qt.Key.Key_Escape)
+        lacks = frozenset({"token_ids", "embed"})
+        bench.status = StatusView(EngineState.READY, model="big at host", lacks=lacks)
+        bench.emit(StatusChanged(bench.status))
+        await until(lambda: not window.acts.similar.isEnabled())
+        view.tokens.setFocus()
+        QTest.keyClicks(view.tokens, "!")
+        assert field.hasFocus()
+        assert field.toPlainText() == "One, neither!"
 
     in_window(scene)
 

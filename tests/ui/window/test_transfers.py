@@ -343,9 +343,18 @@ def test_a_session_without_numbers_is_scored_from_the_token_and_from_the_menu(in
         # when it is asked for where the number is missing
         QTest.mouseClick(token.score_button, Qt.MouseButton.LeftButton)
         await until(lambda: bar.label.text() == "scoring 50 %")
+        # then nothing can be sent meanwhile, and Stop can be pressed
+        composer = window.parts.composer
+        QTest.keyClicks(composer.field, "And now?")
+        QTest.keyClick(composer.field, Qt.Key.Key_Return)
+        assert composer.draft == "And now?"
+        assert "stop it first" in composer.meter.busy.text()
+        window.acts.stop.trigger()
+        assert bench.asked("stop") == [(TRIP,)]
         assert bench.gate is not None
         bench.gate.release()
         await until(lambda: window.parts.toast.words == "120 tokens were scored")
+        assert not window.acts.stop.isEnabled()
         # then the menu has it too, and says that there is nothing left
         bench.unscored, bench.gate = 0, None
         window.acts.score.trigger()

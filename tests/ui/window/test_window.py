@@ -21,6 +21,7 @@ from ui import (
     MainWindow,
     Scheme,
     SessionChanged,
+    SessionView,
     StatusChanged,
     StatusView,
     WindowState,
@@ -46,6 +47,57 @@ def test_it_opens_the_first_session_and_names_model_and_status(in_window: Play, 
         assert bench.asked("open_session") == [(TRIP,)]
 
     in_window(scene)
+
+
+def opens_slowly(bench: FakeWorkbench, session_id: int, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """That session is read once the event is set."""
+    may, read = asyncio.Event(), bench.sessions.open
+
+    async def read_later(wanted: int) -> SessionView:
+        view = await read(wanted)
+        if wanted == session_id:
+            await may.wait()
+        return view
+
+    monkeypatch.setattr(bench.sessions, "open", read_later)
+    return may
+
+
+def test_the_session_that_was_clicked_last_is_shown(
+    in_window: Play, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(window: MainWindow) -> None:
+        may = opens_slowly(bench, 3, monkeypatch)
+        window.controller.open(3)
+        await until(lambda: bench.asked("open_session")[-1] == (3,))
+        # when the one that is shown is clicked again
+        window.controller.open(TRIP)
+        await until(lambda: bench.asked("open_session")[-1] == (TRIP,))
+        may.set()
+        await frames()
+        # then it stays
+        assert window.controller.is_shown(TRIP)
+
+    in_window(scene)
+
+
+def test_a_session_that_is_clicked_while_the_first_one_is_read_is_shown(
+    arun: Arun, bench: FakeWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        may, window = opens_slowly(bench, TRIP, monkeypatch), MainWindow(bench)
+        window.show()
+        window.start()
+        await until(lambda: bench.asked("open_session") == [(TRIP,)])
+        window.controller.open(3)
+        may.set()
+        await until(lambda: window.controller.shown is not None)
+        await frames()
+        assert window.controller.is_shown(3)
+        await closed(window, bench)
+        await until(lambda: len(window.controller.tasks) == 0)
+
+    arun(scene())
 
 
 @pytest.mark.slow

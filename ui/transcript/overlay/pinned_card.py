@@ -151,11 +151,12 @@ class PinnedCard(QWidget):
         if self.isVisible():
             self.field.setFocus(Qt.FocusReason.PopupFocusReason)
 
-    def begin_words(self, text: str) -> None:
-        """Opens with the beginning of what is to be written, where something can be."""
+    def begin_words(self, text: str) -> bool:
+        """Opens with the beginning of what is to be written; returns whether something can be."""
         if self._can_choose:
             self.open()
             self.field.insert(text)
+        return self._can_choose
 
     def close_again(self) -> None:
         """Closes; the keyboard goes back to the text."""
@@ -364,8 +365,8 @@ class PinnedCard(QWidget):
         return f" {text}" if text and spaced and not text[0].isspace() else text
 
     def remember(self, unwritten: Iterable[tuple[int, int, str]]) -> None:
-        """What was typed in the last window and not written, as `unwritten` gave it."""
-        self._unwritten = {(node_id, index): text for node_id, index, text in unwritten}
+        """What was typed in another window and not written, as `unwritten` gave it."""
+        self._unwritten |= {(node_id, index): text for node_id, index, text in unwritten}
 
     def unwritten(self) -> tuple[tuple[int, int, str], ...]:
         """What was typed at tokens and not written: node id, index, text, the latest last."""

@@ -96,7 +96,7 @@ class ToolCards(QObject):
             cards.set_running(running)
 
     def remember(self, typed: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """What was typed in the last window and not sent, as `typed` gave it."""
+        """What was typed in another window and not sent, as `typed` gave it."""
         for node_id, results in typed:
             self._keep(node_id, results)
 

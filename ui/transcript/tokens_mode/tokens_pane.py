@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent,
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.port import TurnStatus
-from ui.transcript.overlay.ghost import Ghost, next_alternative, paint_ghost
+from ui.transcript.overlay.ghost import TYPED, Ghost, next_alternative, paint_ghost
 from ui.transcript.pane.find import Match
 from ui.transcript.pane.meta import Action
 from ui.transcript.pane.page import Box, TranscriptPage
@@ -447,7 +447,7 @@ class TokensPane(Pane[TokensBody]):
             self._choose(key - Qt.Key.Key_1)
         elif key == Qt.Key.Key_Space and self._pinned is not None:
             self._preview_next()
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None:
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._ghost is not None and self._ghost.token_id != TYPED:
             self.alternative_chosen.emit(self._ghost.node_id, self._ghost.index, self._ghost.token_id)
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._pinned is not None:
             self.card_wanted.emit()
