@@ -88,8 +88,8 @@ class Controller(Showing):
         """Listens, lists the sessions and opens one: the given one, else (not `fresh`) the first listed, else an empty one."""
         self.workbench.subscribe(self.events.push)
         self.status_changed.emit(self.workbench.status)
-        opening = self.tasks.run(self._start(session_id, fresh=fresh))
-        opening.add_done_callback(self._then_list_models)  # what is looked at goes first
+        starting = self.tasks.run(self._start(session_id, fresh=fresh))
+        starting.add_done_callback(self._then_list_models)  # what is looked at goes first
 
     async def close(self) -> None:
         """Ends what belongs to this window, and with the last window everything; safe to call once.
@@ -108,12 +108,14 @@ class Controller(Showing):
         free = [row for row in await self.sessions.list_all() if not row.elsewhere]
         if session_id is None and free and not fresh:
             session_id = free[0].session_id
-        if self.shown is None and not self.tasks.is_running("open"):  # New Session may have been pressed already
-            opening = self.open_new() if session_id is None else self.open_session(session_id)
-            await asyncio.wait([self.tasks.latest("open", opening)])
+        if self.shown is None and self.tasks.running("open") is None:  # New Session may have been pressed already
+            self.tasks.latest("open", self.open_new() if session_id is None else self.open_session(session_id))
 
-    def _then_list_models(self, opening: asyncio.Task[None]) -> None:
-        if not opening.cancelled():
+    def _then_list_models(self, _ended: asyncio.Task[None]) -> None:
+        opening = self.tasks.running("open")
+        if opening is not None:
+            opening.add_done_callback(self._then_list_models)
+        elif not self.closing:
             self.models.ask()
 
     def _take_status(self, status: StatusView) -> None:

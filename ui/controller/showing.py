@@ -84,7 +84,7 @@ class Showing(QObject):
 
     def has_to_open(self, session_id: int) -> bool:
         """Whether another session is shown, or is on its way."""
-        return not self.is_shown(session_id) or self.tasks.is_running("open")
+        return not self.is_shown(session_id) or self.tasks.running("open") is not None
 
     def new_session(self) -> None:
         self.tasks.latest("open", self.open_new())

@@ -49,19 +49,17 @@ class Tasks:
         task.add_done_callback(lambda _task: work.close())  # a task cancelled before its first step never touched it
         return task
 
-    def latest(
-        self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None
-    ) -> asyncio.Task[None]:
+    def latest(self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> None:
         """Like `run`, but ends an earlier one with the same key first: the answer to an older question is not wanted."""
         previous = self._latest.get(key)
         if previous is not None:
             previous.cancel()
-        task = self._latest[key] = self.run(work, refused)
-        return task
+        self._latest[key] = self.run(work, refused)
 
-    def is_running(self, key: str) -> bool:
-        """Whether the one with that key has not ended."""
-        return key in self._latest and not self._latest[key].done()
+    def running(self, key: str) -> asyncio.Task[None] | None:
+        """The one with that key, unless it has ended."""
+        task = self._latest.get(key)
+        return None if task is None or task.done() else task
 
     def drop(self, key: str) -> None:
         """Ends the one with that key: its answer is no longer wanted."""

@@ -92,6 +92,7 @@ def test_a_session_that_is_clicked_while_the_first_one_is_read_is_shown(
         window.controller.open(3)
         may.set()
         await until(lambda: window.controller.shown is not None)
+        await until(lambda: bench.asked("models"))  # after what is looked at
         await frames()
         assert window.controller.is_shown(3)
         await closed(window, bench)
