@@ -230,9 +230,14 @@ async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any
 
 async def _tell_unsaved(unsaved: Sequence[str]) -> None:
     """Says where answers are that the store had no room for; the windows are gone by now. Returns when it was read."""
-    for words in unsaved:
+    told, _, texts = zip(*(words.partition("\n\n") for words in unsaved), strict=True)
+    for words in told:
         log.warning("%s", words)
-    box = QMessageBox(QMessageBox.Icon.Warning, "Elsewise", "\n\n".join(unsaved))
+    box = QMessageBox(QMessageBox.Icon.Warning, "Elsewise", "\n\n".join(told))
+    if any(texts):  # of answers that no folder took
+        box.setDetailedText("\n\n".join(filter(None, texts)))
+        box.setStandardButtons(QMessageBox.StandardButton.Ok)
+        box.setEscapeButton(QMessageBox.StandardButton.Ok)  # beside the one that shows the texts
     box.setTextFormat(Qt.TextFormat.PlainText)
     box.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard)
     read = asyncio.Event()
@@ -244,8 +249,11 @@ async def _tell_unsaved(unsaved: Sequence[str]) -> None:
 
 async def _keep(data: DataFolder, kept: KeptWindows, left: dict[str, Any]) -> None:
     """The store is closed by now: where the windows stood is a small write of its own."""
-    async with SessionStore.open(data.sessions) as store:
-        await kept.write(store, left)
+    try:
+        async with SessionStore.open(data.sessions) as store:
+            await kept.write(store, left)
+    except StoreError as fault:  # a full disk, perhaps: where answers were put is told all the same
+        log.warning("how the windows stood could not be saved: %s", fault)
 
 
 @contextmanager

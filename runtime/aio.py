@@ -172,7 +172,8 @@ async def gathered(*waits: Coroutine[Any, Any, T]) -> list[T]:
         return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 

@@ -99,7 +99,7 @@ async def _compared(
         check_fits(left, text)
         check_fits(right, text)
     ids = await left.tokenize_async(text) if isinstance(text, str) else list(text)
-    if not ids or text == "":
+    if not ids or (isinstance(text, str) and not text):
         raise InvalidRequestError(NOTHING)
     pieces = await _pieces(left, ids)
     if isinstance(text, str):

@@ -178,7 +178,7 @@ def _check_room(path: Path) -> None:
     if free < size + max(size // 10, SPARE):
         raise StoreFullError(
             f"{path}: no backup was made: it takes {size >> 20:,} MiB of the {free >> 20:,} MiB that are free, "
-            f"and {max(size // 10, SPARE) >> 20:,} MiB are to stay so"
+            f"and {max(size // 10, SPARE) >> 20:,} MiB must stay free"
         )
 
 

@@ -20,8 +20,9 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 
 from app.paths import DataFolder
 from app.window import COMPLETE, open_window
+from app.windows import KeptWindows
 from app.workbench import AppWorkbench
-from storage import DataFolderLock, SessionStore
+from storage import DataFolderLock, SessionStore, StoreFullError
 from tests.end_to_end.conftest import Scene
 from tests.end_to_end.driving import until
 from ui import MainWindow, RecoveryPage
@@ -200,8 +201,11 @@ def test_a_full_disk_is_named_and_nothing_is_half_made(tmp_path: Path) -> None:
 
 
 def test_where_an_answer_is_that_was_not_saved_is_told_after_the_last_window(
-    qapp: QApplication, open_app: Callable[[str, str, Scene], None], paced: str
+    qapp: QApplication, open_app: Callable[[str, str, Scene], None], paced: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def full(*_: object) -> None:
+        raise StoreFullError("the disk is full")
+
     told: list[str] = []
     reading: list[asyncio.Task[None]] = []
 
@@ -211,12 +215,13 @@ def test_where_an_answer_is_that_was_not_saved_is_told_after_the_last_window(
     async def read() -> None:
         await until(boxes)
         [box] = boxes()
-        told.append(box.text())
+        told.extend([box.text(), box.detailedText()])
         box.close()
 
     async def scene(_: MainWindow, workbench: AppWorkbench) -> None:
-        workbench.services.unsaved.append("all of its text is in <b>here</b>")
+        workbench.services.unsaved.extend(["all of its text is in <b>here</b>", "its text is below\n\nOslo\n\nis north"])
+        monkeypatch.setattr(KeptWindows, "write", full)  # nor is there room for how the windows stand
         reading.append(asyncio.create_task(read()))
 
     open_app("x", paced, scene)
-    assert told == ["all of its text is in <b>here</b>"]
+    assert told == ["all of its text is in <b>here</b>\n\nits text is below", "Oslo\n\nis north"]

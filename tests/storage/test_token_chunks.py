@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.records import Finish, Origin
 from storage import InvalidRowError, NewNode, SessionStore, StoredChunk
+from storage.tables.token_chunks import text_of
+from storage.transfer.import_tree import check_known
 from tests.storage.helpers import MODEL, chat, chunk, ids, sql, with_store
 
 
@@ -35,6 +38,15 @@ def test_scores_that_come_later_win_and_nothing_is_rewritten(store: SessionStore
 
     asyncio.run(run())
     assert sql(path, "SELECT count(*) FROM token_chunks") == [(3,)]
+
+
+def test_each_end_and_origin_of_a_token_is_known() -> None:
+    ends, origins = [*Finish], [*Origin]
+    check_known({"ids": np.arange(len(ends)), "finish": np.array(ends, np.uint8)})
+    check_known({"ids": np.arange(len(origins)), "origin": np.array(origins, np.uint8)})
+    text = {"text_data": np.array([120], np.uint8), "text_lengths": np.array([1])}
+    said = [text_of({"finish": np.array([end], np.uint8), **text}) for end in ends]
+    assert said == ["" if end.by_eos else "x" for end in ends]
 
 
 def test_scores_for_other_ids_are_refused(store: SessionStore) -> None:

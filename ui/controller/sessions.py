@@ -345,7 +345,7 @@ class SessionsController(QObject):
     async def _leave(self, session_id: int) -> None:
         """Shows the next session, unless another one was opened already."""
         rest = [row for row in await self._workbench.sessions.list() if not row.elsewhere]
-        if self._showing.is_shown(session_id):
+        if self._showing.is_shown(session_id) and self._tasks.running("open") is None:
             if rest:
                 self._showing.open(rest[0].session_id)
             else:

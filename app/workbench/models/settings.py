@@ -380,7 +380,7 @@ async def back_up(store: SessionStore) -> None:
             log.warning("damaged rows are set aside: %s", fault)
             await store.set_aside_damage()
             await store.back_up_daily()
-    except StoreFullError as fault:  # it stays so for a while, and each start comes here
-        log.info("%s", fault)
+    except StoreFullError as fault:
+        log.warning("%s", fault)
     except StoreError as fault:  # the next time tries again
         log.warning("the sessions were not backed up: %s", fault)

@@ -298,7 +298,10 @@ class OpenSessions:
 
 
 def _rescued(session: OpenSession, refusal: Refusal) -> str:
-    """Writes what a session could not take in somewhere else; what was lost and where the rest is."""
+    """Writes what a session could not take in somewhere else; what was lost and where the rest is.
+
+    Where no place takes it, its text follows, behind an empty line.
+    """
     assert session.unsaved is not None  # or nothing was to be written
     fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
     asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
@@ -308,8 +311,8 @@ def _rescued(session: OpenSession, refusal: Refusal) -> str:
         return translate(
             "Workbench",
             "{0}. The session {1} has only the beginning of the last answer; its {2:,} characters could not be "
-            "written elsewhere either: copy them from the screen",
-        ).format(fault, repr(session.title), count)
+            "written elsewhere either: copy them from the details",
+        ).format(fault, repr(session.title), count) + "".join(f"\n\n{text}" for text in texts)
     return translate(
         "Workbench",
         "{0}. The session {1} has only the beginning of the last answer; all of its text ({2:,} characters) is in {3}",

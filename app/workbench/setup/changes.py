@@ -86,13 +86,18 @@ class SetupChanges:
         said |= {n: getattr(preset, n) for n in ("max_tokens", "seed") if getattr(preset, n) is not None}
         said |= {"stop": list(preset.stop)} if preset.stop else {}
         kept = await self._presets.save(name, {**said, **values.options})
-        return await self._save(session, lambda now: replace(now, preset=kept, options={}))
+
+        def changed(now: SessionValues) -> SessionValues:
+            since = {name: value for name, value in now.options.items() if values.options.get(name) != value}
+            return replace(now, preset=kept, options=since)
+
+        return await self._save(session, changed)
 
     async def delete_preset(self, session_id: int, name: str) -> SessionSetup:
         session = self._sessions.opened(session_id)
         await self._presets.delete(name)
         if values_of(session).preset == name:
-            return await self._save(session, lambda values: replace(values, preset=""))
+            return await self._save(session, lambda now: replace(now, preset="") if now.preset == name else now)
         return self._setups.view(session)
 
     # ---- the beginning ------------------------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ class SetupChanges:
         folders, held = ({choice.folder for choice in choices} for choices in (stack, values.adapters))
         if len(folders) != len(stack) or not folders <= held:
             raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
-        model = self._supervisor.running
+        model, brought = self._supervisor.running, list[AdapterChoice]()
         switched = {choice.folder for choice in values.adapters if not choice.on}
         if model is not None:
             brought = [choice for choice in stack if choice.on and choice.folder in switched]
@@ -217,7 +222,14 @@ class SetupChanges:
                 stack = sorted(stack, key=lambda choice: list(now).index(choice.folder))
             stack = [now[choice.folder] if choice in before.adapters else choice for choice in stack]
         chosen = tuple(stack)
-        setup = await self._save(session, lambda now: replace(now, adapters=chosen))
+
+        def changed(now: SessionValues) -> SessionValues:
+            if {choice.folder for choice in now.adapters} != held:  # while another change was being written
+                self._adapters.free(brought)
+                raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
+            return replace(now, adapters=chosen)
+
+        setup = await self._save(session, changed)
         self._adapters.free([choice for choice in values.adapters if choice.folder not in folders])
         return setup
 

@@ -303,7 +303,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         if self._goes_together(steps):
             found = self._forward_together(packs, steps, tokens)
         else:
-            found = self._forward(packs[0], steps[0], rows=False, tokens=tokens)[0]
+            *before, (last, _) = [(steps[0], False)] if tokens is not None else self._parts(steps[0])
+            for part, rows in before:
+                self._forward(packs[0], part, rows=rows)
+                mx.async_eval(packs[0].arrays())  # type: ignore[no-untyped-call]  # its stub leaves the arguments out
+            found = self._forward(packs[0], last, rows=False, tokens=tokens)[0]
         (logits,) = found or [mx.zeros((0, self._vocabulary))]
         return MlxLogits(logits, self.computing)
 

@@ -21,7 +21,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import Finish, Int32, Scores
 from runtime.scheduler.decode.resume import activate, bring_back
 from runtime.scheduler.decode.rows import (
-    ASIDE_TOKENS,
+    COPY_OUT_TOKENS,
     DecodeBatch,
     Drawn,
     Guesses,
@@ -206,18 +206,18 @@ class Decoding:
         except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a running answer could not be kept")
 
-    def _set_aside(self, workspace: Workspace) -> None:
-        """Has what stands beside the paths of a pack's rows set aside, where no other request uses it."""
+    def _copy_out(self, workspace: Workspace) -> None:
+        """Has edges copied out of the pack on which none of its rows stands, where no other request uses it."""
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
-            row.next_aside = max(2 * row.pushed, ASIDE_TOKENS)
+            row.next_copy_out = max(2 * row.pushed, COPY_OUT_TOKENS)
         room, alone = self._cache.room, len(rows) == 1 and workspace.held == len(rows[0].job.ids) + rows[0].pushed
         if alone or workspace.users > len(rows) or not room.in_place:
             return
         try:
-            room.set_aside(workspace)
+            room.copy_out(workspace)
         except BaseException:  # as in `_publish`
-            log.exception("what stands beside a running answer could not be set aside")
+            log.exception("what stands beside a running answer could not be copied out")
 
     def drop_cancelled(self) -> None:
         """Ends those for which no caller waits."""
@@ -480,8 +480,8 @@ class Decoding:
             elif row.due:
                 row.tried = row.pushed
                 self._publish(row)
-            if row.pushed >= row.next_aside and row not in ending:
-                self._set_aside(row.workspace)
+            if row.pushed >= row.next_copy_out and row not in ending:
+                self._copy_out(row.workspace)
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:

@@ -33,7 +33,7 @@ from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 FIRST_CAPACITY = 16  # rows
 PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
 PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
-ASIDE_TOKENS = 8  # generated tokens after which copying what stands beside the path costs less than to go on reading it
+COPY_OUT_TOKENS = 8  # generated tokens after which copying what stands beside the path costs less than to go on reading it
 PATIENCE_SECONDS = 0.005  # that a step waits for masks, all together; rows whose mask comes later sit it out
 
 
@@ -268,7 +268,7 @@ class Row:
     undrawn: Distributions | None = None  # one: what follows the last slot, until the grammar's mask is there
     pushed: int = 0  # generated tokens whose KV stands in the workspace
     tried: int = 0  # of them, when they were last offered to the trie
-    next_aside: int = ASIDE_TOKENS  # at so many of them what stands beside the path is set aside next
+    next_copy_out: int = COPY_OUT_TOKENS  # at so many of them what stands beside the path is copied out next
     started: float = 0.0  # monotonic seconds of the first token
     guesses: Guesses | None = None  # of what comes next
     told: int = 0  # generated tokens that they know of

@@ -35,8 +35,8 @@ VECTOR_SHARE = 32  # full vectors get this fraction of the budget
 VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
 LEAST_CROWD = 1024  # slots
 CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
-ASIDE_EDGES = 64  # that are set aside at a time
-ASIDE_BYTES = 64 << 20  # of their copies, about
+COPY_OUT_EDGES = 64  # that are copied out of a pack at a time
+COPY_OUT_BYTES = 64 << 20  # of their copies, about
 KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
 
 
@@ -539,8 +539,8 @@ class KvBudget:
                         self._tighten(workspace)
                 return
 
-    def set_aside(self, workspace: Workspace) -> None:
-        """Copies what no live path in a pack needs out of it, and lets the slots go, where the copies are small in the budget.
+    def copy_out(self, workspace: Workspace) -> None:
+        """Copies edges on which no running request stands out of a pack and frees their slots, if the budget has room.
 
         A token of a branched pack reads all its slots, behind a mask: what earlier answers left there costs each token of the
         next one. One path alone needs no mask.
@@ -554,15 +554,15 @@ class KvBudget:
         if before - len(kept) < (1 if len(places) == 1 else len(kept)):
             return
         beside = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
-        aside, copies = list[Node](), 0  # the newest first: an ancestor's slots stay as long as a descendant's do
-        for run in beside[:ASIDE_EDGES]:
-            if copies <= ASIDE_BYTES:
+        leaving, copies = list[Node](), 0  # the newest first: an ancestor's slots stay as long as a descendant's do
+        for run in beside[:COPY_OUT_EDGES]:
+            if copies <= COPY_OUT_BYTES:
                 copies += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
-                aside.append(run.node)
+                leaving.append(run.node)
         # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
         size = copies + self._backend.resize_cost(workspace.pack, len(kept)).moment
-        room = bool(aside) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
-        for node in aside if room else ():
+        room = bool(leaving) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
+        for node in leaving if room else ():
             if node.attached:  # it may have been the oldest, and what made room may have moved the slots
                 run = node.payload
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))

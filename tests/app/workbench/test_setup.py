@@ -73,6 +73,19 @@ def test_changes_of_one_session_at_once_all_hold(play: Play) -> None:
     play(scene, options=PLAIN)
 
 
+def test_an_option_that_is_set_while_a_preset_is_saved_stays(play: Play) -> None:
+    async def scene(s: Scene) -> None:
+        session_id, _ = await answered(s)
+        setup = s.workbench.setup
+        await setup.set_option(session_id, "top_p", 0.5)
+        await asyncio.gather(setup.set_option(session_id, "temperature", 0.1), setup.save_preset(session_id, "mine"))
+        now = await setup.view(session_id)
+        assert now.preset == "mine"
+        assert [option(now, name).own for name in ("temperature", "top_p")] == [0.1, None]
+
+    play(scene, options=PLAIN)
+
+
 RARE = {
     "order": ["bias", "temperature", "top_k"],
     "logit_bias": {"104": 100.0, "105": -2},

@@ -117,7 +117,9 @@ def test_what_cannot_be_saved_before_the_end_is_put_elsewhere_or_said(
             text = "".join(answer.run.texts).rpartition("assistant\n")[2]
             assert file.read_text().endswith(f"user: hello\n\nassistant: {text}\n")
         else:
-            assert said.endswith("could not be written elsewhere either: copy them from the screen")
+            told, _, text = said.partition("\n\n")
+            assert told.endswith("could not be written elsewhere either: copy them from the details")
+            assert text == "".join(answer.run.texts).rpartition("assistant\n")[2]
 
     play(scene, engine=Engine(holds_after=6))
 

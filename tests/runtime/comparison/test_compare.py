@@ -81,7 +81,7 @@ def slowly(*names: str) -> list[Any]:
 @pytest.mark.parametrize("name", ["gemma3", "falcon_h1", *slowly("qwen3", "mistral", "mamba", "lfm2")])
 def test_two_models_of_one_vocabulary(llama: LanguageModel, name: str) -> None:
     with load(tiny_path(name), backend="hf") as right:
-        found = compared(llama, right, IDS, kl_start=0)
+        found = compared(llama, right, np.array(IDS), kl_start=0)
     p, q = expected("llama", IDS), expected(name, IDS)
     assert found.aligned_by == "tokens"
     assert len(found) == len(IDS)

@@ -192,7 +192,7 @@ def test_the_same_answer_again_leaves_no_slots_behind() -> None:
 
 
 @pytest.mark.slow
-def test_after_many_answers_the_newest_is_still_set_aside() -> None:
+def test_after_many_answers_the_newest_is_still_copied_out() -> None:
     prompt = some_ids(1, 30)
     with fake_model() as model:
         for seed in range(1100):  # more edges than are looked through at a time
@@ -200,7 +200,7 @@ def test_after_many_answers_the_newest_is_still_set_aside() -> None:
         assert held(model) == 32 + 9
 
 
-def test_in_little_room_what_is_held_is_not_given_up_to_be_set_aside() -> None:
+def test_in_little_room_what_is_held_is_not_given_up_to_be_copied_out() -> None:
     # given room for both answers, but not to copy one that has been copied in two
     prompt = some_ids(1, 20)
     with fake_model(kv_cache_bytes=(20 + 3 * 40) * TOKEN) as model:

@@ -366,7 +366,8 @@ class PinnedCard(QWidget):
 
     def remember(self, unwritten: Iterable[tuple[int, int, str]]) -> None:
         """What was typed in another window and not written, as `unwritten` gave it."""
-        self._unwritten |= {(node_id, index): text for node_id, index, text in unwritten}
+        for node_id, index, text in unwritten:
+            self._unwritten.setdefault((node_id, index), text)  # what was typed here is newer
 
     def unwritten(self) -> tuple[tuple[int, int, str], ...]:
         """What was typed at tokens and not written: node id, index, text, the latest last."""

@@ -98,7 +98,8 @@ class ToolCards(QObject):
     def remember(self, typed: Iterable[tuple[int, Sequence[str]]]) -> None:
         """What was typed in another window and not sent, as `typed` gave it."""
         for node_id, results in typed:
-            self._keep(node_id, results)
+            if any(results):
+                self._typed.setdefault(node_id, list(results))  # what was typed here is newer
 
     @property
     def typed(self) -> tuple[tuple[int, Sequence[str]], ...]:
