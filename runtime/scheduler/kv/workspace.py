@@ -34,7 +34,7 @@ class SlotRun:
     workspace: Workspace
     last: int
     n: int
-    node: Node = field(init=False)  # of the edge that carries it
+    node: Node = field(init=False, repr=False)  # the edge that carries it
 
 
 class NoRoomError(MemoryBudgetError):
