@@ -81,7 +81,7 @@ class Server:
                 self.running += 1
                 self.most_running = max(self.most_running, self.running)
                 handler = asyncio.ensure_future(self._handle(method, path, headers, body, writer))
-                gone = asyncio.ensure_future(reader.read(1))
+                gone = asyncio.ensure_future(_closed(reader))
                 try:
                     await asyncio.wait([handler, gone], return_when=asyncio.FIRST_COMPLETED)
                     if not handler.done():
@@ -275,6 +275,12 @@ def event(writer: asyncio.StreamWriter, body: Any) -> None:
     """One event as a chunk of its own."""
     data = body if isinstance(body, bytes) else b"data: " + json.dumps(body).encode() + b"\n\n"
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+async def _closed(reader: asyncio.StreamReader) -> None:
+    """Until the other side has closed the connection; its next request, which may be here already, stays unread."""
+    while not reader.at_eof():
+        await asyncio.sleep(0.005)
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str], Any]:
