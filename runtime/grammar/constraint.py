@@ -10,18 +10,17 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from runtime.errors import GrammarError, SessionClosedError
 from runtime.grammar.compile import readable
+from runtime.grammar.masks import Mask, MaskWorkers
 
-Mask = npt.NDArray[np.bool_]
 _NOTHING = "NoExtension"  # how llguidance's message begins where no token can come
 
 
@@ -35,18 +34,18 @@ class Constraint:
         matcher: An `llguidance.LLMatcher` of its own.
         tokenizer: The `llguidance.LLTokenizer` it was made with.
         width: Of the logits; the tokenizer may know an eos beyond it.
-        worker: Threads, for masks.
+        workers: For masks.
         is_json: Answers are JSON that is read, see `sound`.
         said: Tokens the matcher has consumed.
     """
 
     def __init__(
-        self, matcher: Any, tokenizer: Any, width: int, worker: Executor, *, is_json: bool, said: Sequence[int] = ()
+        self, matcher: Any, tokenizer: Any, width: int, workers: MaskWorkers, *, is_json: bool, said: Sequence[int] = ()
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._width = width
-        self._worker = worker
+        self._workers = workers
         self._is_json = is_json
         self._said = list(said)
         self._bits = np.empty((1, (tokenizer.vocab_size + 31) // 32), np.int32)
@@ -60,10 +59,10 @@ class Constraint:
     # ---- along the answer ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Has the next mask worked out, by the worker."""
+        """Has the next mask worked out, beside the caller."""
         if self._coming is None and self._mask is None and not self._finished:
             with suppress(RuntimeError):  # the model was closed
-                self._coming = self._worker.submit(self._compute)
+                self._coming = self._workers.submit(self._compute)
 
     def allowed(self) -> Mask:
         """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Not to be changed."""
@@ -82,8 +81,10 @@ class Constraint:
         if self._coming is None:
             return True
         self._asked = min(self._asked, time.monotonic())
-        if not self._coming.done() and not wait([self._coming], patience).done:
-            return False
+        if not self._coming.done():
+            self._workers.hurry(self._coming)
+            if not wait([self._coming], patience).done:
+                return False
         self.wait_seconds += time.monotonic() - self._asked
         self._asked = math.inf
         return True
@@ -125,7 +126,7 @@ class Constraint:
         """A second one at the same place; what happens to either is nothing to the other."""
         self._settle(keep=True)
         copy = Constraint(
-            self._matcher.deep_copy(), self._tokenizer, self._width, self._worker, is_json=self._is_json, said=self._said
+            self._matcher.deep_copy(), self._tokenizer, self._width, self._workers, is_json=self._is_json, said=self._said
         )
         copy._mask = self._mask
         return copy
@@ -178,7 +179,7 @@ class Constraint:
         self.work_seconds += time.thread_time() - began
         return sound
 
-    # ---- on the worker ----------------------------------------------------------------------------------------------
+    # ---- on a worker -----------------------------------------------------------------------------------------------
 
     def _compute(self) -> Mask:
         began = time.thread_time()

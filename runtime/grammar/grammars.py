@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from runtime.errors import ForkedError, GrammarError, RuntimeFault, SessionClosedError
 from runtime.grammar.compile import LIMITS, OUR_STACK, llguidance_text, readable
 from runtime.grammar.constraint import Constraint
+from runtime.grammar.masks import MaskWorkers
 from runtime.grammar.source import Grammar
 from runtime.grammar.trial import check_grammars
 
 T = TypeVar("T")
 KEPT = 64  # compiled grammars
-MASKS = 64  # that are worked out at a time: one that takes long holds up no other
 _stack_size = threading.Lock()  # of new threads, which is one setting for the whole process
 
 
@@ -47,7 +47,7 @@ class Grammars:
         self._making_tokenizer = threading.Lock()
         self._tokenizer: Any = None
         self._width = 0
-        self._worker: ThreadPoolExecutor | None = None
+        self._workers: MaskWorkers | None = None
         self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers at their beginning
         self._held: Counter[Grammar] = Counter()  # by how many each is held
         self._closed = False
@@ -59,7 +59,7 @@ class Grammars:
         Raises:
             ForkedError: The model belongs to another process.
         """
-        if os.getpid() != self._pid:  # whose worker does not exist here, and whose locks may be held for ever
+        if os.getpid() != self._pid:  # whose workers do not exist here, and whose locks may be held for ever
             raise ForkedError.of(self._pid)
         with self._lock:
             made = self._compiled.get(grammar)
@@ -147,13 +147,13 @@ class Grammars:
             if self._closed:
                 raise SessionClosedError("the model is closed; load it again")
             made = self._compiled.get(grammar)
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(MASKS, thread_name_prefix="elsewise-grammar")
-            worker = self._worker
+            if self._workers is None:
+                self._workers = MaskWorkers()
+            workers = self._workers
         if made is None:  # many others were compiled meanwhile
             return self.constraint(grammar, prefix)
         is_json = grammar.kind == "json_schema"
-        new = Constraint(made.result().deep_copy(), self._tokenizer, self._width, worker, is_json=is_json)
+        new = Constraint(made.result().deep_copy(), self._tokenizer, self._width, workers, is_json=is_json)
         if prefix:
             new.advance(prefix)
         if new.finished:
@@ -161,15 +161,15 @@ class Grammars:
         return new
 
     def close(self) -> None:
-        """Ends the worker. Idempotent; in a forked process it does nothing."""
+        """Ends the workers. Idempotent; in a forked process it does nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             self._closed = True
-            worker, self._worker = self._worker, None
+            workers, self._workers = self._workers, None
             self._compiled.clear()
-        if worker is not None:
-            worker.shutdown(cancel_futures=True)
+        if workers is not None:
+            workers.close()
 
     def _compile(self, grammar: Grammar) -> Any:
         """An `llguidance.LLMatcher` at its beginning."""

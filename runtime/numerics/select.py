@@ -23,6 +23,7 @@ _FEW = 512  # entries that are sorted
 _NEAR = 0.03  # how far aside of the expected place the later ones lie, as a share of what is left
 _ROUNDS = 10  # after which what is left is sorted, however much: many equal keys
 _ONES = np.ones(_BLOCK, np.float32)
+_NEGATIVE_INFINITY = np.array(-np.inf, np.float32).view(np.int32)
 
 
 class Place(NamedTuple):
@@ -32,6 +33,19 @@ class Place(NamedTuple):
     token: int
     before: float  # mass of those before it
     mass: float  # its own
+
+
+def masked(row: Float32, allowed: npt.NDArray[np.bool_]) -> Float32:
+    """A copy of a row ``(vocab,)`` with -inf where it is not allowed.
+
+    The smaller of the row and of +inf or -inf, made of the mask's bits: `numpy.where` mispredicts a branch at each entry of a
+    mask that is neither thin nor dense (49,152 entries: 36 to 238 us, and 22 us so).
+    """
+    bits = np.left_shift(allowed, 31, dtype=np.int32)
+    bits ^= _NEGATIVE_INFINITY  # whose sign the mask's bit takes away
+    limits = bits.view(np.float32)
+    least: Float32 = np.minimum(row, limits, out=limits)
+    return least
 
 
 def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) -> float:

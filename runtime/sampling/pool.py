@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from runtime.numerics.ranking import SHALLOW, Look, Ranked
 from runtime.numerics.scoring import scratch
-from runtime.numerics.select import Place
+from runtime.numerics.select import Place, masked
 from runtime.numerics.sorted_row import SortedRow
 from runtime.records import Float32
 
@@ -258,7 +258,7 @@ class Pool:
     def allow(self, mask: npt.NDArray[np.bool_]) -> None:
         """Takes away what the mask ``(vocab,)`` does not allow."""
         self._settle(copy=False)
-        self._row = np.where(mask, self._row, np.float32(-np.inf))
+        self._row = masked(self._row, mask)
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
@@ -289,6 +289,6 @@ class Pool:
         if self.first is None and self.last is None:
             return
         left = self.view.holds(np.arange(len(self.row)))
-        self._row = np.where(left, self.row, np.float32(-np.inf))
+        self._row = masked(self.row, left)
         self.first = self.last = None
         self._own, self._order, self._now, self._mass, self._edited = True, None, None, None, None

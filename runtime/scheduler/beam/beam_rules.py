@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.errors import GrammarError
-from runtime.grammar.constraint import Constraint, Mask
+from runtime.grammar.constraint import Constraint
+from runtime.grammar.masks import Mask
 from runtime.records import Finish
 from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.text.utf8 import Utf8Stream

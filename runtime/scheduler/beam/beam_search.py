@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from runtime.beams import BeamOptions, BeamStep
 from runtime.errors import GrammarError
-from runtime.grammar.constraint import Mask
+from runtime.grammar.masks import Mask
 from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import summarise_ranked
+from runtime.numerics.select import masked
 from runtime.records import Finish, Float32, Scores
 from runtime.scheduler.beam.beam_rules import BeamRules, Standing
 
@@ -222,5 +223,5 @@ def _likeliest_allowed(row: Ranked, mask: Mask | None, count: int | None, keep: 
     if mask is None or count is None:
         row.reach(keep)
         return row.ids[:keep], row.values[:keep]
-    ids = likeliest(np.where(mask, row.row, -np.inf), min(keep, count)) if count else _NONE
+    ids = likeliest(masked(row.row, mask), min(keep, count)) if count else _NONE
     return ids, row.row[ids]

@@ -482,6 +482,9 @@ class Decoding:
                 self._publish(row)
             if row.pushed >= row.next_copy_out and row not in ending:
                 self._copy_out(row.workspace)
+        for row in self.rows:
+            if id(row) in concerned and row not in ending:
+                row.job.begin_masks()  # after all draws, beside which they would be in each other's way; the forward hides them
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:

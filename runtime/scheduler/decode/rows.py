@@ -150,8 +150,6 @@ class Stream:
             elif not self.finish:
                 held = self._tokens_of(self._stops.pending)[0]
         self._ready = self._sent + len(self._texts) - held
-        if self.job.constraint is not None and not self.finish:
-            self.job.constraint.begin()  # while the forward runs
 
     def record(self, scores: Scores, row: int) -> None:
         """The numbers of the token taken last: row `row` of `scores`, which has as many alternatives at least as are kept."""

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.numerics.ranking import Ranked
 from runtime.numerics.scoring import log_softmax
+from runtime.numerics.select import masked
 from runtime.numerics.sorted_row import SortedRow
 from runtime.options.generation import SamplingOptions
 from runtime.sampling.chain import Sampler
@@ -73,3 +74,13 @@ def test_a_row_of_which_all_was_lowered_is_searched_too() -> None:
     plain = Sampler(SamplingOptions(), seed=1)
     drawn = [(sampler.draw(logprobs, position, history=said)[0], plain.draw(logprobs, position)[0]) for position in range(60)]
     assert sum(ours != other for ours, other in drawn) <= 1  # but for a number next to a border
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_what_a_mask_does_not_allow_has_no_probability(share: float) -> None:
+    chance = np.random.default_rng(7)
+    row = chance.normal(size=1001).astype(np.float32)
+    row[::13] = -np.inf
+    before, mask = row.copy(), chance.random(1001) < share
+    np.testing.assert_array_equal(masked(row, mask), np.where(mask, row, -np.inf))
+    np.testing.assert_array_equal(row, before)
