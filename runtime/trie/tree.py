@@ -305,15 +305,13 @@ class Trie:
         self._weigh(node)
         return True
 
-    def _end_of(self, leaf: Node, size: int) -> Node:
-        """The end of a leaf, of about `size` bytes, where it can be cut off without a copy; else all of it."""
+    def _shorten(self, leaf: Node, size: int) -> None:
+        """Cuts a leaf to its last `size` bytes, about, where that needs no copy; what precedes them becomes its parent."""
         if not leaf.nbytes or self._ops.weigh(leaf.payload).copied:
-            return leaf
+            return
         count = max(-(-size * len(leaf.tokens) // leaf.nbytes), END_TOKENS)
-        if count >= len(leaf.tokens):
-            return leaf
-        self._cut(leaf, len(leaf.tokens) - count)
-        return leaf
+        if count < len(leaf.tokens):
+            self._cut(leaf, len(leaf.tokens) - count)
 
     def follow(self, lease: Lease, namespace: Namespace, tokens: Int32, scores: Scores | None = None) -> Inserted:
         """Moves the lease over those of `tokens` that are there already, and fills in their scores.
@@ -461,7 +459,7 @@ class Trie:
             if spared is not None and self._ops.owner(node.payload) is spared:
                 put_back.append(node)
                 continue
-            node = self._end_of(node, size - freed)
+            self._shorten(node, size - freed)
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
             self.evictions += 1
