@@ -87,8 +87,11 @@ class Draft:
         self._held = min(self._held, most)
         self._backend.truncate(self.pack, self._held)
         del pushed[self._held :]
-        if not self._reserved(len(text) + limit):
-            return []
+        slots = len(text) + limit
+        if slots > self._backend.capacity(self.pack):
+            if not self._room(self._backend.resize_cost(self.pack, slots + CHUNK_TOKENS).moment):
+                return []
+            self._backend.resize(self.pack, slots + CHUNK_TOKENS)
         missing = text[self._held :]
         logits = self._push(missing[:CHUNK_TOKENS])
         if len(missing) > CHUNK_TOKENS:
@@ -102,14 +105,6 @@ class Draft:
         """Frees the pack."""
         self._backend.close(self.pack)
         self._closed(self)
-
-    def _reserved(self, slots: int) -> bool:
-        backend, pack = self._backend, self.pack
-        if slots > backend.capacity(pack):
-            if not self._room(backend.resize_cost(pack, slots + CHUNK_TOKENS).moment):
-                return False
-            backend.resize(pack, slots + CHUNK_TOKENS)
-        return True
 
     def _push(self, tokens: Sequence[int]) -> Float32:
         """Appends a chain; the raw logits ``(vocab,)`` after it."""
