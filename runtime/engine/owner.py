@@ -19,8 +19,9 @@ from runtime.backends.packs.packed import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport, Metrics
 from runtime.memory import limit_arenas, return_memory
+from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import CallJob, Job, Turn
-from runtime.scheduler.loop import Scheduler, typed
+from runtime.scheduler.loop import Scheduler
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -70,6 +69,9 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         """Tells the caller; a bare path has none."""
+
+    def leave(self) -> None:
+        """Ends the job without an error: no caller waits."""
 
     def answer(self, last: Distribution) -> None:
         """Tells what follows the path; nothing waits for that of a bare one."""
@@ -216,20 +218,12 @@ class ScoreJob(AnsweredJob):
 
 
 @dataclass(slots=True, eq=False)
-class StayingJob(Job, ABC):
+class StayingJob(Job):
     """A job that keeps its place when its path is there, and goes on from it."""
 
     kind = "generate"
     whole: bool = True  # for the draw, at whatever temperature
     constraint: Constraint | None = None  # where it stands in its grammar; this job's alone
-
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """Tells the caller."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """No caller waits: it has ended without an error."""
 
     def begin_masks(self) -> None:
         """Has what its grammar allows first worked out, while its path is computed."""
@@ -334,6 +328,3 @@ class BeamJob(StayingJob):
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""
         settle(self.future, error=error)
-
-    def leave(self) -> None:
-        """No caller waits."""

@@ -33,7 +33,6 @@ from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.workers import Background, BackgroundJob, Means
 from runtime.trie.tree import common_prefix
 
-__all__ = ["Scheduler", "typed"]
 AT_ONCE = 64  # jobs of one caller that are placed in one step
 STALLED_SECONDS = 0.01  # that a step lasts in which every answer waits for its grammar: newcomers are looked for between two
 
@@ -237,8 +236,7 @@ class Scheduler:
     def _drop_waiting(self, job: Job) -> None:
         """A request whose caller has gone ends before it is placed."""
         self._ledger.leave(job, "cancelled")
-        if isinstance(job, StayingJob):
-            job.leave()
+        job.leave()
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """A job that has no place ends with an error, which may be no Exception (a native panic)."""
@@ -332,7 +330,7 @@ class Scheduler:
         self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
         if error is not None:
             job.fail(error)
-        elif isinstance(job, StayingJob):
+        else:
             job.leave()
         self.blocks.restores.drop(cursor)
 
