@@ -102,11 +102,9 @@ class Beams:
 
     def step(self) -> None:
         """One more token for the beams of every search."""
-        if not self.running:
-            return
         started = time.monotonic()
         for one in list(self.running):
-            self._guard(one, lambda one=one: self._push(one))  # type: ignore[misc]  # mypy takes the default for a parameter
+            self._guard(one, partial(self._push, one))
         self._counters.decode_seconds += time.monotonic() - started
 
     def drop_cancelled(self) -> None:
@@ -124,8 +122,7 @@ class Beams:
 
     def wait(self, seconds: float) -> None:
         """Until the masks of the first one are there, or so long; of use where they are `stalled`."""
-        if self.running:
-            self.running[0].search.ready(seconds)
+        self.running[0].search.ready(seconds)
 
     def fail_all(self, error: BaseException) -> None:
         """Every search ends with the error."""

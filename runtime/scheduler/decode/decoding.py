@@ -197,7 +197,7 @@ class Decoding:
             return
         tail = min(count, row.pushed)
         try:
-            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
+            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens()[row.pushed - tail : row.pushed]])
             scores = None
             if tail:
                 own = row.take_scores(tail)
@@ -227,11 +227,9 @@ class Decoding:
     def step(self, *, paced: bool) -> None:
         """One token for each; `paced`: what comes faster than a screen shows it is told together."""
         started = time.monotonic()
-        groups = self._groups(self.rows)
-        for rows in groups:
+        for rows in [list(self.rows)] if self._cache.backend.together else by_workspace(self.rows):
             self._advance(rows)
-        if groups:
-            self._counters.decode_seconds += time.monotonic() - started
+        self._counters.decode_seconds += time.monotonic() - started
         with together():
             for row in self.rows:  # after the work; before what may take long, all there is
                 row.stream.deliver(paced=paced)
@@ -243,14 +241,7 @@ class Decoding:
 
     def wait(self, seconds: float) -> None:
         """Until the mask of the first one is there, or so long; of use where they are `stalled`."""
-        if self.rows:
-            self.rows[0].stream.ready(seconds)
-
-    def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows that may share a forward."""
-        if self._cache.backend.together:
-            return [list(rows)] if rows else []
-        return by_workspace(rows)
+        self.rows[0].stream.ready(seconds)
 
     def _advance(self, rows: list[Row]) -> None:
         drawn = self._collect(rows)
@@ -439,18 +430,10 @@ class Decoding:
             for row in lost:
                 if row.slot in moved:
                     row.slot = moved[row.slot]
-                elif (slot := self._push_again(row)) is not None:
+                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
                     moved[row.slot], row.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
-
-    def _push_again(self, row: Row) -> int | None:
-        """Brings a generation back to its place, whose recurrent state went along with another job.
-
-        Returns:
-            Its new slot; None when it could not be brought back and has ended.
-        """
-        return self._guarded(row, lambda: bring_back(self._cache, row.prefill, row.path))
 
     def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
         """What moves a generation: where it fails, that one has ended."""

@@ -55,7 +55,7 @@ def activate(cache: Cache, row: Row) -> int:
     """
     job, prefill = row.job, row.prefill
     assert job.routing is not None  # else nothing is invoked
-    whole: Int32 = np.concatenate([job.ids, row.stream.new_tokens(0)])
+    whole: Int32 = np.concatenate([job.ids, row.stream.new_tokens()])
     before = _namespaces(job, whole)
     job.namespace, job.before = job.routing.route(whole)
     first = next(at for at, (old, new) in enumerate(zip(before, _namespaces(job, whole), strict=True)) if old != new)

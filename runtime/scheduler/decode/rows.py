@@ -236,9 +236,9 @@ class Stream:
         del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
 
-    def new_tokens(self, start: int) -> Int32:
-        """The generated ids from `start`."""
-        return np.array(self.new_ids[start:], np.int32)
+    def new_tokens(self) -> Int32:
+        """The generated ids."""
+        return np.array(self.new_ids, np.int32)
 
 
 class Guesses(Protocol):
@@ -293,7 +293,7 @@ class Row:
     @property
     def path(self) -> Int32:
         """The tokens that stand in the workspace."""
-        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens(0)[: self.pushed]])
+        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens()[: self.pushed]])
         return joined
 
     @property
@@ -405,13 +405,11 @@ def narrow(scores: Scores, k: int) -> Scores:
         return scores
     covered = np.exp(scores.top_logprobs[:, :k]).sum(axis=-1, dtype=np.float64)
     covered[scores.rank == 0] = np.nan
-    return Scores(
-        scores.logprob,
-        scores.rank,
-        scores.entropy,
-        scores.top_ids[:, :k].copy(),
-        scores.top_logprobs[:, :k].copy(),
-        np.minimum(covered, 1.0).astype(np.float32),
+    return replace(
+        scores,
+        top_ids=scores.top_ids[:, :k].copy(),
+        top_logprobs=scores.top_logprobs[:, :k].copy(),
+        covered_mass=np.minimum(covered, 1.0).astype(np.float32),
     )
 
 

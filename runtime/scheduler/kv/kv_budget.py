@@ -147,7 +147,7 @@ class Workspaces:
         self._clock = 0
         self.open: dict[Workspace, None] = {}
         self.busy: dict[Workspace, None] = {}  # those that requests use
-        self.nbytes = 0  # of all working buffers; kept by `memory`
+        self.nbytes = 0  # of all working buffers; kept by them
         self.closed_bytes = 0  # in all, since load
 
     @property
@@ -317,10 +317,6 @@ class KvBudget:
         moving = self.pending + self.afloat
         held = self.workspaces.nbytes + self.trie.bytes - self.payloads.tokens * self._backend.slot_bytes
         return held + self.vectors.bytes + self.pins.nbytes + moving + drafts
-
-    def weighed(self, more: int) -> None:
-        """A workspace holds so many bytes more, or fewer."""
-        self.workspaces.nbytes += more
 
     def found_at(self, node: Node, run: SlotRun) -> None:
         """The tokens of an edge were copied into a workspace: one copy is enough."""

@@ -268,7 +268,7 @@ class Workspace:
     def weigh(self) -> None:
         """The buffers have changed."""
         nbytes = self.backend.pack_bytes(self.pack)
-        self.memory.weighed(nbytes - self.nbytes)
+        self.memory.workspaces.nbytes += nbytes - self.nbytes
         self.nbytes, self.capacity = nbytes, self.backend.capacity(self.pack)
 
     def trail(self, ids: Tagged) -> list[int]:
@@ -497,7 +497,7 @@ class Workspace:
         self.backend.close(self.pack)
         self.paths = SlotPaths()
         self.computed, self.held, self.where = 0, 0, None
-        self.memory.weighed(-self.nbytes)
+        self.memory.workspaces.nbytes -= self.nbytes
         self.nbytes = self.capacity = 0
 
     def filled(self, count: int) -> None:

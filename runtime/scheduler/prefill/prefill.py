@@ -64,11 +64,6 @@ class Prefill:
         """How far it is."""
         return PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number)
 
-    def go_back(self, slot: int, at: int) -> None:
-        """Stands at an earlier place of the path: what lies between is pushed or found again."""
-        self.slot, self.at = slot, at
-        self.reused = min(self.reused, at)  # beyond that tokens may have been computed, not found
-
     def undo(self) -> None:
         """Back to the mark: the batch failed."""
         self.slot, self.at, self.reused, self.computed = self.mark

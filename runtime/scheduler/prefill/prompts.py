@@ -284,7 +284,8 @@ class Prompts:
         ws, job = prefill.workspace, prefill.job
         try:
             if ws.recurrent and not ws.resumable(prefill.slot):
-                prefill.go_back(*self._cache.regain(prefill, job.ids[: prefill.at]))
+                prefill.slot, prefill.at = self._cache.regain(prefill, job.ids[: prefill.at])
+                prefill.reused = min(prefill.reused, prefill.at)  # later tokens may have been computed, not found
             if (
                 isinstance(job, ScoreJob)
                 and prefill.first_wanted <= prefill.at < prefill.total
@@ -357,7 +358,7 @@ class Prompts:
         self._counters.publish(self._cache)  # before the answer: with it the caller sees the numbers
         if error is not None:
             prefill.job.fail(error)
-        elif isinstance(prefill.job, StayingJob):
+        else:
             prefill.job.leave()
 
     # ---- scores -----------------------------------------------------------------------------------------------------
