@@ -23,7 +23,7 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
 
 PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
 FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
@@ -39,8 +39,8 @@ class EmbedJob(BackgroundJob):
     pooling: Pooling = "last"
 
     @staticmethod
-    def worker(means: Means) -> Embeddings:
-        return Embeddings(means)
+    def worker(context: WorkerContext) -> Embeddings:
+        return Embeddings(context)
 
     def name(self, number: int) -> str:
         """A path's text, as the caller counts it."""
@@ -63,7 +63,7 @@ class _Work(Work):
     over: bool = False
     complete: set[int] = field(default_factory=set)  # numbers of paths
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         if self.job.on_progress is not None:
             self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
@@ -95,7 +95,7 @@ class Embeddings(Worker[_Work]):
         self.running.append(work)
         for number, vector in held:
             if vector is not None:
-                self._enter(work, number, vector)
+                self._store_vector(work, number, vector)
                 work.reused += lengths[number]
         if not work.open:
             self._finish(work)
@@ -162,14 +162,14 @@ class Embeddings(Worker[_Work]):
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
-            self._cache.room.give_way()
+            self._cache.room.free_unused()
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
             pool = Pool(work.job.pooling)
             pool.add(states[: len(path)])
             work.computed += longest
-            self._keep(work, number, pool)
+            self._finish_text(work, number, pool)
 
     # ---- a long text: chunk by chunk through a pack -----------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Embeddings(Worker[_Work]):
             pool = work.pool
             self._free(work)
             work.left.pop()
-            self._keep(work, number, pool)
+            self._finish_text(work, number, pool)
 
     def _free(self, work: _Work) -> None:
         if work.prefill is not None:
@@ -206,7 +206,7 @@ class Embeddings(Worker[_Work]):
     def _leave(self, work: _Work, finish: str) -> None:
         self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
 
-    def _keep(self, work: _Work, number: int, pool: Pool) -> None:
+    def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
         """A text is done: its vector goes to every row that asked for it."""
         if work.over:  # another of its texts was not finite
             return
@@ -214,9 +214,9 @@ class Embeddings(Worker[_Work]):
         if not np.isfinite(vector).all():
             self.end(work, NonFiniteLogitsError(f"{work.job.name(number)}: the model's hidden states hold NaN or infinity"))
             return
-        self._enter(work, number, vector)
+        self._store_vector(work, number, vector)
 
-    def _enter(self, work: _Work, number: int, vector: Float32) -> None:
+    def _store_vector(self, work: _Work, number: int, vector: Float32) -> None:
         places, length = work.job.places[number], len(work.job.paths[number])
         work.open -= 1
         work.complete.add(number)
@@ -234,12 +234,12 @@ class Embeddings(Worker[_Work]):
         self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         for work in {id(work): work for work, _ in chosen if not work.over}.values():
             if work.open:
-                work.tell()
+                work.report_progress()
             else:
                 self._finish(work)
 
     def _finish(self, work: _Work) -> None:
-        work.tell()
+        work.report_progress()
         self.running.remove(work)
         work.over = True
         self._counters.texts_embedded += len(work.vectors)
@@ -258,7 +258,7 @@ class Embeddings(Worker[_Work]):
         work, number = chosen[0]
         if work.prefill is None:
             work.left.append(number)
-        if self._without_room(work, error):
+        if self._retry_later(work, error):
             return
         fault = typed(error)
         if isinstance(fault, MemoryBudgetError):

@@ -63,7 +63,7 @@ def typed(error: BaseException) -> Exception:
 
     Its traceback keeps its lines but none of their variables: arrays die on the owner thread, not with the caller.
     """
-    let_go(error)
+    clear_frames(error)
     if isinstance(error, NoRoomError):
         return MemoryBudgetError(str(error))
     if isinstance(error, Exception):
@@ -73,7 +73,7 @@ def typed(error: BaseException) -> Exception:
     return fault
 
 
-def let_go(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Empties the frames that an error, its cause and its context name."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

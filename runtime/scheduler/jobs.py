@@ -58,12 +58,12 @@ class Job:
     prompted: float = 0.0  # when its prompt was in place; written where that is seen
     number: int = 0  # of the request, from 1; negative once it has ended; written by the ledger
     before: tuple[tuple[int, Namespace], ...] = ()
-    looked: bool = False  # its path was looked for among the stored blocks
+    blocks_checked: bool = False  # its path was looked for among the stored blocks
     counted: bool = False  # as a hit or a miss of the cache
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
     parks: int = 0  # how often it was sent back to wait for room
-    beside: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
+    extra_tokens: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
     whole: bool = False  # whether every entry of what follows the path is wanted: else it may stay on the device
     _key: tuple[Namespace, bytes] | None = None
 
@@ -218,7 +218,7 @@ class ScoreJob(AnsweredJob):
 
 
 @dataclass(slots=True, eq=False)
-class StayingJob(Job):
+class GenerativeJob(Job):
     """A job that keeps its place when its path is there, and goes on from it."""
 
     kind = "generate"
@@ -232,7 +232,7 @@ class StayingJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(StayingJob):
+class GenerateJob(GenerativeJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -281,13 +281,13 @@ def settle(future: Waiter, value: object = None, *, error: BaseException | None 
 
 
 @dataclass(slots=True, eq=False)
-class FanJob(StayingJob):
+class FanJob(GenerativeJob):
     """Several continuations of one path, which is worked on once for all of them."""
 
     jobs: Sequence[GenerateJob] = ()
 
     def __post_init__(self) -> None:
-        self.beside = sum(job.options.max_tokens != 1 for job in self.jobs)  # those that have more than one token
+        self.extra_tokens = sum(job.options.max_tokens != 1 for job in self.jobs)  # those that have more than one token
 
     def fail(self, error: BaseException) -> None:
         """All streams end with the error."""
@@ -315,7 +315,7 @@ class FanJob(StayingJob):
 
 
 @dataclass(slots=True, eq=False)
-class BeamJob(StayingJob):
+class BeamJob(GenerativeJob):
     """The best continuations of the path that a beam search finds."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
@@ -323,7 +323,7 @@ class BeamJob(StayingJob):
     future: Waiter = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.beside = self.options.width if self.options.max_tokens != 1 else 0  # where there is a second step
+        self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # where there is a second step
 
     def fail(self, error: BaseException) -> None:
         """The waiter gets the error."""

@@ -24,13 +24,13 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, GenerativeJob, Job, QueryJob, ScoreJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
-from runtime.scheduler.workers import Background, BackgroundJob, Means
+from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
 from runtime.trie.tree import common_prefix
 
 AT_ONCE = 64  # jobs of one caller that are placed in one step
@@ -64,13 +64,13 @@ class Scheduler:
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
-        self._drafter = None if draft is None else self.cache.beside(draft)
+        self._drafter = None if draft is None else self.cache.add_drafter(draft)
         self._waiting = Waiting()
-        self._stayed = False  # whether a job still waits after a step
-        self._unlooked = 0  # steps until those that wait are looked through again
-        self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
+        self._has_waiting = False  # whether a job still waits after a step
+        self._steps_to_sweep = 0  # steps until those that wait are looked through again
+        self._last_check = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
         self._queries: WeakValueDictionary[object, QueryJob] = WeakValueDictionary()  # those in work or waiting, by key
-        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
+        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._resume_restored)
         self._leaving: list[tuple[str, Future[None]]] = []  # adapters (digests) to be unused, and the calls that wait for that
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
@@ -81,9 +81,9 @@ class Scheduler:
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
-            make_way=self._make_way,
+            preempt=self._preempt,
         )
-        self._beams = Beams(self.cache, self.counters, self._ledger, self._make_way, vocabulary)
+        self._beams = Beams(self.cache, self.counters, self._ledger, self._preempt, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
             GenerateJob: self._decoding.start,
             FanJob: self._decoding.start,
@@ -97,10 +97,10 @@ class Scheduler:
             fail=self._fail,
             starts=self._starts,
             park=self._park,
-            others_give_way=lambda: self._background.make_way(),
+            preempt_others=lambda: self._background.preempt(),
         )
-        means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
-        self._background = Background(means)
+        context = WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        self._background = Background(context)
         self.steps = 0
         self.counters.publish(self.cache)
 
@@ -122,7 +122,7 @@ class Scheduler:
                 self._queries[job.key] = job
             else:
                 self._ledger.enter(job)
-                if isinstance(job, StayingJob):
+                if isinstance(job, GenerativeJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
@@ -130,11 +130,11 @@ class Scheduler:
         """One round. Whether there is more to do at once: else the next is due when a job or a thread's answer comes."""
         self.steps += 1
         self._drop_cancelled()
-        room, looked = self.cache.room, self._looked
-        self._looked = self.cache.departures, self.cache.room.budget
+        room, looked = self.cache.room, self._last_check
+        self._last_check = self.cache.departures, self.cache.room.budget
 
         def returns(needed: int) -> bool:
-            return not room.live or (looked != self._looked and room.spare() >= needed)
+            return not room.live or (looked != self._last_check and room.spare() >= needed)
 
         for job in self._waiting.take(returns, self._prompts.running, self._most):
             if job.abandoned:
@@ -144,9 +144,9 @@ class Scheduler:
                     self._admit(job)
                 except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
                     self._fail(job, error)
-        self._stayed = bool(self._waiting.new or self._waiting.parked)
+        self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
-            self.blocks.step(beside=bool(self._decoding.rows or self._beams.running or self._prompts.running))
+            self.blocks.step(contended=bool(self._decoding.rows or self._beams.running or self._prompts.running))
         if self._decoding.rows:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
@@ -157,7 +157,7 @@ class Scheduler:
             self._prompts.step(decoding=bool(self._decoding.rows or self._beams.running))
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
-            self._background.step(beside=decodes or bool(self._prompts.running))
+            self._background.step(contended=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
@@ -165,14 +165,14 @@ class Scheduler:
         if stalled and not (self.blocks.asked and self.blocks.busy):
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
-            self._tell_unused()
+            self._settle_unused()
         return bool(decodes or others or self._waiting.parked) or (self.blocks.asked and self.blocks.busy)
 
     def when_unused(self, digest: str, future: Future[None]) -> None:
         """Settles the future once no request uses an adapter; from now on none may be submitted that does."""
         self._leaving.append((digest, future))
 
-    def _tell_unused(self) -> None:
+    def _settle_unused(self) -> None:
         prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
         beams = [one.job for one in self._beams.running]
         jobs = [*(prefill.job for prefill in prefills), *beams, *self._background.jobs, *self._waiting]
@@ -227,11 +227,11 @@ class Scheduler:
                     self._end_restore(prefill, None)
         if self._background.workers:
             self._background.drop_cancelled()
-        self._unlooked -= 1
-        if self._stayed and self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
+        self._steps_to_sweep -= 1
+        if self._has_waiting and self._steps_to_sweep < 0:  # less often the more jobs wait: a step's cost stays constant
             for job in self._waiting.drop(attrgetter("abandoned")):
                 self._drop_waiting(job)
-            self._unlooked = len(self._waiting) // AT_ONCE
+            self._steps_to_sweep = len(self._waiting) // AT_ONCE
 
     def _drop_waiting(self, job: Job) -> None:
         """A request whose caller has gone ends before it is placed."""
@@ -244,13 +244,13 @@ class Scheduler:
         self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
         job.fail(typed(error))
 
-    def _make_way(self) -> bool:
+    def _preempt(self) -> bool:
         """For what is being answered: less urgent work of another kind goes back to wait, or a prompt. False: there is none."""
-        return self._background.make_way() or self._prompts.make_way()
+        return self._background.preempt() or self._prompts.preempt()
 
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
-        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.beside))
+        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.extra_tokens))
 
     def _fits(self, prefill: Prefill) -> bool:
         """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes.
@@ -265,7 +265,7 @@ class Scheduler:
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
             return True  # what several have in common is computed, and stands there, once
         while room.spare() < 0 and len(room.live) > 1:
-            if not (self._background.make_way(job) or self._prompts.make_way(job=job)):
+            if not (self._background.preempt(job) or self._prompts.preempt(job=job)):
                 return False
         return True
 
@@ -278,7 +278,7 @@ class Scheduler:
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
-        self.cache.check_room(len(job.ids) + job.beside)
+        self.cache.check_room(len(job.ids) + job.extra_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._prompts.first_unscored(job) - 1
@@ -300,7 +300,7 @@ class Scheduler:
                 self._starts[type(job)](prefill, known)
                 return
             self.cache.leave(prefill)
-        if self.blocks.thread is not None and self.blocks.restores.worth(job):
+        if self.blocks.thread is not None and self.blocks.restores.worth_reading(job):
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
@@ -314,7 +314,7 @@ class Scheduler:
         if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
             self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
 
-    def _go_on(self, cursor: Prefill) -> None:
+    def _resume_restored(self, cursor: Prefill) -> None:
         """What was stored of a job's path is in place: it is admitted as if that had never been away."""
         try:
             self._admit(cursor.job)

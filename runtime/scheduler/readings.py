@@ -25,9 +25,9 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
 
-SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
+COMPARED_LOGPROB = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
 # Nats that they may be off. Measured with SmolLM2: 2e-5 in float32, 0.21 where weights or numbers have fewer bits: forwards of
 # other shapes round otherwise. With KV of 8 bits (0.30) and of 4 (2.0) it is the ordinary answer that is off.
 EXACT, ROUNDED, QUANTISED_KV = 2e-3, 0.5, {"q8": 1.0, "q4": np.inf}
@@ -54,8 +54,8 @@ class ReadJob(BackgroundJob):
     ordinary: Float32
 
     @staticmethod
-    def worker(means: Means) -> Readings:
-        return Readings(means)
+    def worker(context: WorkerContext) -> Readings:
+        return Readings(context)
 
     @classmethod
     def options(cls) -> list[str]:
@@ -114,7 +114,7 @@ class LensJob(ReadJob):
         last = read_layers(rows, LensRun.from_columns(answer), first)
         if first + len(rows) < len(self.positions):
             return
-        info, seen = self.info, self.ordinary >= SEEN
+        info, seen = self.info, self.ordinary >= COMPARED_LOGPROB
         deviation = float(np.abs(last - self.ordinary)[seen].max(initial=0.0))
         if deviation > _allowed(info):
             raise UnsupportedFeatureError(
@@ -142,7 +142,7 @@ class _Work(Work):
     reused: int = 0  # tokens that were copied from the trie
     computed: int = 0
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         if self.job.on_progress is not None:
             self.job.on_progress(
                 PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number)
@@ -167,11 +167,11 @@ class Readings(Worker[_Work]):
         try:
             self._read(work, quota)
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
-            if not self._without_room(work, error):
+            if not self._retry_later(work, error):
                 self.end(work, typed(error))
             return
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
-        work.tell()
+        work.report_progress()
         if work.done == len(work.job.positions):
             self._leave(work, "done")
             settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
@@ -191,7 +191,7 @@ class Readings(Worker[_Work]):
     def _read(self, work: _Work, quota: int) -> None:
         """Brings the pack to the next position, or reads it and those that follow it at once."""
         job, first = work.job, int(work.job.positions[work.done])
-        prefill = self._placed(work, first)
+        prefill = self._prefill_up_to(work, first)
         started, gap = time.monotonic(), first - prefill.at
         if gap:  # neither the trie nor the pack has it
             count, share = min(gap, quota), 1.0
@@ -211,7 +211,7 @@ class Readings(Worker[_Work]):
             job.fill(work.answer, rows, work.done)
             work.done += count
 
-    def _placed(self, work: _Work, position: int) -> Prefill:
+    def _prefill_up_to(self, work: _Work, position: int) -> Prefill:
         """The job's pack, with what is held of the path up to a position."""
         if work.prefill is None:
             job = Job(work.job.ids, work.job.namespace, before=work.job.before)

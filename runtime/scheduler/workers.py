@@ -18,11 +18,11 @@ from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.prefill.prompts import CHUNK_SECONDS, Pace, yields
+from runtime.scheduler.prefill.prompts import CHUNK_SECONDS, Pace, preemptible
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WorkerContext:
     """What a worker works with."""
 
     backend: Backend
@@ -39,7 +39,7 @@ class BackgroundJob(AnsweredJob, ABC):
 
     @staticmethod
     @abstractmethod
-    def worker(means: Means) -> Worker[Any]:
+    def worker(context: WorkerContext) -> Worker[Any]:
         """What works on all jobs of this kind."""
 
 
@@ -66,17 +66,17 @@ W = TypeVar("W", bound=Work)
 class Worker(ABC, Generic[W]):
     """The jobs of one kind that run."""
 
-    def __init__(self, means: Means) -> None:
-        self._backend, self._options, self._cache = means.backend, means.options, means.cache
-        self._counters, self._ledger, self._pace = means.counters, means.ledger, means.pace
+    def __init__(self, context: WorkerContext) -> None:
+        self._backend, self._options, self._cache = context.backend, context.options, context.cache
+        self._counters, self._ledger, self._pace = context.counters, context.ledger, context.pace
         self.running: list[W] = []  # the one served last stands last
 
     @property
     def waits(self) -> bool:
         """Whether other requests have to leave before any job can go on."""
-        return all(map(self._lacks, self.running))
+        return all(map(self._is_blocked, self.running))
 
-    def _lacks(self, work: W) -> bool:
+    def _is_blocked(self, work: W) -> bool:
         if work.lacking is None or not self._cache.room.live:
             return False
         return work.departures == self._cache.departures or self._cache.room.spare() < work.lacking
@@ -89,10 +89,10 @@ class Worker(ABC, Generic[W]):
             MemoryBudgetError: It cannot fit whatever is evicted; nothing was computed.
         """
 
-    def step(self, *, beside: bool) -> None:
-        """One forward for the job served longest ago that need not wait; `beside`: other requests wait for this step's end."""
+    def step(self, *, contended: bool) -> None:
+        """One forward for the job served longest ago that need not wait; `contended`: other requests wait for this step's end."""
         for work in self.running:
-            lacks, work.departures = self._lacks(work), self._cache.departures
+            lacks, work.departures = self._is_blocked(work), self._cache.departures
             if not lacks:
                 break
         else:
@@ -100,7 +100,7 @@ class Worker(ABC, Generic[W]):
         self.running.remove(work)
         self.running.append(work)
         work.lacking = None
-        quota = self._pace.chunk(CHUNK_SECONDS) if beside else self._pace.background()
+        quota = self._pace.chunk(CHUNK_SECONDS) if contended else self._pace.background()
         self._forward(work, min(quota, self._options.max_batch_tokens))
 
     @abstractmethod
@@ -115,14 +115,14 @@ class Worker(ABC, Generic[W]):
     def _length(self, work: W) -> int:
         """Tokens of the path that the job needs a pack for."""
 
-    def _without_room(self, work: W, error: BaseException) -> bool:
+    def _retry_later(self, work: W, error: BaseException) -> bool:
         """Whether others hold what a forward of the job has not found: then it begins again when one has left."""
         if not isinstance(error, NoRoomError) or len(self._cache.room.live) == (work.prefill is not None):
             return False
-        self._begin_anew(work)
+        self._restart(work)
         return True
 
-    def _begin_anew(self, work: W) -> None:
+    def _restart(self, work: W) -> None:
         """Frees the job's pack; it begins again when there is room."""
         self._free(work)
         work.job.parks += 1
@@ -133,11 +133,11 @@ class Worker(ABC, Generic[W]):
             self._cache.leave(work.prefill)
             work.prefill = None
 
-    def make_way(self, job: Job | None) -> bool:
+    def preempt(self, job: Job | None) -> bool:
         """Frees the pack of a job that gives way to another one (None: to any). False: there is none."""
         for work in self.running:
-            if work.prefill is not None and (job is None or yields(work.job, work.prefill.total, job)):
-                self._begin_anew(work)
+            if work.prefill is not None and (job is None or preemptible(work.job, work.prefill.total, job)):
+                self._restart(work)
                 return True
         return False
 
@@ -149,8 +149,8 @@ class Background:
         workers: Of the kinds of which a job runs; the one served last stands last.
     """
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self.workers: dict[type[BackgroundJob], Worker[Any]] = {}
 
     @property
@@ -170,26 +170,26 @@ class Background:
             MemoryBudgetError: It cannot fit whatever is evicted; nothing was computed.
         """
         kind = type(job)
-        worker = self.workers.get(kind) or kind.worker(self._means)
+        worker = self.workers.get(kind) or kind.worker(self._context)
         worker.admit(job)
         if worker.running:
             self.workers[kind] = worker
 
-    def step(self, *, beside: bool) -> None:
-        """One forward, of the kind served longest ago that need not wait; `beside`: other requests wait for its end."""
+    def step(self, *, contended: bool) -> None:
+        """One forward, of the kind served longest ago that need not wait; `contended`: other requests wait for its end."""
         kind = next((kind for kind, worker in self.workers.items() if not worker.waits), next(iter(self.workers)))
         worker = self.workers[kind] = self.workers.pop(kind)
-        worker.step(beside=beside)
+        worker.step(contended=contended)
         if not worker.running:
             del self.workers[kind]
 
-    def make_way(self, job: Job | None = None) -> bool:
+    def preempt(self, job: Job | None = None) -> bool:
         """Frees the pack of a job, which begins anew when there is room again. False: there is none.
 
         Args:
-            job: The one that asks, where it is not running yet; see `yields`.
+            job: The one that asks, where it is not running yet; see `preemptible`.
         """
-        return any(worker.make_way(job) for worker in self.workers.values())
+        return any(worker.preempt(job) for worker in self.workers.values())
 
     def drop_cancelled(self) -> None:
         """Ends the jobs that are not waited for any more."""

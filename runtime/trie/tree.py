@@ -122,9 +122,9 @@ class Lease:
                 trie.leased_bytes -= each.nbytes
                 if not each.attached:
                     trie.cleared_bytes += each.nbytes
-                    trie.let_go(each)
+                    trie.drop_payload(each)
             each = each.parent
-        trie.offer(self.node)
+        trie.queue_leaf(self.node)
         self.length = -1
 
     @property
@@ -220,7 +220,7 @@ class Trie:
         while best.parent is not None and not (exact or best.resumable):
             best, best_depth = best.parent, best_depth - len(best.tokens)
         if best is not node:  # the end of the lease queues the others
-            self.offer(node)
+            self.queue_leaf(node)
         return Lease(self, self.root, matched=depth).move(best, best_depth)
 
     def match(self, spans: Sequence[Span]) -> int:
@@ -350,7 +350,7 @@ class Trie:
             return
         fresh = ops.split(payload, skip)[1] if skip else payload
         grown = ops.weigh(fresh).nbytes - ops.weigh(node.payload).nbytes
-        if self._make_room_beside(node, grown):
+        if self._make_room_keeping(node, grown):
             self.replace(node, fresh)
 
     def replace(self, node: Node, payload: Any) -> None:
@@ -366,7 +366,7 @@ class Trie:
         if merged is None:
             return
         grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
-        if grown <= 0 or self._make_room_beside(node, grown):
+        if grown <= 0 or self._make_room_keeping(node, grown):
             node.scores = merged
             self._weigh(node)
 
@@ -381,7 +381,7 @@ class Trie:
             node.attached = False
             if not node.pins:
                 self.cleared_bytes += node.nbytes
-                self.let_go(node)
+                self.drop_payload(node)
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
@@ -401,7 +401,7 @@ class Trie:
         `node` stays the lower part, so leases on it keep their place.
         """
         copied = self._ops.weigh(node.payload).copied if self._room is not None else 0
-        if copied and not self._make_room_beside(node, copied + (0 if node.scores is None else node.scores.nbytes)):
+        if copied and not self._make_room_keeping(node, copied + (0 if node.scores is None else node.scores.nbytes)):
             return None
         upper_payload, lower_payload = self._ops.cut(node.payload, n)
         upper_scores = None if node.scores is None else node.scores[:n]
@@ -435,7 +435,7 @@ class Trie:
         self.evict(self.bytes + size - self.budget)
         return self.bytes + size <= self.budget
 
-    def _make_room_beside(self, node: Node, size: int) -> bool:
+    def _make_room_keeping(self, node: Node, size: int) -> bool:
         """`make_room` that does not take this node."""
         with Lease(self, self.root).move(node, 0):
             return self.make_room(size)
@@ -465,7 +465,7 @@ class Trie:
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
         for node in put_back:
-            self.offer(node)
+            self.queue_leaf(node)
         return freed
 
     def largest(self, count: int) -> list[Node]:
@@ -516,16 +516,16 @@ class Trie:
         self.edges -= 1
         self.tokens -= len(node.tokens)
         node.attached = False
-        self.let_go(node)
-        self.offer(parent)
+        self.drop_payload(node)
+        self.queue_leaf(parent)
 
-    def let_go(self, node: Node) -> None:
+    def drop_payload(self, node: Node) -> None:
         """Drops what an edge carries that hangs in the tree no longer and is no longer leased."""
         self._ops.release(node.payload)
         node.payload = node.scores = None
         self._weigh(node)
 
-    def offer(self, node: Node) -> None:
+    def queue_leaf(self, node: Node) -> None:
         """Queues a leaf for eviction under its present stamp."""
         if node.parent is None or node.children or node.pins or not node.attached:
             return

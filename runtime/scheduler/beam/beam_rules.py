@@ -16,7 +16,7 @@ from runtime.text.utf8 import Utf8Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
+class BeamState:
     """Where one beam is in its text and its grammar, after one token.
 
     Attributes:
@@ -30,7 +30,7 @@ class Standing:
         constraint: Likewise; None where there is no grammar.
     """
 
-    before: Standing | None
+    before: BeamState | None
     token: int
     text: str
     finish: Finish
@@ -65,21 +65,21 @@ class BeamRules:
         self._eos = eos
         self._token_bytes = token_bytes
         finder = StopFinder(stops) if stops else None
-        self._start = Standing(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
+        self._start = BeamState(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
         self.work_seconds = self.wait_seconds = 0.0
 
-    def ready(self, at: Standing | None, patience: float) -> bool:
+    def ready(self, at: BeamState | None, patience: float) -> bool:
         """Whether `allowed` would not wait, after so many seconds at most."""
         constraint = (at or self._start).constraint
         return constraint is None or constraint.ready(patience)
 
-    def begin(self, places: Iterable[Standing | None]) -> None:
+    def begin(self, places: Iterable[BeamState | None]) -> None:
         """Has the masks at some places worked out, while the forward runs."""
         for at in places:
             if at is not None and at.constraint is not None:
                 at.constraint.begin()
 
-    def allowed(self, at: Standing | None) -> Mask | None:
+    def allowed(self, at: BeamState | None) -> Mask | None:
         """``(vocab,)`` which tokens may come next; None for all. None of them where the grammar lets the beam end nowhere.
 
         Raises:
@@ -98,7 +98,7 @@ class BeamRules:
             self.work_seconds += constraint.work_seconds
             self.wait_seconds += constraint.wait_seconds
 
-    def after(self, before: Standing | None, token: int, finish: Finish) -> Standing:
+    def after(self, before: BeamState | None, token: int, finish: Finish) -> BeamState:
         """One token on; what stood before stays as it is.
 
         Args:
@@ -118,14 +118,14 @@ class BeamRules:
             text += decoder.flush()
         begins = stops.feed(text) if stops is not None and not finish.by_eos else None  # eos's name is no text
         if begins is None:
-            return Standing(before, token, text, finish, 0, decoder, stops, constraint)
+            return BeamState(before, token, text, finish, 0, decoder, stops, constraint)
         cut = len(text) - begins
-        found = Standing(before, token, text, Finish.STOP, cut, decoder, stops, constraint)
+        found = BeamState(before, token, text, Finish.STOP, cut, decoder, stops, constraint)
         if constraint is not None and not self._whole_before(found, constraint):
-            return Standing(before, token, text, Finish.STOP_INSIDE, cut, decoder, stops, constraint)
+            return BeamState(before, token, text, Finish.STOP_INSIDE, cut, decoder, stops, constraint)
         return found
 
-    def _whole_before(self, at: Standing, constraint: Constraint) -> bool:
+    def _whole_before(self, at: BeamState, constraint: Constraint) -> bool:
         """Whether what is shown of a hypothesis that a stop string ended is a whole answer."""
         tokens, covered, place = 1, len(at.text), at
         while covered < at.cut and place.before is not None:

@@ -22,7 +22,7 @@ from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import summarise_ranked
 from runtime.numerics.select import masked
 from runtime.records import Finish, Float32, Scores
-from runtime.scheduler.beam.beam_rules import BeamRules, Standing
+from runtime.scheduler.beam.beam_rules import BeamRules, BeamState
 
 Float64 = npt.NDArray[np.float64]
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -41,7 +41,7 @@ class Link:
     rank: int
     after: Scores  # of all beams of the step before: row `parent` is the distribution that this token is of
     finish: Finish = Finish.NONE
-    at: Standing | None = None  # where there are rules
+    state: BeamState | None = None  # where there are rules
     forced: bool = False  # its grammar allowed no other
 
     def chain(self) -> list[Link]:
@@ -104,7 +104,7 @@ class BeamSearch:
         deadline = time.monotonic() + patience
         before: list[Link | None] = list(self.running) or [None]
         return all(
-            self.rules.ready(None if link is None else link.at, max(deadline - time.monotonic(), 0.0)) for link in before
+            self.rules.ready(None if link is None else link.state, max(deadline - time.monotonic(), 0.0)) for link in before
         )
 
     def advance(self, rows: Sequence[Ranked], entropy: Float64 | None) -> BeamStep:
@@ -135,7 +135,7 @@ class BeamSearch:
                 break  # what ends further back is no hypothesis, and at the limit all end
         self.running = running
         if self.rules is not None:
-            self.rules.begin(link.at for link in running)
+            self.rules.begin(link.state for link in running)
         kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: the earlier one stays
         self.fresh = [one for one in kept if one in ended]
         self.complete = kept
@@ -171,7 +171,7 @@ class BeamSearch:
     def _allowed(self, rules: BeamRules, after: Scores, rows: Sequence[Ranked]) -> Iterator[Link]:
         """The best continuations that the rules allow, best first, to the last there is."""
         before: list[Link | None] = list(self.running) or [None]
-        masks = [rules.allowed(None if link is None else link.at) for link in before]
+        masks = [rules.allowed(None if link is None else link.state) for link in before]
         counts = [None if mask is None else int(np.count_nonzero(mask)) for mask in masks]
         sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
         at_limit = self._at_limit if self.steps >= self._limit else Finish.NONE
@@ -186,7 +186,7 @@ class BeamSearch:
             for at in np.lexsort((tokens, beams, -totals))[given:keep].tolist():
                 beam, token = int(beams[at]), int(tokens[at])
                 parent, (own, above) = before[beam], rows[beam].place_of(token)
-                standing = rules.after(None if parent is None else parent.at, token, at_limit)
+                state = rules.after(None if parent is None else parent.state, token, at_limit)
                 yield Link(
                     parent,
                     self.steps,
@@ -196,8 +196,8 @@ class BeamSearch:
                     float(own),
                     1 + above,
                     after,
-                    standing.finish,
-                    standing,
+                    state.finish,
+                    state,
                     counts[beam] == 1,
                 )
             given, keep = keep, 4 * keep

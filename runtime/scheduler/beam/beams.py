@@ -69,13 +69,13 @@ class Beams:
         cache: Cache,
         counters: Counters,
         ledger: RequestMetrics,
-        make_way: Callable[[], bool],
+        preempt: Callable[[], bool],
         vocabulary: Vocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
-        self._make_way = make_way
+        self._preempt = preempt
         self._vocabulary = vocabulary
         self.running: list[Running] = []
 
@@ -136,7 +136,7 @@ class Beams:
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
-            if isinstance(error, NoRoomError) and self._make_way():
+            if isinstance(error, NoRoomError) and self._preempt():
                 return  # tried again at the next step
             self._fail(one, typed(error))
 
@@ -162,7 +162,7 @@ class Beams:
                 after, one.undecided = one.undecided, None
                 self._choose(one, after)
             return
-        self._stand(one)
+        self._restore_places(one)
         links, workspace = one.search.running, one.places[0].workspace
         base, slots = workspace.size, [place.slot for place in one.places]
         tokens = [link.token + one.places[0].tag for link in links]  # as workspaces know them: under their adapters
@@ -188,7 +188,7 @@ class Beams:
             return None
         return RankRequest(max(DRAW_HEAD, one.search.known), ())
 
-    def _stand(self, one: Running) -> None:
+    def _restore_places(self, one: Running) -> None:
         """Recurrent state may have gone along with another job: beams are brought back to where they were."""
         for place, link in zip(one.places, one.search.running, strict=True):
             if not place.workspace.resumable(place.slot):
@@ -232,10 +232,10 @@ class Beams:
             own = self._cache.join(place, one.job)
             links = last.chain()
             tokens = one.path(last)[own.lease.length :]
-            beside = len(tokens) - len(links)
-            scores = scores_of(links[max(-beside, 0) :], one.job.options.top_k)
-            if beside > 0:
-                scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
+            unscored = len(tokens) - len(links)
+            scores = scores_of(links[max(-unscored, 0) :], one.job.options.top_k)
+            if unscored > 0:
+                scores = Scores.concat([empty_scores(unscored, scores.top_ids.shape[1]), scores])
             self._cache.publish(own, tokens, own.slot, scores)
         except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
             log.exception("the KV of a beam could not be kept")

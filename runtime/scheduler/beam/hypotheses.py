@@ -44,8 +44,8 @@ def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes]) -> Hypothesi
     scores, n = scores_of(links, k), len(links)
     pieces = tuple(token_bytes[link.token] for link in links)
     texts = list(texts_of(pieces))
-    if one.last.at is not None and one.last.at.cut:  # it was counted in texts that no unfinished character ends
-        texts = shown([link.at.text for link in links if link.at is not None], one.last.at.cut)
+    if one.last.state is not None and one.last.state.cut:  # it was counted in texts that no unfinished character ends
+        texts = shown([link.state.text for link in links if link.state is not None], one.last.state.cut)
     finish = np.full(n, int(Finish.NONE), np.uint8)
     finish[-1] = int(one.last.finish)
     run = TokenRun(

@@ -27,7 +27,7 @@ from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-BESIDE_SECONDS = 0.015  # of a step, while others wait for tokens
+CONTENDED_SECONDS = 0.015  # of a step, while others wait for tokens
 ALONE_SECONDS = 0.05
 CLOSE_SECONDS = 0.5  # for what is being written when the model is closed
 
@@ -52,7 +52,7 @@ class Blocks:
         self._cache, self._backend = cache, cache.backend
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
         self.wake: Callable[[], None] = lambda: None  # the owner thread, from the block thread
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.asked = options is not None and cache.enabled
         self.thread: BlockThread | None = None
         self._fault = ""  # why the file could not be opened
@@ -76,10 +76,10 @@ class Blocks:
         assert self.thread is not None
         self.thread.ask(urgency, act).add_done_callback(lambda done: self.post(partial(then, done)))
 
-    def step(self, *, beside: bool) -> None:
+    def step(self, *, contended: bool) -> None:
         """Takes what the block thread has answered, and hands it more to write."""
         self.restores.step()
-        until = time.monotonic() + (BESIDE_SECONDS if beside else ALONE_SECONDS)
+        until = time.monotonic() + (CONTENDED_SECONDS if contended else ALONE_SECONDS)
         while self._arrived:
             self._arrived.popleft()()
             if time.monotonic() >= until:
@@ -140,9 +140,9 @@ class Blocks:
         if self.thread is None:  # that it cannot be opened is said already
             return
         text = f"the block file: {told(error)}; conversations reopen by computing them again"
-        if text in self._told:
+        if text in self._reported:
             return
-        self._told.add(text)
+        self._reported.add(text)
         log.warning(text, exc_info=None if isinstance(error, OSError) else error)  # a disk is no fault of the program
         self._backend.info = replace(self._backend.info, warnings=(*self._backend.info.warnings, text))
 

@@ -71,18 +71,18 @@ class Restores:
     ) -> None:
         self._cache, self._counters, self._ask, self._failed, self._done = cache, counters, ask, failed, done
         self._running: list[Restore] = []
-        self._behind: list[Prefill] = []  # others of paths that are being restored
+        self._followers: list[Prefill] = []  # others of paths that are being restored
         self.due = False
 
     @property
     def cursors(self) -> list[Prefill]:
         """Of all jobs that wait for their path."""
-        return [*(restore.prefill for restore in self._running), *self._behind]
+        return [*(restore.prefill for restore in self._running), *self._followers]
 
-    def worth(self, job: Job) -> bool:
+    def worth_reading(self, job: Job) -> bool:
         """Whether enough of a path is missing for a look into the block file: what one cannot go on from is missing too."""
         last = len(job.ids) - 1
-        return not job.looked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
+        return not job.blocks_checked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
 
     def begin(self, prefill: Prefill) -> None:
         """Looks for the path's next tokens; the job goes on when they are in place.
@@ -93,9 +93,9 @@ class Restores:
         limit = prefill.total - recurrent
         for other in self._running:
             if common_prefix(other.prefill.tagged[: other.limit], prefill.tagged[:limit]) >= prefill.at + LEAST:
-                self._behind.append(prefill)
+                self._followers.append(prefill)
                 return
-        prefill.job.looked = True
+        prefill.job.blocks_checked = True
         restore = Restore(prefill, limit)
         self._running.append(restore)
         spans, beyond = prefill.job.spans(prefill.job.ids[:limit]), prefill.at + LEAST - 1
@@ -107,8 +107,8 @@ class Restores:
 
     def drop(self, prefill: Prefill) -> None:
         """No caller waits for the job any more; its cursor is the caller's to leave."""
-        if prefill in self._behind:
-            self._behind.remove(prefill)
+        if prefill in self._followers:
+            self._followers.remove(prefill)
             return
         restore = next(one for one in self._running if one.prefill is prefill)
         restore.ended = True
@@ -119,7 +119,7 @@ class Restores:
         """Jobs that waited for a restore that was dropped go on."""
         if self.due:
             self.due = False
-            self._release_behind()
+            self._release_followers()
 
     def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
         """A restore that fails ends no job: what is not in place yet is computed."""
@@ -156,8 +156,8 @@ class Restores:
         growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
         per_token = max(backend.info.kv_bytes_per_token, 1)
         in_use = room.bytes - room.workspaces.idle_bytes - room.trie.evictable_bytes
-        afloat = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
-        spare = room.budget - in_use - growth - afloat
+        read_ahead = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
+        spare = room.budget - in_use - growth - read_ahead
         most = prefill.lease.length + max(spare, 0) // per_token
         fitting = [link for link in links if link.stop <= most]
         if self._cache.recurrent and len(fitting) < len(links):
@@ -176,7 +176,7 @@ class Restores:
             if not self._cache.room.make(size):
                 restore.ended = True
                 break
-            room.afloat += size
+            room.in_transfer += size
             restore.asked += 1
             arrived = partial(self._arrived, restore, size, len(batch))
             self._ask(Urgency.READ, partial(_read, batch), lambda done, act=arrived: self._guard(restore, partial(act, done)))
@@ -198,7 +198,7 @@ class Restores:
             log.warning("stored KV could not be restored: %s", fault)
             restore.ended = True
         finally:
-            self._cache.room.afloat -= size
+            self._cache.room.in_transfer -= size
         self._read_on(restore)
 
     # ---- placing ----------------------------------------------------------------------------------------------------
@@ -251,10 +251,10 @@ class Restores:
         self._running.remove(restore)
         self._counters.publish(self._cache)
         self._done(restore.prefill)
-        self._release_behind()
+        self._release_followers()
 
-    def _release_behind(self) -> None:
-        waiting, self._behind = self._behind, []
+    def _release_followers(self) -> None:
+        waiting, self._followers = self._followers, []
         for prefill in waiting:
             self._done(prefill)
 

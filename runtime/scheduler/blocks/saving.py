@@ -24,7 +24,7 @@ from runtime.scheduler.metrics import Counters
 from runtime.trie import Node, Span
 
 BATCH_BYTES = 12 << 20  # in one transaction; one block at least
-AFLOAT = 2  # batches that were cut and are not written yet
+MAX_UNWRITTEN = 2  # batches that were cut and are not written yet
 
 Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
 
@@ -38,9 +38,9 @@ class Saving:
     links: list[Link]
     superseded: list[bytes]
     todo: deque[Link] = field(default_factory=deque)
-    afloat: deque[Link] = field(default_factory=deque)  # the first of each batch that is cut and not written yet
+    unwritten: deque[Link] = field(default_factory=deque)  # the first of each batch that is cut and not written yet
     blocked: bool = False  # no room for the next block's copy before one of those is written
-    looked: bool = False
+    checked: bool = False
     written: int = 0
     bytes: int = 0
     no_room: bool = False
@@ -51,7 +51,7 @@ class Saving:
     @property
     def due(self) -> bool:
         """Whether a block can be cut now."""
-        return bool(self.todo) and not self.blocked and len(self.afloat) < AFLOAT
+        return bool(self.todo) and not self.blocked and len(self.unwritten) < MAX_UNWRITTEN
 
     def lose(self, at: int) -> None:
         """No more is written; of the path no more than `at` tokens are known to be in the block file."""
@@ -103,7 +103,7 @@ class Savings:
             there = {link.key for link in plain[: store.leading([link.key for link in plain])]}
             return [link for link in links if link.key not in there and not (link.state and store.leading([link.key]))]
 
-        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._looked, saving, done)))
+        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._on_checked, saving, done)))
 
     def step(self, until: float) -> None:
         """Cuts blocks until the clock says `until`; one at least."""
@@ -119,9 +119,9 @@ class Savings:
     def fail_all(self) -> None:
         """The model is being closed: what was cut is still written, and more is not waited for."""
         for saving in list(self._running):
-            if not saving.looked:
+            if not saving.checked:
                 saving.lose(0)
-            elif left := [*saving.afloat, *saving.todo]:
+            elif left := [*saving.unwritten, *saving.todo]:
                 saving.lose(left[0].start)
             self._finish(saving)
 
@@ -139,8 +139,8 @@ class Savings:
             links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
         return sorted(links, key=lambda link: (link.start, link.state, link.stop))
 
-    def _looked(self, saving: Saving, done: Future[list[Link]]) -> None:
-        saving.looked = True
+    def _on_checked(self, saving: Saving, done: Future[list[Link]]) -> None:
+        saving.checked = True
         if error := done.exception():
             self._failed(error)
             saving.lose(0)
@@ -162,7 +162,7 @@ class Savings:
             link = saving.todo[0]
             cut = self._cut(saving, link, size)
             if cut is None:  # it is not in memory any more, or there is no room for a copy of it
-                saving.blocked = bool(batch or saving.afloat)  # perhaps when what is being written is gone
+                saving.blocked = bool(batch or saving.unwritten)  # perhaps when what is being written is gone
                 if not saving.blocked:
                     saving.lose(link.start)
                 break
@@ -170,8 +170,8 @@ class Savings:
             size += sum(map(nbytes, cut.arrays))
             saving.todo.popleft()
         if batch:
-            self._cache.room.afloat += size
-            saving.afloat.append(batch[0][0])
+            self._cache.room.in_transfer += size
+            saving.unwritten.append(batch[0][0])
             superseded = [] if saving.todo or saving.lost is not None else saving.superseded
             wrote = partial(self._wrote, saving, size, batch[-1][0])
             write = partial(_write, batch, superseded, saving.links)
@@ -179,11 +179,11 @@ class Savings:
         else:
             self._end(saving)
 
-    def _cut(self, saving: Saving, link: Link, beside: int) -> Exported | None:
+    def _cut(self, saving: Saving, link: Link, pending: int) -> Exported | None:
         """A copy of what a block holds; None where it is not in memory, or no room is left beside `beside` other bytes."""
         backend = self._cache.backend
         needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-        if not self._cache.room.make(beside + needed):
+        if not self._cache.room.make(pending + needed):
             return None
         try:
             exported = export(self._cache, saving.spans, link.start, link.stop)
@@ -198,8 +198,8 @@ class Savings:
         return exported
 
     def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
-        self._cache.room.afloat -= size
-        first = saving.afloat.popleft()
+        self._cache.room.in_transfer -= size
+        first = saving.unwritten.popleft()
         saving.blocked = False
         if error := done.exception():
             self._failed(error)
@@ -226,7 +226,7 @@ class Savings:
             self._end(saving)
 
     def _end(self, saving: Saving) -> None:
-        if saving.looked and not saving.todo and not saving.afloat and saving in self._running:
+        if saving.checked and not saving.todo and not saving.unwritten and saving in self._running:
             self._counters.publish(self._cache)
             self._finish(saving)
 

@@ -28,9 +28,9 @@ from runtime.scheduler.decode.rows import (
     Row,
     Stream,
     Vocabulary,
-    draw_along,
-    draw_late,
+    draw_deferred,
     temperatures,
+    verify_guesses,
 )
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
@@ -80,7 +80,7 @@ class Decoding:
         drafter: Drafter | None,
         *,
         overlaps: bool,
-        make_way: Callable[[], bool],
+        preempt: Callable[[], bool],
     ) -> None:
         self._batch_rows = options.batch_rows
         self._cache = cache
@@ -89,7 +89,7 @@ class Decoding:
         self._vocabulary = vocabulary
         self._drafter = drafter
         self._overlaps = overlaps
-        self._make_way = make_way
+        self._preempt = preempt
         self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # begun forwards
         self.rows: list[Row] = []
 
@@ -245,7 +245,7 @@ class Decoding:
 
     def _advance(self, rows: list[Row]) -> None:
         drawn = self._collect(rows)
-        drawn += [part for row in rows if row in self.rows and (part := draw_late(row)) is not None]
+        drawn += [part for row in rows if row in self.rows and (part := draw_deferred(row)) is not None]
         served = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
         rest = [row for row in rows if id(row) not in served and row.undrawn is None and row in self.rows]
         for row in [row for row in rest if self._speculates(row)]:
@@ -263,7 +263,7 @@ class Decoding:
 
     def _push(self, drawn: list[Drawn], rows: list[Row]) -> None:
         """One forward of the rows' pending tokens, and the draws after it, which join `drawn`."""
-        rows = self._standing(rows)
+        rows = self._resumable_rows(rows)
         if not rows:
             return
         batch: DecodeBatch | None = None
@@ -280,7 +280,7 @@ class Decoding:
                     for group in sorted(by_workspace(rows), key=lambda group: max(len(row.path) for row in group)):
                         self._push(drawn, [row for row in group if row in self.rows])
                     return
-                if self._make_way() or self._end_larger(drawn, rows, error):
+                if self._preempt() or self._end_larger(drawn, rows, error):
                     self._push(drawn, rows)
                     return
             bisect(rows, error, partial(self._push, drawn), self.end)
@@ -317,8 +317,8 @@ class Decoding:
         speculative, workspace = row.job.options.speculative, row.workspace
         if row.guesses is None or speculative is None or row.invoked:
             return False
-        row.guesses.extend(row.stream.new_ids[row.told :])
-        row.told = len(row.stream.new_ids)
+        row.guesses.extend(row.stream.new_ids[row.guesser_tokens :])
+        row.guesser_tokens = len(row.stream.new_ids)
         guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
         if not guesses:
             return False
@@ -334,7 +334,7 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for the guilty row
             workspace.rollback(base)
             return False
-        drawing = draw_along(row, guesses, after)
+        drawing = verify_guesses(row, guesses, after)
         right = len(drawing.rows) if row.undrawn is not None else max(len(drawing.rows) - 1, 0)
         self._counters.tokens_drafted += len(guesses)
         self._counters.tokens_accepted += right
@@ -411,7 +411,7 @@ class Decoding:
         running = [row for row in self.rows if row.workspace not in lost]
         return [batch.draw(after, running)]
 
-    def _standing(self, rows: list[Row]) -> list[Row]:
+    def _resumable_rows(self, rows: list[Row]) -> list[Row]:
         """The rows, each where a token can be appended now; one that cannot be brought back has ended.
 
         One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
@@ -456,7 +456,7 @@ class Decoding:
         for row in self.rows:
             if id(row) not in concerned:
                 continue
-            if id(row) not in failed and row.stream.finish is Finish.NONE and (full := self._outgrown(row)) is not None:
+            if id(row) not in failed and row.stream.finish is Finish.NONE and (full := self._over_budget(row)) is not None:
                 failed[id(row)] = full
             if id(row) in failed or row.stream.finish is not Finish.NONE:
                 ending.append(row)
@@ -477,7 +477,7 @@ class Decoding:
             error = failed.get(id(row))
             self.end(row, None if error is None else typed(error))
 
-    def _outgrown(self, row: Row) -> BaseException | None:
+    def _over_budget(self, row: Row) -> BaseException | None:
         """The error of one that needs more than the budget all by itself; what it said is kept."""
         try:
             self._cache.check_room(len(row.job.ids) + row.pushed + 1)

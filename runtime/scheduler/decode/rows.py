@@ -75,7 +75,7 @@ class Stream:
         self._draws: list[float] = []  # of all tokens
         self._sent = 0  # tokens
         self._ready = 0  # tokens, the sent ones included
-        self._told = -PACE_SECONDS  # monotonic seconds
+        self._sent_at = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
         self.position = len(job.ids)  # where in the path the next token stands
         self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of all tokens that were recorded; and room for more
@@ -205,9 +205,9 @@ class Stream:
         if n <= 0:
             return
         now = time.monotonic()
-        if paced and now - self._told < PACE_SECONDS:
+        if paced and now - self._sent_at < PACE_SECONDS:
             return
-        self._told = now
+        self._sent_at = now
         part = slice(self._sent, self._ready)
         ids, scores = self.new_ids[part], self.scores
         finish = np.zeros(n, np.uint8)
@@ -269,7 +269,7 @@ class Row:
     next_copy_out: int = COPY_OUT_TOKENS  # at so many of them what stands beside the path is copied out next
     started: float = 0.0  # monotonic seconds of the first token
     guesses: Guesses | None = None  # of what comes next
-    told: int = 0  # generated tokens that they know of
+    guesser_tokens: int = 0  # generated tokens that they know of
     invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
     outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
     reach: int = 0  # guesses that are asked for next; 0: as many as may be
@@ -286,7 +286,7 @@ class Row:
         self.prefill.slot = slot
 
     @property
-    def due_next(self) -> tuple[int, int]:
+    def next_token(self) -> tuple[int, int]:
         """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
         return self.prefill.slot, self.pending + self.prefill.tag
 
@@ -373,7 +373,7 @@ class Drawn:
             row.stream.record(scores, i)
 
 
-def draw_late(row: Row) -> Drawn | None:
+def draw_deferred(row: Row) -> Drawn | None:
     """Draws the token whose mask was not there before; None while it is not."""
     after = row.undrawn
     if after is None or not row.stream.ready(0.0):
@@ -384,7 +384,7 @@ def draw_late(row: Row) -> Drawn | None:
     return drawn
 
 
-def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
+def verify_guesses(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
     """Draws as many tokens of a row as its guesses were right, and the one after them.
 
     Args:
@@ -435,7 +435,7 @@ class DecodeBatch:
         for base, group in zip(self.bases, groups, strict=True):
             workspace = group[0].workspace
             fresh: dict[tuple[int, int], int] = {}
-            places = [fresh.setdefault(row.due_next, len(fresh)) for row in group]
+            places = [fresh.setdefault(row.next_token, len(fresh)) for row in group]
             for slot, token in fresh:
                 workspace.paths.add(slot, token)
             self.parts.append(

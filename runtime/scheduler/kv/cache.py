@@ -55,7 +55,7 @@ class Cache:
         self.trie = self.room.trie
         self.vectors = self.room.vectors
         self.workspaces = self.room.workspaces
-        self.ahead: dict[tuple[Workspace, int, int], Payload] = {}  # copies to be published, by last slot and number of tokens
+        self.copied_tails: dict[tuple[Workspace, int, int], Payload] = {}  # not published yet, by last slot and token count
         self.pins = self.room.pins
         self.interrupted = Interrupted() if enabled else Interrupted(0)  # beside the budget
         self._last: LastRequest | None = None
@@ -64,7 +64,7 @@ class Cache:
         self.hits = self.misses = 0
         self.before = backend.forwards, backend.pushed  # the self-test's
 
-    def beside(self, draft: Backend) -> Drafter:
+    def add_drafter(self, draft: Backend) -> Drafter:
         """A draft model whose KV counts against the same budget."""
         self.room.drafter = Drafter(draft, self.room.make)
         return self.room.drafter
@@ -95,7 +95,7 @@ class Cache:
         try:
             alone, reach, live = not self.enabled, lease.length, self.room.live
             workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, live=live, node=node)
-            slot, depth = self._stand(workspace, trail, first_wanted, lease)
+            slot, depth = self._load_prefix(workspace, trail, first_wanted, lease)
         except BaseException:  # no memory for it: nothing stays pinned
             lease.release()
             if workspace is not None:
@@ -170,7 +170,7 @@ class Cache:
         prefill.lease.release()
         prefill.lease = self.trie.lookup(prefill.job.spans(ids))
         trail = prefill.workspace.trail(self.tagged(prefill.job, ids))
-        return self._stand(prefill.workspace, trail, len(ids), prefill.lease)
+        return self._load_prefix(prefill.workspace, trail, len(ids), prefill.lease)
 
     def retag(self, prefill: Prefill) -> None:
         """The job's route has changed: what follows its path is under other adapters."""
@@ -189,7 +189,7 @@ class Cache:
             return ids
         return np.concatenate([part.astype(np.int64) + tag for tag, part in tags])
 
-    def _stand(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
+    def _load_prefix(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
         """The deepest place on a path, within `limit` tokens, that the workspace or the lease can give: its slot and depth.
 
         What the lease holds is computed again where there is no room for it twice, in the trie and in the pack. Keys that
@@ -239,7 +239,7 @@ class Cache:
 
     def clear(self, *, vectors: bool = True) -> None:
         """Drops everything that is not in use, pinned paths too; leased ones go when they are released."""
-        self.pins.lapse()
+        self.pins.release_all()
         self.trie.clear()
         self.interrupted.clear()
         if vectors:
@@ -293,23 +293,23 @@ class Cache:
 
     # ---- what was computed goes into the trie ---------------------------------------------------------------------
 
-    def take_ahead(self, prefills: Sequence[Prefill]) -> None:
+    def copy_new_tails(self, prefills: Sequence[Prefill]) -> None:
         """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find.
 
         Where edges refer to slots nothing is copied, and there is no use in it.
         """
         if not self.enabled or self.room.in_place:
             return
-        self.forget_ahead()
+        self.drop_copied_tails()
         by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
         for prefill in prefills:
             if not prefill.workspace.recurrent and _has_new_tail(prefill):
                 by_workspace.setdefault(prefill.workspace, {})[prefill.slot, prefill.at - prefill.lease.length] = None
         for workspace, tails in by_workspace.items():
             if len(tails) > 1:
-                self._take_tails(workspace, list(tails))
+                self._copy_tails(workspace, list(tails))
 
-    def _take_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
+    def _copy_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
         chains = [workspace.chain(slot, count) for slot, count in tails]
         needed = self.backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no states: all is by the token
         if not self.room.make(3 * needed):
@@ -318,12 +318,12 @@ class Cache:
             payloads = workspace.take_many(chains)
         except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
             return
-        self.ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self.copied_tails |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self.room.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
 
-    def forget_ahead(self) -> None:
+    def drop_copied_tails(self) -> None:
         """What was copied ahead and not published, for its job has failed, is let go."""
-        self.ahead.clear()
+        self.copied_tails.clear()
         self.room.pending = 0
 
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
@@ -345,9 +345,9 @@ class Cache:
     def _publish_copy(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
         """`publish` of tokens under one namespace where the trie holds copies; none of what is there already."""
         lease, workspace = prefill.lease, prefill.workspace
-        if self.ahead and (ahead := self.ahead.pop((workspace, slot, len(tokens)), None)) is not None:
-            self.room.pending -= self.backend.payload_bytes(ahead)
-            self.trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
+        if self.copied_tails and (copy := self.copied_tails.pop((workspace, slot, len(tokens)), None)) is not None:
+            self.room.pending -= self.backend.payload_bytes(copy)
+            self.trie.insert(lease, namespace, tokens, copy, scores)  # what others have hung there since stays
             return
         found = self.trie.follow(lease, namespace, tokens, scores)
         if found.already == len(tokens):
@@ -355,7 +355,7 @@ class Cache:
             return
         tokens = tokens[found.already :]
         scores = None if scores is None else scores[found.already :]
-        payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
+        payload = None if found.refused else self._copy_of(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
         if payload is None:
             self._note_refusal(prefill, namespace, tokens)
         else:
@@ -365,14 +365,14 @@ class Cache:
         """A path is all there already, but perhaps not the recurrent state to go on from."""
         node, workspace = prefill.lease.node, prefill.workspace
         if not node.resumable and workspace.resumable(slot):
-            payload = self._taken(workspace, slot, len(node.tokens), 0)
+            payload = self._copy_of(workspace, slot, len(node.tokens), 0)
             if payload is not None:
                 self.trie.complete(node, payload)
 
-    def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
+    def _copy_of(self, workspace: Workspace, slot: int, count: int, extra: int) -> Payload | None:
         """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
         slots = workspace.chain(slot, count)
-        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + beside):
+        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + extra):
             return None
         try:
             return workspace.take(slots)
@@ -382,7 +382,7 @@ class Cache:
 
     def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
         """Remembers, once for each token, that there was no room to keep what was computed."""
-        prefill.workspace.sole = True
+        prefill.workspace.holds_refused = True
         end = prefill.lease.length + len(tokens)
         if end > prefill.refused:
             prefill.refused = end

@@ -176,9 +176,9 @@ class Workspaces:
             node: The edge at which the trie's part of the path ends.
         """
         self._clock += 1
-        chosen, trail = (None, []) if alone else self._fitting(ids, reach, node)
+        chosen, trail = (None, []) if alone else self._best_match(ids, reach, node)
         if chosen is None and not alone:
-            chosen = self._joined(ids, live)
+            chosen = self._sharing(ids, live)
             trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
             if not self._in_place and len(self.open) >= self._limit:
@@ -208,19 +208,19 @@ class Workspaces:
         for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
             self.close(workspace)
 
-    def free(self, size: int, *, spare_sole: bool = False) -> int:
+    def free(self, size: int, *, spare_refused: bool = False) -> int:
         """Frees idle packs, least recently used first, until `size` bytes are free or none is idle.
 
         Args:
             size: Bytes.
-            spare_sole: Leaves the pack that was used last, if it alone holds some tokens.
+            spare_refused: Keeps the pack used last if it holds tokens that the trie had no room for.
 
         Returns:
             The bytes freed.
         """
         freed, latest = 0, max((workspace.touched for workspace in self.open), default=0)
         for workspace in self._idle():
-            if freed >= size or (spare_sole and workspace.sole and workspace.touched == latest):
+            if freed >= size or (spare_refused and workspace.holds_refused and workspace.touched == latest):
                 break
             freed += workspace.nbytes
             self.close(workspace)
@@ -234,7 +234,7 @@ class Workspaces:
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0 and not w.runs), key=lambda w: w.touched)
 
-    def _fitting(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
+    def _best_match(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
         candidates = self.open
@@ -258,7 +258,7 @@ class Workspaces:
                 best, deepest, found = workspace, depth, trail
         return best, found
 
-    def _joined(self, ids: Tagged, live: Iterable[Prefill]) -> Workspace | None:
+    def _sharing(self, ids: Tagged, live: Iterable[Prefill]) -> Workspace | None:
         """Where a path with the same beginning is on its way, if it is worth while to share that, or costs nothing."""
         filled: dict[Workspace, int] = {}
         common: dict[Workspace, int] = {}
@@ -304,9 +304,9 @@ class KvBudget:
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self, in_place=self.in_place)
         self.drafter: Drafter | None = None
-        self.afloat = 0  # bytes on their way to or from the block file
+        self.in_transfer = 0  # bytes on their way to or from the block file
         self.pending = 0  # bytes that were copied for the trie and are not hung in yet
-        self._told = 0  # of the freed bytes, those the backend has heard of
+        self._reported_freed = 0  # of the freed bytes, those the backend has heard of
         self._growing: Workspace | None = None  # makes room for itself: its buffers are left as they are
         self._allowed = 0  # bytes that may be held for a moment while the budget is lowered
 
@@ -314,11 +314,11 @@ class KvBudget:
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        moving = self.pending + self.afloat
+        moving = self.pending + self.in_transfer
         held = self.workspaces.nbytes + self.trie.bytes - self.payloads.tokens * self._backend.slot_bytes
         return held + self.vectors.bytes + self.pins.nbytes + moving + drafts
 
-    def found_at(self, node: Node, run: SlotRun) -> None:
+    def replace_with_run(self, node: Node, run: SlotRun) -> None:
         """The tokens of an edge were copied into a workspace: one copy is enough."""
         held = node.payload
         if not self.in_place or not node.attached or run.workspace.retired:  # that is to be freed when its last user leaves
@@ -341,9 +341,9 @@ class KvBudget:
             held = self.bytes
         elif short > 0:
             lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
-            if lacking > 0 and not self.pins.give_way(lacking):
+            if lacking > 0 and not self.pins.make_evictable(lacking):
                 return False
-            short -= self.workspaces.free(short, spare_sole=True)
+            short -= self.workspaces.free(short, spare_refused=True)
             short -= self.trie.evict(short)
             self.workspaces.free(short)
             held = self.bytes
@@ -361,7 +361,7 @@ class KvBudget:
         # bytes of packs that no edge refers to; some of them running requests stand on
         slack = self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
         lacking = self.bytes - target - self.trie.evictable_bytes - slack
-        if lacking > 0 and not self.pins.give_way(lacking):
+        if lacking > 0 and not self.pins.make_evictable(lacking):
             return False
         self._close_empty()
         spared: Workspace | None = None  # whose buffers cannot be reallocated before something else is free
@@ -373,7 +373,7 @@ class KvBudget:
                 evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted, spared=spared)
                 self._close_empty()
             refused = self._shrink(target)
-            if self._growing is not None and self.bytes == before:  # what it needs is in the pack itself: `_make_dead`
+            if self._growing is not None and self.bytes == before:  # what it needs is in the pack itself: `_evict_and_compact`
                 break
             if not evicted and (last or spared is None):
                 break
@@ -398,8 +398,8 @@ class KvBudget:
             return None
         refused: Workspace | None = None
         slot = max(self._backend.slot_bytes, 1)
-        standing = Counter(prefill.workspace for prefill in self.live)  # a request that is being placed is not among them
-        sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == standing[ws]}
+        users = Counter(prefill.workspace for prefill in self.live)  # a request that is being placed is not among them
+        sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == users[ws]}
         if self._growing is not None:
             sizes.pop(self._growing, None)
         for workspace in sorted(sizes, key=lambda ws: -sizes[ws]):
@@ -420,33 +420,33 @@ class KvBudget:
             return
         growing, self._growing = self._growing, workspace
         try:
-            if self.in_place or not self._grown_freely(workspace, count, 0):
-                self._widened(workspace, workspace.held + count, 0)
+            if self.in_place or not self._grow_without_evicting(workspace, count, 0):
+                self._fit_slots(workspace, workspace.held + count, 0)
         except MemoryBudgetError:  # the device itself: `grow` will ask for what is needed
             pass
         finally:
             self._growing = growing
 
-    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
+    def grow(self, workspace: Workspace, count: int, *, states: int, parents: Iterable[int]) -> None:
         """Makes room for `count` more slots and `states` more recurrent states in a pack.
 
         Raises:
             NoRoomError: Live rows alone need more than the budget; no path has changed.
         """
-        extra, standing = states * self._backend.state_bytes, list(standing)
+        extra, parents = states * self._backend.state_bytes, list(parents)
         if not extra and workspace.held + count <= workspace.capacity and self.bytes <= self.budget:
             return
         growing, self._growing = self._growing, workspace
         try:
             lacks = workspace.held + count > workspace.capacity
             if lacks and not self.in_place and workspace.held > CROWDED * self.workspaces.crowd:  # mostly where no job stands
-                self._compact(workspace, standing, least=workspace.held // 2)
-            if self._grown_freely(workspace, count, extra):
+                self._compact(workspace, parents, least=workspace.held // 2)
+            if self._grow_without_evicting(workspace, count, extra):
                 return
-            self._compact(workspace, standing, least=count)
-            for _ in self._sacrifices(workspace, standing, count):
+            self._compact(workspace, parents, least=count)
+            for _ in self._release_steps(workspace, parents, count):
                 for spare in (self._spare_slots if self.in_place else STEP, 0):
-                    if self._widened(workspace, workspace.held + count + spare, extra):
+                    if self._fit_slots(workspace, workspace.held + count + spare, extra):
                         return
         finally:
             self._growing = growing
@@ -470,9 +470,9 @@ class KvBudget:
         places: dict[Workspace, list[int]] = {}
         for prefill in live:
             places.setdefault(prefill.workspace, []).append(prefill.slot)
-        taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
-        for workspace, standing in places.items():
-            kept, tips = workspace.live(standing)
+        taken = self.in_transfer + (0 if self.drafter is None else self.drafter.nbytes)
+        for workspace, slots in places.items():
+            kept, tips = workspace.live(slots)
             taken += len(kept) * self._backend.slot_bytes + len(tips) * self._backend.state_bytes
         return taken
 
@@ -502,11 +502,11 @@ class KvBudget:
         self.peak = max(self.peak, self.bytes + free)
         return free
 
-    def give_way(self) -> None:
+    def free_unused(self) -> None:
         """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
         self.workspaces.drop_idle()
         self.vectors.clear()
-        self.pins.lapse()
+        self.pins.release_all()
         self.trie.evict(self.trie.evictable_bytes)
         self._close_empty()
         self._backend.reclaim()
@@ -519,9 +519,9 @@ class KvBudget:
             self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
         freed = self.trie.evicted_bytes + self.trie.cleared_bytes + self.workspaces.closed_bytes
-        if freed > self._told:
-            self._backend.freed(freed - self._told)
-            self._told = freed
+        if freed > self._reported_freed:
+            self._backend.freed(freed - self._reported_freed)
+            self._reported_freed = freed
 
     def _tidy(self) -> None:
         """Closes or compacts packs whose edges have gone; one large pack at a time."""
@@ -549,9 +549,9 @@ class KvBudget:
         before = workspace.held
         if before - len(kept) < (1 if len(places) == 1 else len(kept)):
             return
-        beside = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
+        unused = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
         leaving, copies = list[Node](), 0  # the newest first: an ancestor's slots stay as long as a descendant's do
-        for run in beside[:COPY_OUT_EDGES]:
+        for run in unused[:COPY_OUT_EDGES]:
             if copies <= COPY_OUT_BYTES:
                 copies += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
                 leaving.append(run.node)
@@ -583,14 +583,14 @@ class KvBudget:
             try:
                 if not self._reclaim(budget):
                     self.vectors.clear()
-                    self.pins.lapse()
+                    self.pins.release_all()
                     self._reclaim(budget)
             finally:
                 self._allowed = 0
             held = self.bytes
         else:
             if in_use + self.trie.leased_bytes > budget:
-                self.pins.lapse()
+                self.pins.release_all()
                 self._release_leases()
             held = in_use + self.trie.leased_bytes
         if held > budget:
@@ -607,21 +607,21 @@ class KvBudget:
 
     # ---- growing ----------------------------------------------------------------------------------------------------
 
-    def _need(self, workspace: Workspace, slots: int) -> int:
+    def _growth_cost(self, workspace: Workspace, slots: int) -> int:
         """Bytes for a pack to hold `slots`, at the worst moment."""
         if slots <= workspace.capacity:
             return 0
         return self._backend.resize_cost(workspace.pack, slots).moment
 
-    def _widened(self, workspace: Workspace, slots: int, extra: int) -> bool:
+    def _fit_slots(self, workspace: Workspace, slots: int, extra: int) -> bool:
         """Whether a pack has room for `slots` now; what gives way gives way for `extra` bytes beside it."""
-        if not self.make(self._need(workspace, slots) + extra):
+        if not self.make(self._growth_cost(workspace, slots) + extra):
             return False
         if slots > workspace.capacity:
             workspace.resize(slots)
         return True
 
-    def _grown_freely(self, workspace: Workspace, count: int, extra: int) -> bool:
+    def _grow_without_evicting(self, workspace: Workspace, count: int, extra: int) -> bool:
         """Grows by as much as is cheap without anybody giving way: double, a quarter, some, or what is needed."""
         held = self.bytes
         free = self.budget - held - extra
@@ -652,34 +652,34 @@ class KvBudget:
         """That a pack grows by beyond what it needs where memory is short."""
         return min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
 
-    def _sacrifices(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
+    def _release_steps(self, workspace: Workspace, parents: list[int], count: int) -> Iterator[None]:
         """What is given up for a running request, step by step; tried again after each."""
         yield
         self.vectors.clear()
         yield
         if self.in_place:
-            yield from self._make_dead(workspace, standing, count)
+            yield from self._evict_and_compact(workspace, parents, count)
         self._release_leases()
         yield
         for other in list(self.workspaces.busy):
             if other is workspace:
-                self._compact(workspace, standing)
+                self._compact(workspace, parents)
             elif other in self.workspaces.busy:
                 self._compact(other, [])
                 self._tighten(other)
         yield
 
-    def _make_dead(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
+    def _evict_and_compact(self, workspace: Workspace, parents: list[int], count: int) -> Iterator[None]:
         """Evicts what has slots in this pack, among others, and compacts it: that needs no memory beside the pack's own."""
-        self._compact(workspace, standing)
+        self._compact(workspace, parents)
         yield
         while self.trie.evictable_bytes or self.pins.leases:
             if not self.trie.evictable_bytes:
-                self.pins.lapse()
+                self.pins.release_all()
             if not self.trie.evict(max(self.budget // EVICT_SHARE, count * self._backend.slot_bytes)):
                 return
             self._close_empty()
-            self._compact(workspace, standing)
+            self._compact(workspace, parents)
             yield
 
     def _release_leases(self) -> None:
@@ -688,9 +688,9 @@ class KvBudget:
             if prefill.lease.node.attached and prefill.lease.length > 0:
                 prefill.lease.move(self.trie.root, 0)
 
-    def _compact(self, workspace: Workspace, standing: list[int], least: int = 0) -> None:
+    def _compact(self, workspace: Workspace, parents: list[int], least: int = 0) -> None:
         """Drops slots on which no row stands, if they are as many as `least`; recurrent states along with them."""
-        places = [*standing, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
+        places = [*parents, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
         kept, tips = workspace.live([*places, *(run.last for run in workspace.runs)])
         dead = workspace.held - len(kept)
         if dead < max(least, not workspace.recurrent):
@@ -713,7 +713,7 @@ class KvBudget:
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count
-        needed = workspace.nbytes + self._need(workspace, slots) + extra
+        needed = workspace.nbytes + self._growth_cost(workspace, slots) + extra
         others = self.bytes - workspace.nbytes
         return (
             f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "

@@ -75,12 +75,12 @@ class Pins:
         if key is not None and key not in self._keys.values():
             self.nbytes -= FLOAT_BYTES * self._vectors.pinned.pop(key).vocab
 
-    def lapse(self) -> None:
+    def release_all(self) -> None:
         """All paths are let go."""
         for pin in list(self.leases):
             self.release(pin)
 
-    def give_way(self, size: int) -> bool:
+    def make_evictable(self, size: int) -> bool:
         """Makes `size` more bytes evictable, the paths that were moved least recently first.
 
         Returns:
@@ -98,7 +98,7 @@ class Pins:
         self._limit = budget // SHARE
         self._fit()
         if self._bytes() > self._limit:
-            self.lapse()
+            self.release_all()
 
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned

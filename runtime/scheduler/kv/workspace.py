@@ -240,7 +240,7 @@ class Workspace:
         self.users = 0  # jobs that hold slots here
         self.retired = False  # takes no newcomers
         self.touched = 0  # logical time of the last use
-        self.sole = False  # holds tokens that the trie had no room for
+        self.holds_refused = False  # holds tokens that the trie had no room for
         self.runs: set[SlotRun] = set()  # of edges whose tokens stand here
         self.referenced = 0  # tokens of them
         self.paths = SlotPaths()
@@ -296,16 +296,16 @@ class Workspace:
 
     def resumable(self, slot: int) -> bool:
         """Whether a token can be appended after `slot`."""
-        return not self.recurrent or self.backend.resumable(self.pack, self._own(slot))
+        return not self.recurrent or self.backend.resumable(self.pack, self._pack_slot(slot))
 
-    def reserve(self, count: int, standing: int) -> None:
+    def reserve(self, count: int, parent: int) -> None:
         """Makes room for `count` more slots.
 
         Raises:
             MemoryBudgetError: The budget does not allow it, whatever gives way.
         """
         self.settle()
-        self.memory.grow(self, count, states=0, standing=[standing])
+        self.memory.grow(self, count, states=0, parents=[parent])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
         """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
@@ -319,12 +319,12 @@ class Workspace:
                 skip = max(depth - start, 0)
                 tokens = node.tokens[skip:].astype(np.int64) + self.tags.tag(node.namespace)
                 for payload, first, count in self._parts(node.payload, skip):
-                    self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
+                    self.retry_when_full(partial(self.backend.load, self.pack, payload, self._pack_slot(slot), first))
                     for token in tokens[:count].tolist():
                         slot = self.paths.add(slot, token)
                     tokens = tokens[count:]
                     self.filled(len(self.paths.parents) - self.computed)
-                self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
+                self.memory.replace_with_run(node, SlotRun(self, slot, len(node.tokens)))
             self.weigh()
         return slot, max(at, depth)
 
@@ -381,7 +381,7 @@ class Workspace:
         for _ in range(count):
             slots.append(slot)
             slot = self.paths.parents[slot]
-        return self.own(reversed(slots))
+        return self.pack_slots(reversed(slots))
 
     def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
         """Fills the reserved slots: raw logits ``(len(want), vocab)``.
@@ -403,9 +403,9 @@ class Workspace:
         try:
             for token in tokens.tolist():
                 end = self.paths.add(end, token)
-            self.memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            self.memory.grow(self, len(tokens), states=int(self.recurrent), parents=[] if slot == ROOT else [slot])
             self.unprepare()
-            answer = self.twice(lambda: self.backend.extend(self.pack, ids, read, stacks))
+            answer = self.retry_when_full(lambda: self.backend.extend(self.pack, ids, read, stacks))
         except BaseException:
             self.rollback(base)
             raise
@@ -417,7 +417,7 @@ class Workspace:
 
         They were not looked at, unless another job has settled it before.
         """
-        self.settle(looked_at=True)
+        self.settle(caller_checks=True)
         begun, self.inflight = self.inflight, None
         return None if begun is None else begun.logits
 
@@ -435,19 +435,19 @@ class Workspace:
     def take(self, slots: Slots) -> Payload:
         """An immutable copy of the pack's own `slots`, a chain."""
         self.settle()
-        return self.twice(lambda: self.backend.take(self.pack, slots))
+        return self.retry_when_full(lambda: self.backend.take(self.pack, slots))
 
     def take_many(self, chains: Sequence[Slots]) -> list[Payload]:
         """`take` of several chains at once."""
         self.settle()
-        return self.twice(lambda: self.backend.take_many(self.pack, chains))
+        return self.retry_when_full(lambda: self.backend.take_many(self.pack, chains))
 
     def resize(self, capacity: int) -> None:
         """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
         self.settle(to_write=True)
         try:
             with self._in_use():
-                self.twice(lambda: self.backend.resize(self.pack, capacity))
+                self.retry_when_full(lambda: self.backend.resize(self.pack, capacity))
         finally:
             self.weigh()
 
@@ -470,9 +470,9 @@ class Workspace:
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
         """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
         self.settle(to_write=True)
-        slots, ends = self.own(kept), self.own(tips)
+        slots, ends = self.pack_slots(kept), self.pack_slots(tips)
         with self._in_use():
-            self.twice(lambda: self.backend.retain(self.pack, slots, ends))
+            self.retry_when_full(lambda: self.backend.retain(self.pack, slots, ends))
         self.where, self.held = [-1] * self.computed, len(kept)
         for number, slot in enumerate(kept):
             self.where[slot] = number
@@ -509,7 +509,7 @@ class Workspace:
         if self.recurrent:
             self.weigh()
 
-    def settle(self, *, looked_at: bool = False, to_write: bool = False) -> None:
+    def settle(self, *, caller_checks: bool = False, to_write: bool = False) -> None:
         """Waits for what was begun: from here on its slots stand in the pack, or are gone.
 
         Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that. `to_write`: the pack
@@ -528,29 +528,29 @@ class Workspace:
             self.rollback(begun.base)
             return
         self.filled(begun.count)
-        if not looked_at and not begun.finite and self.broken(begun.base):
+        if not caller_checks and not begun.finite and self.broken(begun.base):
             begun.logits = None
             self.rollback(begun.base)
 
-    def borrow(self, own: Slots, states: int) -> bool:
+    def borrow(self, pack_slots: Slots, states: int) -> bool:
         """Memory for the copies of chains that go side by side, beside that for states that stay; False: none is needed."""
-        if copies := self.backend.copy_cost(self.pack, own):
+        if copies := self.backend.copy_cost(self.pack, pack_slots):
             kept = states * self.backend.state_bytes
             self.backend.lent = max(self.memory.lend(copies + kept) - kept, 0)
         return copies > 0
 
-    def twice(self, act: Callable[[], T]) -> T:
+    def retry_when_full(self, act: Callable[[], T]) -> T:
         """Once more, with what is not in use given up, when the device is full."""
         with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
             return act()
-        self.memory.give_way()
+        self.memory.free_unused()
         return act()
 
-    def own(self, slots: Iterable[int]) -> Slots:
+    def pack_slots(self, slots: Iterable[int]) -> Slots:
         """The pack's numbers of slots; of reserved ones those which they will have."""
-        return np.fromiter(slots if self.where is None else map(self._own, slots), np.int64)
+        return np.fromiter(slots if self.where is None else map(self._pack_slot, slots), np.int64)
 
-    def _own(self, slot: int) -> int:
+    def _pack_slot(self, slot: int) -> int:
         """The pack's number of a slot; of a reserved one that which it will have."""
         if self.where is None or slot == ROOT:
             return slot
@@ -573,7 +573,7 @@ def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[Part]],
     first = parts[0].workspace
     for part in parts:
         part.workspace.settle(to_write=True)
-    computed = first.twice(partial(compute, _arrays(parts)))
+    computed = first.retry_when_full(partial(compute, _arrays(parts)))
     for part in parts:
         part.workspace.filled(len(part.tokens))
     return computed
@@ -625,9 +625,9 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
         ws, inflight = part.workspace, part.workspace.inflight
         if inflight is None or inflight.fetch is None:
             return
-        own = np.array(part.parents, np.int64) - inflight.base + ws.held
-        ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(own), np.int64), None)
-        arrays.append(Part(ws.pack, ids, own, np.arange(len(own)), stacks))
+        pack_slots = np.array(part.parents, np.int64) - inflight.base + ws.held
+        ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(pack_slots), np.int64), None)
+        arrays.append(Part(ws.pack, ids, pack_slots, np.arange(len(pack_slots)), stacks))
     backend = parts[0].workspace.backend
     ready = backend.prepare(arrays, request)
     if ready is not None:
@@ -653,7 +653,7 @@ def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part
     for part in parts:
         workspace = part.workspace
         kept = count_chains(np.array(part.parents, np.int64) - workspace.computed) if workspace.recurrent else 0
-        workspace.memory.grow(workspace, len(part.tokens), states=kept, standing=part.parents)
+        workspace.memory.grow(workspace, len(part.tokens), states=kept, parents=part.parents)
         states += kept
     for part in parts:
         workspace = part.workspace
@@ -662,8 +662,8 @@ def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part
         ids, stacks = np.array(part.tokens, np.int64), None
         if workspace.tags.several:
             ids, stacks = workspace.tags.untag(part.tokens)
-        own = np.array(part.parents, np.int64) if workspace.where is None else workspace.own(part.parents)
-        arrays.append(Part(workspace.pack, ids, own, np.array(part.want, np.int64), stacks))
+        pack_slots = np.array(part.parents, np.int64) if workspace.where is None else workspace.pack_slots(part.parents)
+        arrays.append(Part(workspace.pack, ids, pack_slots, np.array(part.want, np.int64), stacks))
     first = parts[0]
     if not lent and len(parts) == 1 and len(first.tokens) > 1 and first.workspace.borrow(arrays[0].parents, states):
         return _arrays(parts, lent=True)  # making room may have moved its slots

@@ -63,7 +63,7 @@ class Distributions:
         return Distributions(self.finite[places], entropy, self.shift[places], ranked)
 
 
-class StayingRow(NamedTuple):
+class DeviceRow(NamedTuple):
     """One of some rows on the device."""
 
     logits: DeviceLogits
@@ -84,7 +84,7 @@ class Distribution:
         head: The likeliest ids and their log-probabilities, falling, where `raw` is on the device.
     """
 
-    raw: Float32 | StayingRow
+    raw: Float32 | DeviceRow
     top: np.float32
     log_total: np.float32
     mass: float
@@ -125,7 +125,7 @@ class Distribution:
             raw = self.raw.copy()
             return replace(self, raw=raw, memory=raw)
         taken = self.raw.logits.take(np.array([self.raw.place]))
-        return replace(self, raw=StayingRow(taken, 0), memory=taken)
+        return replace(self, raw=DeviceRow(taken, 0), memory=taken)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +174,7 @@ class ChunkLogits:
             elif place < len(rows):
                 self.after[end] = Distribution(rows[place], *numbers, memory, vocab)
             elif place < len(self.ends):
-                row = StayingRow(staying, end if staying is self.raw else place - n)
+                row = DeviceRow(staying, end if staying is self.raw else place - n)
                 self.after[end] = Distribution(row, *numbers, staying, vocab, heads[place - n])
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:

@@ -18,12 +18,12 @@ from runtime.trie import Lease
 CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
 
 
-class _Standing(Protocol):
+class _InWorkspace(Protocol):
     @property
     def workspace(self) -> Workspace: ...
 
 
-Placed = TypeVar("Placed", bound=_Standing)
+Item = TypeVar("Item", bound=_InWorkspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -187,9 +187,9 @@ class Batch:
                 prefill.rows.append((index, i))
 
 
-def by_workspace(items: Sequence[Placed]) -> list[list[Placed]]:
+def by_workspace(items: Sequence[Item]) -> list[list[Item]]:
     """Those that stand in one workspace together."""
-    groups: dict[Workspace, list[Placed]] = {}
+    groups: dict[Workspace, list[Item]] = {}
     for item in items:
         groups.setdefault(item.workspace, []).append(item)
     return list(groups.values())

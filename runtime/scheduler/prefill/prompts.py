@@ -17,7 +17,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob
+from runtime.scheduler.jobs import CallJob, GenerativeJob, Job, QueryJob, ScoreJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -85,11 +85,11 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
     return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 
 
-def yields(job: Job, tokens: int, other: Job) -> bool:
+def preemptible(job: Job, tokens: int, other: Job) -> bool:
     """Whether a job in work, of so many tokens, gives way to one that has just come."""
     if job.priority != other.priority:
         return job.priority > other.priority
-    return not job.parks and tokens > len(other.ids) + other.beside
+    return not job.parks and tokens > len(other.ids) + other.extra_tokens
 
 
 class Prompts:
@@ -116,7 +116,7 @@ class Prompts:
         fail: Callable[[Job, BaseException], None],
         starts: Mapping[type[Job], Callable[[Prefill, Distribution], None]],
         park: Callable[[Job], None],
-        others_give_way: Callable[[], bool],
+        preempt_others: Callable[[], bool],
     ) -> None:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
@@ -125,7 +125,7 @@ class Prompts:
         self._fail = fail
         self._starts = starts
         self._park = park
-        self._others_give_way = others_give_way
+        self._preempt_others = preempt_others
         self._round = 0
         self._disturbed = -math.inf  # when two callers last had jobs here at once
         self._hurried = False  # whether a job for which a forward was interrupted waits for the next one
@@ -185,13 +185,13 @@ class Prompts:
 
     def _push(self, group: list[Prefill], quota: int) -> int:
         """One forward over the group's next tokens; how many rows were pushed."""
-        standing = []
+        resumed = []
         for prefill in group:
-            if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._stands(prefill):
+            if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._resume(prefill):
                 continue
             prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
-            standing.append(prefill)
-        group = standing
+            resumed.append(prefill)
+        group = resumed
         if not group:
             return 0
         batch, backend = Batch(self._most_rows, self._cache.vectors.block_bytes), self._cache.backend
@@ -220,7 +220,7 @@ class Prompts:
                 if len(batch.portions) > 1:  # one after the other: then each finds all that the others do not need
                     groups = by_workspace(group)
                     return sum(self._push([p for p in part if p in self.running], quota) for part in groups)
-                if self._others_give_way() or self.make_way(group):
+                if self._preempt_others() or self.preempt(group):
                     rest = [prefill for prefill in group if prefill in self.running]
                     return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
@@ -239,17 +239,17 @@ class Prompts:
                 if prefill.job.on_progress is not None:
                     prefill.job.on_progress(prefill.progress)
         if not self._cache.room.in_place:
-            self._cache.take_ahead(moved)
+            self._cache.copy_new_tails(moved)
         complete: list[tuple[Job, Prefill, Distribution]] = []
         for prefill in moved:
             self._settle_chunk(prefill, complete)
-        if self._cache.ahead:
-            self._cache.forget_ahead()
+        if self._cache.copied_tails:
+            self._cache.drop_copied_tails()
         self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
         with together():
             for job, prefill, last in complete:
                 try:
-                    if isinstance(job, StayingJob):
+                    if isinstance(job, GenerativeJob):
                         self._starts[type(job)](prefill, last)
                     else:
                         job.answer(last)
@@ -257,7 +257,7 @@ class Prompts:
                     self._fail(job, error)
         return pushed
 
-    def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
+    def preempt(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
         """Live rows need more than the budget: a prompt goes back to wait until there is room, its KV in the trie.
 
         The least urgent, of those one that has not been sent back before, of those the longest.
@@ -271,7 +271,7 @@ class Prompts:
         """
         prefills = self.running if among is None else among
         if job is not None:
-            prefills = [prefill for prefill in prefills if yields(prefill.job, prefill.total, job)]
+            prefills = [prefill for prefill in prefills if preemptible(prefill.job, prefill.total, job)]
         if not prefills or len(self._cache.room.live) < 2:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
@@ -279,7 +279,7 @@ class Prompts:
         self._park(chosen.job)
         return True
 
-    def _stands(self, prefill: Prefill) -> bool:
+    def _resume(self, prefill: Prefill) -> bool:
         """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
         ws, job = prefill.workspace, prefill.job
         try:
@@ -325,7 +325,7 @@ class Prompts:
             return
         complete.append((job, prefill, last))
         self.running.remove(prefill)
-        if not isinstance(job, StayingJob):  # else it stays there, and is counted at its end
+        if not isinstance(job, GenerativeJob):  # else it stays there, and is counted at its end
             self._cache.leave(prefill)
             self._counters.tokens_reused += prefill.reused
         if isinstance(job, ScoreJob):
