@@ -535,7 +535,7 @@ class Trie:
 
 
 def _merged(known: Scores, more: Scores) -> Scores | None:
-    """`known` with its gaps (rank 0) filled from `more`, or None without a gap; `more` if it is as complete with a wider top-k."""
+    """`known` with its gaps (rank 0) filled from `more`, None without a gap; `more` if it is as complete with a wider top-k."""
     if more.top_ids.shape[1] != known.top_ids.shape[1]:
         complete = bool((more.rank > 0).sum() >= (known.rank > 0).sum())
         return more if complete and more.top_ids.shape[1] > known.top_ids.shape[1] else None
