@@ -127,11 +127,6 @@ class Lease:
         trie.queue_leaf(self.node)
         self.length = -1
 
-    @property
-    def held(self) -> bool:
-        """Whether it was not released yet."""
-        return self.length >= 0
-
     def __enter__(self) -> Lease:
         return self
 
@@ -482,11 +477,6 @@ class Trie:
         if node.attached and node.parent is not None and not node.children and not node.pins:
             self.cleared_bytes += node.nbytes
             self._remove(node, Lost.CLEARED)
-
-    def set_budget(self, budget: int) -> None:
-        """Sets the budget in bytes and evicts down to it as far as leases allow."""
-        self.budget = budget
-        self.evict(self.bytes - budget)
 
     def _weigh(self, node: Node) -> None:
         """Updates the bytes of an edge whose payload or scores have changed."""
