@@ -7,6 +7,7 @@ cancellation. Owner thread only.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future
@@ -31,6 +32,7 @@ from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
 from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
+from runtime.speculation.draft import Drafter
 from runtime.trie.tree import common_prefix
 
 AT_ONCE = 64  # most jobs of one caller that are placed in one step
@@ -64,7 +66,7 @@ class Scheduler:
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
-        self._drafter = None if draft is None else self.cache.add_drafter(draft)
+        self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
         self._waiting = Waiting()
         self._has_waiting = False  # whether jobs still wait after a step
         self._steps_to_sweep = 0  # steps until the waiting jobs are checked for cancelled ones
@@ -154,10 +156,11 @@ class Scheduler:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
-        if self._decoding.rows or self._beams.running:
-            self._prompts.pace.busy()
+        decodes = bool(self._decoding.rows or self._beams.running)
+        if decodes:
+            self._prompts.pace.urgent = time.monotonic()
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._decoding.rows or self._beams.running))
+            self._prompts.step(decoding=decodes)
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
             self._background.step(contended=decodes or bool(self._prompts.running))
@@ -315,7 +318,7 @@ class Scheduler:
         if job.on_progress is not None:
             job.on_progress(prefill.progress)
         if isinstance(job, ScoreJob):  # cached tokens that are pushed again for their scores
-            self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
+            self.counters.tokens_rescored += max(self.cache.trie.match(job.spans(job.ids)) - prefill.at, 0)
 
     def _resume_restored(self, cursor: Prefill) -> None:
         """Admits a job whose stored blocks were restored."""

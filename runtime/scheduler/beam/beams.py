@@ -162,8 +162,10 @@ class Beams:
                 after, one.undecided = one.undecided, None
                 self._choose(one, after)
             return
-        self._restore_places(one)
         links, workspace = one.search.running, one.places[0].workspace
+        for place, link in zip(one.places, links, strict=True):
+            if not place.workspace.resumable(place.slot):  # its recurrent state moved on with another job
+                place.slot = bring_back(self._cache, place, one.path(link.before))
         base, slots = workspace.size, [place.slot for place in one.places]
         tokens = [link.token + one.places[0].tag for link in links]  # tagged
         try:
@@ -187,12 +189,6 @@ class Beams:
         if not self._cache.backend.on_device or one.job.constraint is not None:
             return None
         return RankRequest(max(DRAW_HEAD, one.search.known), ())
-
-    def _restore_places(self, one: Running) -> None:
-        """Brings back beams whose recurrent state moved on with another job."""
-        for place, link in zip(one.places, one.search.running, strict=True):
-            if not place.workspace.resumable(place.slot):
-                place.slot = bring_back(self._cache, place, one.path(link.before))
 
     def _choose(self, one: Running, after: Distributions) -> None:
         """Forks and prunes; at the end, answers. `after` has a row per place.

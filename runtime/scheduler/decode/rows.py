@@ -283,11 +283,6 @@ class Row:
         self.prefill.slot = slot
 
     @property
-    def next_token(self) -> tuple[int, int]:
-        """The parent slot of the pending token, and the tagged token."""
-        return self.prefill.slot, self.pending + self.prefill.tag
-
-    @property
     def path(self) -> Int32:
         """The tokens with KV in the workspace."""
         joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens()[: self.pushed]])
@@ -431,8 +426,8 @@ class DecodeBatch:
         start = 0
         for base, group in zip(self.bases, groups, strict=True):
             workspace = group[0].workspace
-            fresh: dict[tuple[int, int], int] = {}
-            places = [fresh.setdefault(row.next_token, len(fresh)) for row in group]
+            fresh: dict[tuple[int, int], int] = {}  # (parent slot, tagged token) -> index
+            places = [fresh.setdefault((row.slot, row.pending + row.prefill.tag), len(fresh)) for row in group]
             for slot, token in fresh:
                 workspace.paths.add(slot, token)
             self.parts.append(

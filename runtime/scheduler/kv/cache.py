@@ -23,7 +23,6 @@ from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, SlotRun, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.speculation.draft import Drafter
 from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
@@ -64,11 +63,6 @@ class Cache:
         self.departures = 0
         self.hits = self.misses = 0
         self.before = backend.forwards, backend.pushed  # by the self-test
-
-    def add_drafter(self, draft: Backend) -> Drafter:
-        """Adds a draft model, whose KV counts against the same budget."""
-        self.room.drafter = Drafter(draft, self.room.make)
-        return self.room.drafter
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that exceeds the budget."""
@@ -223,7 +217,7 @@ class Cache:
         known = empty_scores(len(job.ids), job.k)
         with self.trie.lookup(job.spans(job.ids), exact=True) as lease:
             at = 0
-            for node in lease.node.path() if lease.length else ():
+            for node in lease.node.path():
                 if node.scores is not None and node.scores.top_ids.shape[1] >= job.k:
                     fill_gaps(known, narrow(node.scores, job.k), at)
                 at += len(node.tokens)
@@ -232,7 +226,7 @@ class Cache:
     def keep_scores(self, lease: Lease, scores: Scores) -> None:
         """Stores scores of the path's first tokens in the leased nodes."""
         at = 0
-        for node in lease.node.path() if lease.held else ():
+        for node in lease.node.path():
             start, at = at, at + len(node.tokens)
             if at > len(scores):
                 return
@@ -246,7 +240,8 @@ class Cache:
         if vectors:
             self.vectors.clear()
         self.workspaces.drop_idle()
-        self.workspaces.retire()
+        for workspace in self.workspaces.open:
+            workspace.retired = True
 
     def report(self, *, look: bool = False) -> CacheReport:
         """The present contents; the largest edges are those of the last call with `look`."""
@@ -287,10 +282,6 @@ class Cache:
             if not self.recurrent or (node.resumable and count == len(node.tokens)):
                 found = at
         return found
-
-    def match(self, job: Job) -> int:
-        """Tokens of the path with KV in the trie; touches nothing."""
-        return self.trie.match(job.spans(job.ids))
 
     # ---- publishing computed KV to the trie -----------------------------------------------------------------------
 

@@ -224,11 +224,6 @@ class Workspaces:
             self.close(workspace)
         return freed
 
-    def retire(self) -> None:
-        """Closes all packs to new jobs; they are freed when their last user leaves."""
-        for workspace in self.open:
-            workspace.retired = True
-
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0 and not w.runs), key=lambda w: w.touched)
 

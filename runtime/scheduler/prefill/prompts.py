@@ -53,10 +53,6 @@ class Pace:
         """Tokens of a forward that takes `seconds`."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
 
-    def busy(self) -> None:
-        """Notes that there is work other than in the background."""
-        self.urgent = time.monotonic()
-
     def background(self) -> int:
         """Tokens of an uninterruptible background forward: more, the longer there was no other work."""
         quiet = time.monotonic() - self.urgent
