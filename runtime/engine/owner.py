@@ -87,7 +87,7 @@ class Engine:
         fault = self.ended
         assert fault is not None  # it was closed, or is another process's
         for job in jobs:
-            job.fail(fault)
+            job.end(fault)
 
     @property
     def ended(self) -> RuntimeFault | None:

@@ -122,8 +122,7 @@ class Embeddings(Worker[_Work]):
                 self._cache.interrupted.keep(_key(work.job, number), vector, vector.nbytes)
         self._leave(work, "cancelled" if error is None else "error")
         self._counters.publish(self._cache)
-        if error is not None:
-            work.job.fail(error)
+        work.job.end(error)
 
     # ---- short texts: one padded batch ----------------------------------------------------------------------------
 

@@ -67,11 +67,8 @@ class Job:
     whole: bool = False  # whether the whole distribution after the path is wanted; else it may stay on the device
     _key: tuple[Namespace, bytes] | None = None
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the job with an error, which goes to its caller."""
-
-    def leave(self) -> None:
-        """Ends the job without an error: no caller waits."""
+    def end(self, error: BaseException | None) -> None:
+        """Ends the job unanswered: gives the caller the error, if there is one and a caller waits."""
 
     def answer(self, last: Distribution) -> None:
         """Gives the caller the distribution after the path."""
@@ -166,11 +163,12 @@ class QueryJob(Job):
     waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row index; empty once answered
     whole: bool = True
 
-    def fail(self, error: BaseException) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Gives every waiter the error."""
-        for rows, _ in self.waiters:
-            rows.fail(error)
-        self.waiters = []
+        if error is not None:
+            for rows, _ in self.waiters:
+                rows.fail(error)
+            self.waiters = []
 
     def answer(self, last: Distribution) -> None:
         """Gives every waiter a row of its own."""
@@ -196,9 +194,10 @@ class AnsweredJob(Job):
 
     future: Waiter = field(default_factory=Future)
 
-    def fail(self, error: BaseException) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Gives the waiter the error."""
-        settle(self.future, error=error)
+        if error is not None:
+            settle(self.future, error=error)
 
 
 @dataclass(slots=True, eq=False)
@@ -217,7 +216,7 @@ class ScoreJob(AnsweredJob):
 
 
 @dataclass(slots=True, eq=False)
-class GenerativeJob(Job):
+class DecodingJob(Job):
     """A job that keeps its place in the workspace after its prefill and generates from there."""
 
     kind = "generate"
@@ -231,7 +230,7 @@ class GenerativeJob(Job):
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(GenerativeJob):
+class GenerateJob(DecodingJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -253,13 +252,9 @@ class GenerateJob(GenerativeJob):
                 return True
         return False
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the stream with the error."""
-        self.on_end(error)
-
-    def leave(self) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Ends the stream."""
-        self.on_end(None)
+        self.on_end(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -280,7 +275,7 @@ def settle(future: Waiter, value: object = None, *, error: BaseException | None 
 
 
 @dataclass(slots=True, eq=False)
-class FanJob(GenerativeJob):
+class FanJob(DecodingJob):
     """Several continuations of one path, which is computed once for all of them."""
 
     jobs: Sequence[GenerateJob] = ()
@@ -288,15 +283,10 @@ class FanJob(GenerativeJob):
     def __post_init__(self) -> None:
         self.extra_tokens = sum(job.options.max_tokens != 1 for job in self.jobs)  # each further token needs a slot per branch
 
-    def fail(self, error: BaseException) -> None:
-        """Ends all streams with the error."""
-        for job in self.jobs:
-            job.fail(error)
-
-    def leave(self) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Ends all streams."""
         for job in self.jobs:
-            job.leave()
+            job.end(error)
 
     def begin_masks(self) -> None:
         """Starts the next mask of each branch; a branch forked from a job with a known mask has it already."""
@@ -314,7 +304,7 @@ class FanJob(GenerativeJob):
 
 
 @dataclass(slots=True, eq=False)
-class BeamJob(GenerativeJob):
+class BeamJob(DecodingJob):
     """A beam search for the best continuations of the path."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
@@ -324,6 +314,7 @@ class BeamJob(GenerativeJob):
     def __post_init__(self) -> None:
         self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # a second step needs a slot per beam
 
-    def fail(self, error: BaseException) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Gives the waiter the error."""
-        settle(self.future, error=error)
+        if error is not None:
+            settle(self.future, error=error)

@@ -25,7 +25,7 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, GenerativeJob, Job, QueryJob, ScoreJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
@@ -127,7 +127,7 @@ class Scheduler:
                 self._queries[job.key] = job
             else:
                 self._ledger.enter(job)
-                if isinstance(job, GenerativeJob):
+                if isinstance(job, DecodingJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
@@ -215,7 +215,7 @@ class Scheduler:
         for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
             self._end_restore(prefill, error)
         for job in self._waiting.drop(lambda job: isinstance(job, QueryJob)):
-            job.fail(error)
+            job.end(error)
 
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
@@ -242,13 +242,13 @@ class Scheduler:
     def _drop_waiting(self, job: Job) -> None:
         """Ends a cancelled request before it is placed."""
         self._ledger.leave(job, "cancelled")
-        job.leave()
+        job.end(None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Ends a job without a place with an error, possibly a `BaseException` (a native panic)."""
         self._ledger.leave(job, "error")
         self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
-        job.fail(typed(error))
+        job.end(typed(error))
 
     def _preempt(self) -> bool:
         """Preempts a background job, or else a prompt, for a running answer; False if there is none."""
@@ -334,10 +334,7 @@ class Scheduler:
         job = cursor.job
         self.cache.leave(cursor)
         self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
-        if error is not None:
-            job.fail(error)
-        else:
-            job.leave()
+        job.end(error)
         self.blocks.restores.drop(cursor)
 
 

@@ -185,8 +185,7 @@ class Readings(Worker[_Work]):
             size = sum(column.nbytes for column in work.answer.values())
             self._cache.interrupted.keep(_key(work.job), (work.answer, work.done), size)
         self._leave(work, "cancelled" if error is None else "error")
-        if error is not None:
-            work.job.fail(error)
+        work.job.end(error)
 
     def _read(self, work: _Work, quota: int) -> None:
         """Extends the pack towards the next position, or reads that position and those adjacent to it."""

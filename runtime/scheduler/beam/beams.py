@@ -142,7 +142,7 @@ class Beams:
 
     def _fail(self, one: Running, error: BaseException) -> None:
         self._leave(one, "error")
-        one.job.fail(error)
+        one.job.end(error)
 
     def _leave(self, one: Running, finish: str) -> None:
         self.running.remove(one)

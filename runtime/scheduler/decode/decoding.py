@@ -144,7 +144,7 @@ class Decoding:
         assert isinstance(job, FanJob)
         for dropped in (one for one in job.jobs if one.cancelled):
             self._ledger.leave(dropped, "cancelled")
-            dropped.leave()
+            dropped.end(None)
         return [one for one in job.jobs if not one.cancelled]
 
     def _guesses(self, job: GenerateJob, options: SpeculativeOptions) -> Guesses:

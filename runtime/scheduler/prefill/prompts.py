@@ -17,7 +17,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, GenerativeJob, Job, QueryJob, ScoreJob
+from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -97,7 +97,7 @@ class Prompts:
         counters: Of the work done.
         ledger: Request metrics.
         fail: Ends a job that has left its prefill with an error.
-        starts: For each kind of `GenerativeJob`, starts its generation with the cursor and the distribution after the prompt.
+        starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
         park: Parks a job until another has left.
         preempt_others: Preempts less urgent work of another kind; False if there is none.
     """
@@ -245,7 +245,7 @@ class Prompts:
         with together():
             for job, prefill, last in complete:
                 try:
-                    if isinstance(job, GenerativeJob):
+                    if isinstance(job, DecodingJob):
                         self._starts[type(job)](prefill, last)
                     else:
                         job.answer(last)
@@ -321,7 +321,7 @@ class Prompts:
             return
         complete.append((job, prefill, last))
         self.running.remove(prefill)
-        if not isinstance(job, GenerativeJob):  # a generation keeps its place, and is counted at its end
+        if not isinstance(job, DecodingJob):  # a generation keeps its place, and is counted at its end
             self._cache.leave(prefill)
             self._counters.tokens_reused += prefill.reused
         if isinstance(job, ScoreJob):
@@ -352,10 +352,7 @@ class Prompts:
         how = "cancelled" if error is None else "error"
         self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
-        if error is not None:
-            prefill.job.fail(error)
-        else:
-            prefill.job.leave()
+        prefill.job.end(error)
 
     # ---- scores -----------------------------------------------------------------------------------------------------
 
