@@ -35,16 +35,7 @@ from runtime.scheduler.decode.rows import (
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.workspace import (
-    Answer,
-    NoRoomError,
-    PartialForward,
-    SharedFetch,
-    Workspace,
-    begin,
-    forward,
-    prepare,
-)
+from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
@@ -202,7 +193,7 @@ class Decoding:
             if tail:
                 own = row.take_scores(tail)
                 scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-            self._cache.publish(row.prefill, tokens, row.slot, scores)
+            self._cache.publish(row.prefill, tokens, row.prefill.slot, scores)
         except BaseException:  # a failed copy (no memory, a native panic) must not end the answer
             log.exception("the KV of a running answer could not be kept")
 
@@ -323,7 +314,7 @@ class Decoding:
         if not guesses:
             return False
         base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
-        parents = [row.slot, *range(base, base + len(guesses))]
+        parents = [row.prefill.slot, *range(base, base + len(guesses))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.paths.add(slot, token)
@@ -342,7 +333,7 @@ class Decoding:
         # transformers' heuristic: a longer draft after full acceptance, a shorter one after a rejection
         row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
         workspace.truncate(base + 1 + right)
-        row.slot, row.pushed = base + right, row.pushed + 1 + right
+        row.prefill.slot, row.pushed = base + right, row.pushed + 1 + right
         drawing.record()  # at once: accepted tokens are published with their scores
         drawn.append(drawing)
         return True
@@ -420,18 +411,18 @@ class Decoding:
         for row in [row for row in rows if row.invoked]:
             self._publish(row)  # tokens computed under the previous route
             if (slot := self._guarded(row, partial(activate, self._cache, row))) is not None:
-                row.slot = slot
+                row.prefill.slot = slot
         rows = [row for row in rows if row in self.rows]
         for _ in range(len(rows)):
-            lost = [row for row in rows if not row.workspace.resumable(row.slot)]
+            lost = [row for row in rows if not row.workspace.resumable(row.prefill.slot)]
             if not lost:
                 break
             moved: dict[int, int] = {}  # old slot -> new slot: rows that shared a slot share one again
             for row in lost:
-                if row.slot in moved:
-                    row.slot = moved[row.slot]
+                if row.prefill.slot in moved:
+                    row.prefill.slot = moved[row.prefill.slot]
                 elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
-                    moved[row.slot], row.slot = slot, slot
+                    moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
 

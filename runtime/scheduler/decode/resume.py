@@ -10,6 +10,7 @@ from runtime.records import Int32
 from runtime.scheduler.decode.rows import Row
 from runtime.scheduler.jobs import Job
 from runtime.scheduler.kv.cache import Cache
+from runtime.scheduler.kv.workspace import PartialForward, forward
 from runtime.scheduler.prefill.distributions import non_finite
 from runtime.scheduler.prefill.prefill import Prefill
 
@@ -32,7 +33,7 @@ def bring_back(cache: Cache, prefill: Prefill, path: Int32) -> int:
             parents.append(slot)
             slot = workspace.paths.add(slot, token)
         if missing:
-            after = workspace.forward(missing, parents, [len(missing) - 1])
+            after = forward([PartialForward(workspace, missing, parents, [len(missing) - 1])], cache.backend.compute)
             if not np.isfinite(after).all() and workspace.broken(base):  # possible under other adapters than before
                 raise non_finite(len(path) - 1)
     except BaseException:

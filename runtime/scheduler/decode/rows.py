@@ -257,7 +257,7 @@ class Row:
 
     job: GenerateJob
     stream: Stream
-    prefill: Prefill
+    prefill: Prefill  # with the last slot, which the cache sees there
     workspace: Workspace
     pending: int = -1  # token drawn, not yet pushed
     undrawn: Distributions | None = None  # one row: the distribution after the last slot, while it waits for a grammar mask
@@ -272,15 +272,6 @@ class Row:
     reach: int = 0  # tokens to draft next; 0: as many as allowed
     drafted: int = 0  # drafted tokens so far
     accepted: int = 0  # accepted ones so far
-
-    @property
-    def slot(self) -> int:
-        """The last slot; stored in the prefill, through which the cache knows the slots in use."""
-        return self.prefill.slot
-
-    @slot.setter
-    def slot(self, slot: int) -> None:
-        self.prefill.slot = slot
 
     @property
     def path(self) -> Int32:
@@ -427,7 +418,7 @@ class DecodeBatch:
         for base, group in zip(self.bases, groups, strict=True):
             workspace = group[0].workspace
             fresh: dict[tuple[int, int], int] = {}  # (parent slot, tagged token) -> index
-            places = [fresh.setdefault((row.slot, row.pending + row.prefill.tag), len(fresh)) for row in group]
+            places = [fresh.setdefault((row.prefill.slot, row.pending + row.prefill.tag), len(fresh)) for row in group]
             for slot, token in fresh:
                 workspace.paths.add(slot, token)
             self.parts.append(
@@ -458,7 +449,7 @@ class DecodeBatch:
         drawn = Drawn(after)
         for row, i, slot in zip(self.rows, self.at, self._slots, strict=True):
             if row in running:
-                row.slot = slot
+                row.prefill.slot = slot
                 row.pushed += 1
                 drawn.draw(row, i)
         return drawn

@@ -182,7 +182,7 @@ class Prepared:
     parents: Sequence[Slots]  # pack slots
     tags: Sequence[Slots]  # of the tokens: the numbers of their adapter stacks
     request: RankRequest | None
-    begin: Callable[[Slots], Fetch] | None
+    begin: Callable[[Slots], Fetch] | None  # None once dropped
 
     def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part], request: RankRequest | None) -> bool:
         """Whether it matches these parts."""
@@ -191,10 +191,6 @@ class Prepared:
         tags = (np.array(part.tokens, np.int64) - array.tokens for part, array in zip(parts, arrays, strict=True))
         parents = (array.parents for array in arrays)
         return all(map(np.array_equal, parents, self.parents)) and all(map(np.array_equal, tags, self.tags))
-
-    def drop(self) -> None:
-        """Frees its buffers and adapter weights; it cannot be begun any more."""
-        self.begin = None
 
 
 class SharedFetch:
@@ -380,15 +376,6 @@ class Workspace:
             slot = self.paths.parents[slot]
         return self.pack_slots(reversed(slots))
 
-    def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Fills the reserved slots: raw logits ``(len(want), vocab)``.
-
-        Raises:
-            MemoryBudgetError: No room in the budget, or on the device even after freeing unused memory.
-        """
-        logits: npt.NDArray[np.float32] = forward([PartialForward(self, tokens, parents, want)], self.backend.compute)
-        return logits
-
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
         """Appends to a pack that is one chain and ends at `slot`: the values read per token ``(n, ...)``, and the new end.
 
@@ -426,7 +413,7 @@ class Workspace:
     def unprepare(self) -> None:
         """Drops the prepared forward."""
         if self.prepared is not None:
-            self.prepared.drop()
+            self.prepared.begin = None  # frees its buffers and adapter weights
             self.prepared = None
 
     def take(self, slots: Slots) -> Payload:
