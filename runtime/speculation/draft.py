@@ -73,13 +73,13 @@ class Draft:
         if limit < 1 or self._failed or len(self._text) + limit > context:
             return []
         try:
-            return self._guess(limit)
+            return self._greedy(limit)
         except Exception:  # the border: a failing draft model must not end the generation
             log.exception("the draft model failed; this answer goes on without it")
             self._failed = True
             return []
 
-    def _guess(self, limit: int) -> list[int]:
+    def _greedy(self, limit: int) -> list[int]:
         text, pushed = self._text, self._pushed
         most = min(len(pushed), len(text) - 1)  # the last token is always pushed: its logits give the draft
         while self._held < most and pushed[self._held] == text[self._held]:
@@ -96,10 +96,10 @@ class Draft:
         logits = self._push(missing[:CHUNK_TOKENS])
         if len(missing) > CHUNK_TOKENS:
             return []
-        guesses = [int(logits.argmax())]
-        while len(guesses) < limit:
-            guesses.append(int(self._push(guesses[-1:]).argmax()))
-        return guesses
+        draft = [int(logits.argmax())]
+        while len(draft) < limit:
+            draft.append(int(self._push(draft[-1:]).argmax()))
+        return draft
 
     def close(self) -> None:
         """Frees the pack."""

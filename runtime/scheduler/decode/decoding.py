@@ -24,13 +24,13 @@ from runtime.scheduler.decode.rows import (
     COPY_OUT_TOKENS,
     DecodeBatch,
     Drawn,
-    Guesses,
+    Proposer,
     Row,
     Stream,
     Vocabulary,
     draw_deferred,
     temperatures,
-    verify_guesses,
+    verify_draft,
 )
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
@@ -92,7 +92,7 @@ class Decoding:
         """
         rows: list[Row] = []
         places = [prefill]
-        guesses: Guesses | None = None
+        proposer: Proposer | None = None
         try:
             jobs = [prefill.job] if isinstance(prefill.job, GenerateJob) else self._branches(prefill.job)
             if not jobs:
@@ -101,11 +101,11 @@ class Decoding:
             for job in jobs[1:]:
                 places.append(self._cache.join(prefill, job))  # noqa: PERF401  # on an error, `places` must hold those before
             if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches do not speculate
-                guesses = self._guesses(jobs[0], jobs[0].options.speculative)
+                proposer = self._open_proposer(jobs[0], jobs[0].options.speculative)
             rows = [
                 Row(job, Stream(job, self._vocabulary), place, place.workspace) for job, place in zip(jobs, places, strict=True)
             ]
-            rows[0].guesses = guesses
+            rows[0].proposer = proposer
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
@@ -123,8 +123,8 @@ class Decoding:
         except BaseException:  # the caller ends the jobs
             ended = [row.prefill for row in rows if row not in self.rows]
             self.rows = [row for row in self.rows if row not in rows]
-            if guesses is not None and prefill not in ended:
-                guesses.close()
+            if proposer is not None and prefill not in ended:
+                proposer.close()
             for place in places:
                 if place not in ended:
                     self._cache.leave(place)
@@ -138,14 +138,14 @@ class Decoding:
             dropped.end(None)
         return [one for one in job.jobs if not one.cancelled]
 
-    def _guesses(self, job: GenerateJob, options: SpeculativeOptions) -> Guesses:
-        guesses: Guesses
+    def _open_proposer(self, job: GenerateJob, options: SpeculativeOptions) -> Proposer:
+        proposer: Proposer
         if self._drafter is not None and options.method != "prompt_lookup":
-            guesses = self._drafter.open()
+            proposer = self._drafter.open()
         else:
-            guesses = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
-        guesses.extend(job.ids.tolist())
-        return guesses
+            proposer = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
+        proposer.extend(job.ids.tolist())
+        return proposer
 
     def end(self, row: Row, error: BaseException | None) -> None:
         """Ends a generation: publishes its tail and sends the tokens held back."""
@@ -153,8 +153,8 @@ class Decoding:
         workspace = row.workspace
         if self._overlaps and all(other.workspace is not workspace for other in self.rows):
             workspace.abandon()
-        if row.guesses is not None:
-            row.guesses.close()
+        if row.proposer is not None:
+            row.proposer.close()
         self._counters.tokens_reused += row.prefill.reused
         made = len(row.stream.new_ids)
         if row.job.constraint is not None:
@@ -240,7 +240,7 @@ class Decoding:
         served = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
         rest = [row for row in rows if id(row) not in served and row.undrawn is None and row in self.rows]
         for row in [row for row in rest if self._speculates(row)]:
-            if self._push_guessed(drawn, row):
+            if self._push_drafted(drawn, row):
                 rest.remove(row)
         for start in range(0, len(rest), self._batch_rows):
             self._push(drawn, rest[start : start + self._batch_rows])
@@ -248,7 +248,7 @@ class Decoding:
 
     def _speculates(self, row: Row) -> bool:
         """Whether a row may speculate: it needs its workspace to itself, so that rejected tokens are the newest there."""
-        return row.guesses is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
+        return row.proposer is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
 
@@ -303,18 +303,18 @@ class Decoding:
         self.end(largest, typed(error))
         return True
 
-    def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
+    def _push_drafted(self, drawn: list[Drawn], row: Row) -> bool:
         """Speculates: one forward of a row's pending token and drafted ones; False if nothing was pushed."""
         speculative, workspace = row.job.options.speculative, row.workspace
-        if row.guesses is None or speculative is None or row.invoked:
+        if row.proposer is None or speculative is None or row.invoked:
             return False
-        row.guesses.extend(row.stream.new_ids[row.guesser_tokens :])
-        row.guesser_tokens = len(row.stream.new_ids)
-        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
-        if not guesses:
+        row.proposer.extend(row.stream.new_ids[row.proposer_tokens :])
+        row.proposer_tokens = len(row.stream.new_ids)
+        draft = row.proposer.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
+        if not draft:
             return False
-        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
-        parents = [row.prefill.slot, *range(base, base + len(guesses))]
+        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *draft)]
+        parents = [row.prefill.slot, *range(base, base + len(draft))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.paths.add(slot, token)
@@ -325,13 +325,13 @@ class Decoding:
         except BaseException:  # noqa: BLE001  # tried again without a draft, where a faulty row fails alone
             workspace.rollback(base)
             return False
-        drawing = verify_guesses(row, guesses, after)
+        drawing = verify_draft(row, draft, after)
         right = len(drawing.rows) if row.undrawn is not None else max(len(drawing.rows) - 1, 0)
-        self._counters.tokens_drafted += len(guesses)
+        self._counters.tokens_drafted += len(draft)
         self._counters.tokens_accepted += right
-        row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
+        row.drafted, row.accepted = row.drafted + len(draft), row.accepted + right
         # transformers' heuristic: a longer draft after full acceptance, a shorter one after a rejection
-        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
+        row.reach = min(len(draft) + 2, speculative.num_tokens) if right == len(draft) else max(right, 1)
         workspace.truncate(base + 1 + right)
         row.prefill.slot, row.pushed = base + right, row.pushed + 1 + right
         drawing.record()  # at once: accepted tokens are published with their scores

@@ -238,7 +238,7 @@ class Stream:
         return np.array(self.new_ids, np.int32)
 
 
-class Guesses(Protocol):
+class Proposer(Protocol):
     """Drafts the continuation of a text; see `runtime.speculation`."""
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -265,8 +265,8 @@ class Row:
     tried: int = 0  # `pushed` at the last attempt to publish
     next_copy_out: int = COPY_OUT_TOKENS  # `pushed` at which unused slots are copied out of the pack next
     started: float = 0.0  # monotonic seconds of the first token
-    guesses: Guesses | None = None  # speculation
-    guesser_tokens: int = 0  # generated tokens passed to `guesses`
+    proposer: Proposer | None = None  # with speculation
+    proposer_tokens: int = 0  # generated tokens passed to `proposer`
     invoked: bool = False  # its last token activates an adapter: the path must be computed under another route
     outdated: list[slice] = field(default_factory=list)  # generated tokens with scores of an earlier route
     reach: int = 0  # tokens to draft next; 0: as many as allowed
@@ -367,17 +367,17 @@ def draw_deferred(row: Row) -> Drawn | None:
     return drawn
 
 
-def verify_guesses(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
+def verify_draft(row: Row, draft: Sequence[int], after: Distributions) -> Drawn:
     """Draws a row's tokens as long as they match the drafted ones, and one more.
 
     Args:
         row: The generation, which has pushed its pending token and then the drafted ones.
-        guesses: The drafted tokens.
+        draft: The drafted tokens.
         after: The distributions after the pushed tokens.
     """
     drawn = Drawn(after)
-    for i, guess in enumerate([*guesses, None]):
-        if not drawn.draw(row, i) or row.stream.finish or row.invoked or row.pending != guess:
+    for i, token in enumerate([*draft, None]):
+        if not drawn.draw(row, i) or row.stream.finish or row.invoked or row.pending != token:
             break
     return drawn
 
