@@ -10,26 +10,16 @@ import time
 from collections import deque
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
+from runtime.grammar.constraint import Constraint
 from runtime.info import Latency, Metrics, RequestTimings
+from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
 from runtime.scheduler.kv.cache import Cache
 
 RECENT = 32  # latest requests whose timings are kept
 WINDOW = 256  # latest requests that latencies are computed from
-
-
-class Timed(Protocol):
-    """A grammar with its costs: a `Constraint`, or the rules of a beam search."""
-
-    @property
-    def work_seconds(self) -> float:
-        """CPU time of its masks and steps."""
-
-    @property
-    def wait_seconds(self) -> float:
-        """Time that steps waited for its masks."""
 
 
 @dataclass(slots=True)
@@ -91,7 +81,7 @@ class Counters:
         )
         self._noted = (_own(self), of_cache)
 
-    def count_grammar(self, tokens: int, constraint: Timed) -> None:
+    def count_grammar(self, tokens: int, constraint: Constraint | BeamRules) -> None:
         """Adds the costs of a finished generation under a grammar."""
         self.grammar_tokens += tokens
         self.grammar_seconds += constraint.work_seconds
