@@ -62,7 +62,7 @@ class Cache:
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0
         self.hits = self.misses = 0
-        self.before = backend.forwards, backend.pushed  # by the self-test
+        self.before = backend.forwards, backend.pushed  # counts of the self-test
 
     def check_room(self, tokens: int) -> None:
         """Raises `MemoryBudgetError` for a path that exceeds the budget."""
