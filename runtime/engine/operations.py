@@ -50,13 +50,13 @@ from runtime.scheduler.jobs import (
     AnsweredJob,
     BeamJob,
     CallJob,
+    DecodingJob,
     FanJob,
     GenerateJob,
     Job,
     QueryJob,
     Rows,
     ScoreJob,
-    StayingJob,
     Turn,
     settle,
 )
@@ -235,7 +235,7 @@ class Operations:
             if first.constraint is not None and n > 1:
                 await off_loop(first.constraint.ready, None)  # so that it is worked out once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
-            shared = {field.name: getattr(first, field.name) for field in fields(StayingJob)}
+            shared = {field.name: getattr(first, field.name) for field in fields(DecodingJob)}
             async for item in self._reading(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
                 yield item
 

@@ -19,8 +19,9 @@ from runtime.backends.packs.packed import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
 from runtime.info import CacheReport, Metrics
 from runtime.memory import limit_arenas, return_memory
+from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import CallJob, Job, Turn
-from runtime.scheduler.loop import Scheduler, typed
+from runtime.scheduler.loop import Scheduler
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Engine:
         fault = self.ended
         assert fault is not None  # it was closed, or is another process's
         for job in jobs:
-            job.fail(fault)
+            job.end(fault)
 
     @property
     def ended(self) -> RuntimeFault | None:

@@ -1,1 +1,1 @@
-"""What is computed next: queries, prompts and running generations, packed so that no token is computed twice."""
+"""The scheduler: packs queries, prompts and generations into forwards so that no token is computed twice."""

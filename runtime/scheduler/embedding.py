@@ -1,9 +1,9 @@
-"""Embeddings on the owner thread: texts of one length in one padded batch, a slice per step, and no KV left behind.
+"""Embeddings: texts of similar length in padded batches, one batch per step, without any KV kept. Owner thread only.
 
-A job that is cancelled leaves the vectors that it has to the next one that asks for the same texts.
+The finished vectors of a cancelled job are kept for the next job with the same texts.
 
-Rows are filled up on the right. A causal model's token sees nothing after it, so that no mask is needed and recurrent
-layers are exact as well. A text longer than a slice goes in chunks through a pack of its own, which is freed at its end.
+Rows are padded on the right. A token of a causal model sees nothing after it: no mask is needed, and recurrent layers are
+exact as well. A text longer than a batch goes in chunks through a pack of its own, which is freed at its end.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.kv.workspace import NoRoomError
-from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
 
-PADDING_SHARE = 4  # of a slice's useful tokens, one part in so many may be padding
-FREE_PADDING = 32  # tokens of padding that a small slice may have in any case, but never more than it has useful ones
+PADDING_SHARE = 4  # padding may be this fraction (1/4) of a batch's text tokens
+FREE_PADDING = 32  # padding tokens always allowed in a small batch, up to as many as its text tokens
 
 
 @dataclass(slots=True, eq=False)
 class EmbedJob(BackgroundJob):
-    """The vectors of several texts. `ids` is empty: each text has a path of its own."""
+    """The vectors of several texts. `ids` is empty: each text is a path of its own."""
 
     kind = "embed"
-    paths: list[Int32] = field(default_factory=list)  # equal texts once
-    places: list[list[int]] = field(default_factory=list)  # for each path, the rows of the answer
+    paths: list[Int32] = field(default_factory=list)  # distinct texts
+    places: list[list[int]] = field(default_factory=list)  # rows of the answer for each path
     pooling: Pooling = "last"
 
     @staticmethod
-    def worker(means: Means) -> Embeddings:
-        return Embeddings(means)
+    def worker(context: WorkerContext) -> Embeddings:
+        return Embeddings(context)
 
     def name(self, number: int) -> str:
-        """A path's text, as the caller counts it."""
+        """The name of a path's text in the caller's numbering."""
         return f"texts[{self.places[number][0]}]"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Work(Work):
-    """A job on its way; `prefill` is that of the text that goes in chunks, still the last of `left`."""
+    """The state of a running job; `prefill` belongs to the last text of `left` while it goes in chunks."""
 
     job: EmbedJob
-    left: list[int]  # numbers of paths that were not begun, the longest last
-    vectors: Float32  # (texts, hidden), filled as they come
+    left: list[int]  # paths not yet computed, the longest last
+    vectors: Float32  # (texts, hidden), filled in as texts are done
     total: int  # tokens of all texts
-    open: int  # paths that are not done
-    done: int = 0
-    reused: int = 0  # tokens of texts that are there more than once
-    computed: int = 0  # tokens pushed, padding too
-    pool: Pool | None = None  # what the chunks of a long text have given so far
-    over: bool = False
-    complete: set[int] = field(default_factory=set)  # numbers of paths
+    open: int  # number of unfinished paths
+    done: int = 0  # tokens
+    reused: int = 0  # tokens of repeated or kept texts
+    computed: int = 0  # tokens pushed, including padding
+    pool: Pool | None = None  # pooled chunks of a long text
+    over: bool = False  # whether the job has ended
+    complete: set[int] = field(default_factory=set)  # finished paths
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         if self.job.on_progress is not None:
             self.job.on_progress(PromptProgress(self.done, self.total, self.reused, self.computed, self.job.number))
 
@@ -72,13 +72,13 @@ Chosen = list[tuple[_Work, int]]
 
 
 class Embeddings(Worker[_Work]):
-    """The embedding jobs that run."""
+    """Works on embedding jobs."""
 
     def admit(self, job: EmbedJob) -> None:
-        """Takes a job in.
+        """Starts a job.
 
         Raises:
-            MemoryBudgetError: Its longest text cannot fit whatever is evicted; nothing was computed.
+            MemoryBudgetError: Its longest text exceeds the budget; nothing was computed.
         """
         lengths = [len(path) for path in job.paths]
         order = np.argsort(lengths, kind="stable").tolist()
@@ -95,13 +95,13 @@ class Embeddings(Worker[_Work]):
         self.running.append(work)
         for number, vector in held:
             if vector is not None:
-                self._enter(work, number, vector)
+                self._store_vector(work, number, vector)
                 work.reused += lengths[number]
         if not work.open:
             self._finish(work)
 
     def _forward(self, work: _Work, quota: int) -> None:
-        """One slice, or a chunk of a long text."""
+        """One batch of texts, or a chunk of a long text."""
         if work.prefill is not None or self._length(work) > quota:
             self._guarded([(work, work.left[-1])], lambda: self._chunk(work, quota))
         else:
@@ -112,7 +112,7 @@ class Embeddings(Worker[_Work]):
         return len(work.job.paths[work.left[-1]])
 
     def end(self, work: _Work, error: BaseException | None) -> None:
-        """The job ends unfinished: what it has stays for the next one that asks for the same."""
+        """Ends the job unfinished; if it was cancelled, its vectors are kept for the next job with the same texts."""
         self.running.remove(work)
         work.over = True
         self._free(work)
@@ -122,13 +122,12 @@ class Embeddings(Worker[_Work]):
                 self._cache.interrupted.keep(_key(work.job, number), vector, vector.nbytes)
         self._leave(work, "cancelled" if error is None else "error")
         self._counters.publish(self._cache)
-        if error is not None:
-            work.job.fail(error)
+        work.job.end(error)
 
     # ---- short texts: one padded batch ----------------------------------------------------------------------------
 
     def _choose(self, lead: _Work, quota: int) -> Chosen:
-        """The lead's longest texts, then those of others that are as long, within the quota and the bound on padding."""
+        """The lead's longest texts, then other jobs' texts of similar length, within the quota and the bound on padding."""
         chosen: Chosen = []
         longest = self._length(lead)
         useful = 0
@@ -157,19 +156,19 @@ class Embeddings(Worker[_Work]):
                 f"for them in the budget of {self._cache.room.budget:,}: raise kv_cache_bytes (`set_kv_budget`) "
                 "or end another request"
             )
-        started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # that of all of them
+        started, stack = time.monotonic(), stack_of(chosen[0][0].job.namespace)  # the same for all of them
         stacks = TokenStacks.uniform(stack, tokens.size) if stack else None
         try:
             hidden = self._backend.hidden_states(tokens, stacks)  # (rows, longest, hidden)
         except MemoryBudgetError:
-            self._cache.room.give_way()
+            self._cache.room.free_unused()
             hidden = self._backend.hidden_states(tokens, stacks)
         self._pace.measure(tokens.size, time.monotonic() - started)
         for (work, number), path, states in zip(chosen, paths, hidden, strict=True):
             pool = Pool(work.job.pooling)
             pool.add(states[: len(path)])
             work.computed += longest
-            self._keep(work, number, pool)
+            self._finish_text(work, number, pool)
 
     # ---- a long text: chunk by chunk through a pack -----------------------------------------------------------------
 
@@ -193,11 +192,11 @@ class Embeddings(Worker[_Work]):
             pool = work.pool
             self._free(work)
             work.left.pop()
-            self._keep(work, number, pool)
+            self._finish_text(work, number, pool)
 
     def _free(self, work: _Work) -> None:
         if work.prefill is not None:
-            work.done -= work.prefill.at  # the text begins again, or is counted with its twins
+            work.done -= work.prefill.at  # the text restarts, or `_store_vector` counts it with its repetitions
         work.pool = None
         super()._free(work)
 
@@ -206,17 +205,17 @@ class Embeddings(Worker[_Work]):
     def _leave(self, work: _Work, finish: str) -> None:
         self._ledger.leave(work.job, finish, prompt=work.total, reused=work.reused, computed=work.computed)
 
-    def _keep(self, work: _Work, number: int, pool: Pool) -> None:
-        """A text is done: its vector goes to every row that asked for it."""
-        if work.over:  # another of its texts was not finite
+    def _finish_text(self, work: _Work, number: int, pool: Pool) -> None:
+        """Finishes a text: stores its vector, or ends the job if the vector is not finite."""
+        if work.over:  # another text of the job was not finite
             return
         vector = pool.vector()
         if not np.isfinite(vector).all():
             self.end(work, NonFiniteLogitsError(f"{work.job.name(number)}: the model's hidden states hold NaN or infinity"))
             return
-        self._enter(work, number, vector)
+        self._store_vector(work, number, vector)
 
-    def _enter(self, work: _Work, number: int, vector: Float32) -> None:
+    def _store_vector(self, work: _Work, number: int, vector: Float32) -> None:
         places, length = work.job.places[number], len(work.job.paths[number])
         work.open -= 1
         work.complete.add(number)
@@ -225,21 +224,21 @@ class Embeddings(Worker[_Work]):
         work.reused += (len(places) - 1) * length
 
     def _guarded(self, chosen: Chosen, act: Callable[[], None]) -> None:
-        """Runs a part; what fails is halved until the guilty text is alone. Complete ones are answered."""
+        """Runs `act` for the chosen texts and answers finished jobs; a failing batch is bisected to the faulty text."""
         try:
             act()
-        except BaseException as error:  # noqa: BLE001  # the border: the guilty job gets it (a native panic is no Exception)
+        except BaseException as error:  # noqa: BLE001  # the border: the faulty job gets it (a native panic is no Exception)
             self._failed(chosen, error)
             return
-        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
+        self._counters.publish(self._cache)  # before the answers, so that their readers see the numbers
         for work in {id(work): work for work, _ in chosen if not work.over}.values():
             if work.open:
-                work.tell()
+                work.report_progress()
             else:
                 self._finish(work)
 
     def _finish(self, work: _Work) -> None:
-        work.tell()
+        work.report_progress()
         self.running.remove(work)
         work.over = True
         self._counters.texts_embedded += len(work.vectors)
@@ -250,7 +249,7 @@ class Embeddings(Worker[_Work]):
     def _failed(self, chosen: Chosen, error: BaseException) -> None:
         if len(chosen) > 1:
             half = len(chosen) // 2
-            for part in (chosen[half:], chosen[:half]):  # the longest last: what finds no room goes back to the end of `left`
+            for part in (chosen[half:], chosen[:half]):  # the longest last: a text without room goes back to the end of `left`
                 wanted = [(work, number) for work, number in part if not work.over]
                 if wanted:
                     self._guarded(wanted, partial(self._slice, wanted))
@@ -258,7 +257,7 @@ class Embeddings(Worker[_Work]):
         work, number = chosen[0]
         if work.prefill is None:
             work.left.append(number)
-        if self._without_room(work, error):
+        if self._retry_later(work, error):
             return
         fault = typed(error)
         if isinstance(fault, MemoryBudgetError):
@@ -267,10 +266,10 @@ class Embeddings(Worker[_Work]):
 
 
 def _key(job: EmbedJob, number: int) -> tuple[object, ...]:
-    """What a path's vector depends on."""
+    """Identifies a path's vector."""
     return "embed", job.namespace, job.pooling, job.paths[number].tobytes()
 
 
 def _padding(useful: int) -> int:
-    """Tokens of padding that a slice with so many useful ones may have."""
+    """The most padding tokens in a batch with so many text tokens."""
     return max(useful // PADDING_SHARE, min(useful, FREE_PADDING))

@@ -1,4 +1,4 @@
-"""What fails: how a failing batch is narrowed down to the guilty one, and what the caller is told."""
+"""Fault handling: bisects a failing batch down to the faulty item, and makes the errors that callers receive."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Work = TypeVar("Work", Prefill, Row)
 
 
 def all_of(ends: Iterable[Callable[[], None]]) -> None:
-    """Does all of what ends requests, whatever fails of it."""
+    """Runs every callback; a failing one is logged and stops no other."""
     for end in ends:
         try:
             end()
-        except BaseException:  # the others are told all the same
+        except BaseException:  # the other requests must end too
             log.exception("a request could not be ended in order")
 
 
 def bisect(
     items: list[Work], error: BaseException, again: Callable[[list[Work]], object], fail: Callable[[Work, BaseException], None]
 ) -> None:
-    """A failing batch is halved until the guilty one is alone; of those that have no room together the largest ends.
+    """Halves a failing batch until the faulty item is alone; for lack of room, ends the largest item instead.
 
     Args:
-        items: What was in the batch.
-        error: How it failed.
+        items: The batch.
+        error: Its error.
         again: Runs a part of it.
-        fail: Ends the guilty one with the error.
+        fail: Ends an item with the error.
     """
     if len(items) == 1:
         fail(items[0], typed(error))
         return
-    if isinstance(error, NoRoomError):  # not one batch is too large, all together are: the largest goes
+    if isinstance(error, NoRoomError):  # no single item is too large, all together are
         largest = max(items, key=_size)
         fail(largest, typed(error))
         rest = [item for item in items if item is not largest and not item.job.abandoned]
@@ -54,16 +54,16 @@ def bisect(
 
 
 def _size(item: Prefill | Row) -> int:
-    """Tokens that stand in the workspace for it, or will."""
+    """Tokens that it has, or will have, in the workspace."""
     return len(item.path) if isinstance(item, Row) else item.total
 
 
 def typed(error: BaseException) -> Exception:
-    """The error itself, or a `RuntimeFault` around what is no Exception (a panic in native code).
+    """The error itself, or a `RuntimeFault` around a `BaseException` (a panic in native code).
 
-    Its traceback keeps its lines but none of their variables: arrays die on the owner thread, not with the caller.
+    Clears the local variables of its traceback: arrays must be freed on the owner thread, not by the caller.
     """
-    let_go(error)
+    clear_frames(error)
     if isinstance(error, NoRoomError):
         return MemoryBudgetError(str(error))
     if isinstance(error, Exception):
@@ -73,8 +73,8 @@ def typed(error: BaseException) -> Exception:
     return fault
 
 
-def let_go(error: BaseException) -> None:
-    """Empties the frames that an error, its cause and its context name."""
+def clear_frames(error: BaseException) -> None:
+    """Clears the frames of an error, its cause and its context."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
@@ -86,5 +86,5 @@ def let_go(error: BaseException) -> None:
         for frame, _ in traceback.walk_tb(one.__traceback__):
             try:
                 frame.clear()
-            except RuntimeError:  # the outermost ones still run: they must not be named, or they would be kept as they end
+            except RuntimeError:  # still running, like the outermost frames: a reference would keep its variables
                 one.__traceback__ = one.__traceback__ and one.__traceback__.tb_next

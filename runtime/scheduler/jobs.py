@@ -1,10 +1,9 @@
-"""What can be asked of the scheduler. Jobs are made by any thread and worked on by the owner thread alone."""
+"""The jobs of the scheduler. Any thread creates them; the owner thread alone works on them."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -26,26 +25,26 @@ from runtime.trie import Namespace, Span
 
 
 def nothing(_: object) -> None:
-    """Nothing listens."""
+    """Ignores its argument: the default callback."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Jobs that were handed over together, or by one call: they share turns with those of others, however many they are."""
+    """The jobs of one call. Calls take turns, however many jobs each has."""
 
-    one_by_one: bool = False  # whether a call hands them over as others of it end
-    served: int = 0  # the round in which one of them was last pushed
+    one_by_one: bool = False  # whether the call submits a job only when another of its jobs ends
+    served: int = 0  # the last round in which one of the jobs was pushed
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A path of tokens and what is wanted of it: of a bare one nothing, and no caller waits for it.
+    """A path of tokens. Subclasses ask something about it; a plain `Job` is only a path, without a caller.
 
     Attributes:
-        kind: Of `RequestTimings`; "" where it is no request.
+        kind: Of `RequestTimings`; "" if it is no request.
         ids: The tokens.
-        namespace: What their KV belongs to; where `before` says otherwise, from its last end on.
-        before: (end, namespace) of the spans that come first, by rising end: the tokens before an activated adapter.
+        namespace: Of their KV, from the last end in `before` on.
+        before: (end, namespace) of the spans before that, by ascending end: the tokens before an activated adapter.
     """
 
     kind: ClassVar[str] = ""
@@ -54,40 +53,40 @@ class Job:
     priority: Priority = Priority.INSPECTOR
     cancelled: bool = False  # set by any thread, read between steps
     on_progress: OnProgress | None = None  # runs on the owner thread and must not block
-    submitted: float = field(default_factory=time.monotonic)  # as the next two, in monotonic seconds
-    placed: float = 0.0  # when it was begun; written by the ledger
-    prompted: float = 0.0  # when its prompt was in place; written where that is seen
-    number: int = 0  # of the request, from 1; negative once it has ended; written by the ledger
+    submitted: float = field(default_factory=time.monotonic)  # monotonic seconds, like the next two
+    placed: float = 0.0  # when work on it began; written by `RequestMetrics`
+    prompted: float = 0.0  # when its prefill was complete
+    number: int = 0  # of the request, from 1; negative once it has ended; written by `RequestMetrics`
     before: tuple[tuple[int, Namespace], ...] = ()
-    looked: bool = False  # its path was looked for among the stored blocks
-    counted: bool = False  # as a hit or a miss of the cache
+    blocks_checked: bool = False  # whether its path was looked up in the block file
+    counted: bool = False  # whether it was counted as a hit or a miss of the cache
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
-    parks: int = 0  # how often it was sent back to wait for room
-    beside: int = 0  # tokens for which there must be room beside those of the path, whatever gives way
-    whole: bool = False  # whether every entry of what follows the path is wanted: else it may stay on the device
+    parks: int = 0  # how often it was preempted to wait for room
+    extra_tokens: int = 0  # tokens beyond the path that must fit into the budget
+    whole: bool = False  # whether the whole distribution after the path is wanted; else it may stay on the device
     _key: tuple[Namespace, bytes] | None = None
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the caller; a bare path has none."""
+    def end(self, error: BaseException | None) -> None:
+        """Ends the job unanswered: gives the caller the error, if there is one and a caller waits."""
 
     def answer(self, last: Distribution) -> None:
-        """Tells what follows the path; nothing waits for that of a bare one."""
+        """Gives the caller the distribution after the path."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing waits for it any more."""
+        """Whether no caller waits for it any more."""
         return self.cancelled
 
     @property
     def key(self) -> tuple[Namespace, bytes]:
-        """The full path: what two equal queries share. Worked out once, before an answer can activate an adapter."""
+        """Identifies the full path; equal queries have equal keys. Computed once, before an answer can activate an adapter."""
         if self._key is None:
             self._key = (self.before, self.namespace) if self.before else self.namespace, self.ids.tobytes()
         return self._key
 
     def spans(self, ids: Int32) -> list[Span]:
-        """`ids`, the path or a part of it from its beginning (or with what was generated), by namespace."""
+        """Splits `ids` by namespace: a prefix of the path, or the path with generated tokens after it."""
         if not self.before:
             return [(self.namespace, ids)]
         edges = [0, *(min(end, len(ids)) for end, _ in self.before), len(ids)]
@@ -95,50 +94,49 @@ class Job:
         return [(name, ids[start:end]) for name, (start, end) in zip(names, itertools.pairwise(edges), strict=True)]
 
     def namespace_at(self, index: int) -> Namespace:
-        """Of the token at `index`."""
+        """The namespace of the token at `index`."""
         return next((namespace for end, namespace in self.before if index < end), self.namespace)
 
     def uses(self, digest: str) -> bool:
-        """Whether an adapter takes part in it."""
+        """Whether the path uses an adapter."""
         names = (self.namespace, *(namespace for _, namespace in self.before))
         return any(digest == each for name in names for each, _ in stack_of(name))
 
 
 class Waiter(Protocol):
-    """Where an answer goes: a `concurrent.futures.Future`, or a `runtime.aio.Call`."""
+    """The receiver of an answer: a `concurrent.futures.Future` or a `runtime.aio.Call`."""
 
     def cancelled(self) -> bool:
         """Whether no caller waits any more."""
 
     def set_result(self, value: Any, /) -> None:
-        """The answer."""
+        """Delivers the answer."""
 
     def set_exception(self, error: Any, /) -> None:
-        """It failed."""
+        """Delivers an error."""
 
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """Several queries that are answered together, each written where it belongs; owner thread.
+    """Collects the rows of several queries that are answered together. Owner thread only.
 
     Args:
-        waiter: Gets an array ``(n, vocab) float32``, or a list of `TopLogprobs`; the first error of a row goes there instead.
+        waiter: Receives an array ``(n, vocab) float32`` or a list of `TopLogprobs`; or the first error of a row.
         n: Rows.
-        top: The likeliest tokens of each that are answered, as far as the vocabulary goes, 0 for the chosen ids alone: no array
-            of all rows is made. None: the array.
-        chosen: Ids within the vocabulary that are answered beside them.
+        top: The number of likeliest tokens per row, at most the vocabulary; 0: only the `chosen` ids. None: the array.
+        chosen: Further ids within the vocabulary to answer.
     """
 
     waiter: Waiter
     n: int
     top: int | None = None
     chosen: Sequence[int] = ()
-    failed: bool = False  # no row is waited for any more
-    known: int = 0  # rows so far
+    failed: bool = False  # whether the waiter has received an error
+    known: int = 0  # rows received so far
     answer: Any = None
 
     def put(self, i: int, last: Distribution) -> None:
-        """Row `i` is known."""
+        """Enters row `i`; the last one settles the waiter."""
         if self.failed:
             return
         if self.answer is None:
@@ -152,7 +150,7 @@ class Rows:
             settle(self.waiter, self.answer)
 
     def fail(self, error: BaseException) -> None:
-        """One of the rows could not be computed."""
+        """Gives the waiter the first error of a row."""
         if not self.failed:
             self.failed = True
             settle(self.waiter, error=error)
@@ -162,17 +160,18 @@ class Rows:
 class QueryJob(Job):
     """The distribution after the path: ``(vocab,) float32`` log-probabilities. Equal ones in flight share one job."""
 
-    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row; none any more once they are answered
+    waiters: list[tuple[Rows, int]] = field(default_factory=list)  # each with its row index; empty once answered
     whole: bool = True
 
-    def fail(self, error: BaseException) -> None:
-        """Every waiter gets the error."""
-        for rows, _ in self.waiters:
-            rows.fail(error)
-        self.waiters = []
+    def end(self, error: BaseException | None) -> None:
+        """Gives every waiter the error."""
+        if error is not None:
+            for rows, _ in self.waiters:
+                rows.fail(error)
+            self.waiters = []
 
     def answer(self, last: Distribution) -> None:
-        """Every waiter gets a row of its own."""
+        """Gives every waiter a row of its own."""
         for rows, i in self.waiters:
             try:
                 rows.put(i, last)
@@ -195,50 +194,43 @@ class AnsweredJob(Job):
 
     future: Waiter = field(default_factory=Future)
 
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
+    def end(self, error: BaseException | None) -> None:
+        """Gives the waiter the error."""
+        if error is not None:
+            settle(self.future, error=error)
 
 
 @dataclass(slots=True, eq=False)
 class ScoreJob(AnsweredJob):
-    """The scores of tokens `start`.. given what precedes them; `k` alternatives each."""
+    """The scores of the tokens from `start` on, with `k` alternatives each."""
 
     kind = "score"
     start: int = 0
     k: int = 10
-    known: Scores | None = None  # of the whole path, as far as worked out; owner thread
+    known: Scores | None = None  # of the whole path, as far as computed; owner thread
 
-    def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # what follows the path is not asked for
-        """The waiter gets the scores."""
+    def answer(self, last: Distribution | None = None) -> None:  # noqa: ARG002  # the distribution after the path is not needed
+        """Gives the waiter the scores."""
         assert self.known is not None
         settle(self.future, self.known[self.start :])
 
 
 @dataclass(slots=True, eq=False)
-class StayingJob(Job, ABC):
-    """A job that keeps its place when its path is there, and goes on from it."""
+class DecodingJob(Job):
+    """A job that keeps its place in the workspace after its prefill and generates from there."""
 
     kind = "generate"
-    whole: bool = True  # for the draw, at whatever temperature
-    constraint: Constraint | None = None  # where it stands in its grammar; this job's alone
-
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """Tells the caller."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """No caller waits: it has ended without an error."""
+    whole: bool = True  # the draw needs it, at any temperature
+    constraint: Constraint | None = None  # the state of its grammar, not shared with other jobs
 
     def begin_masks(self) -> None:
-        """Has what its grammar allows first worked out, while its path is computed."""
+        """Starts the computation of its next grammar mask in the background."""
         if self.constraint is not None:
             self.constraint.begin()
 
 
 @dataclass(slots=True, eq=False)
-class GenerateJob(StayingJob):
+class GenerateJob(DecodingJob):
     """A continuation of the path, token by token. The callbacks run on the owner thread and must not block."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
@@ -249,7 +241,7 @@ class GenerateJob(StayingJob):
     routing: Routing | None = None  # of adapters that the answer itself may activate
 
     def uses(self, digest: str) -> bool:
-        """Whether an adapter takes part in it, or may yet."""
+        """Whether the path uses an adapter, or its answer may activate it."""
         return super(GenerateJob, self).uses(digest) or (self.routing is not None and self.routing.uses_adapter(digest))
 
     def invoked(self, routing: Routing, new_ids: Sequence[int]) -> bool:
@@ -260,25 +252,21 @@ class GenerateJob(StayingJob):
                 return True
         return False
 
-    def fail(self, error: BaseException) -> None:
-        """The stream ends with the error; what was sent stays."""
+    def end(self, error: BaseException | None) -> None:
+        """Ends the stream."""
         self.on_end(error)
-
-    def leave(self) -> None:
-        """The stream ends."""
-        self.on_end(None)
 
 
 @dataclass(slots=True, eq=False)
 class CallJob(AnsweredJob):
-    """Anything else that must happen on the owner thread between two steps."""
+    """A call on the owner thread between two steps."""
 
     call: Callable[[], Any] = lambda: None
     future: Future[Any] = field(default_factory=Future)
 
 
 def settle(future: Waiter, value: object = None, *, error: BaseException | None = None) -> None:
-    """Resolves a future that may have been settled, or cancelled, meanwhile."""
+    """Resolves a future; does nothing if it was settled or cancelled before."""
     with suppress(InvalidStateError):
         if error is None:
             future.set_result(value)
@@ -287,53 +275,46 @@ def settle(future: Waiter, value: object = None, *, error: BaseException | None 
 
 
 @dataclass(slots=True, eq=False)
-class FanJob(StayingJob):
-    """Several continuations of one path, which is worked on once for all of them."""
+class FanJob(DecodingJob):
+    """Several continuations of one path, which is computed once for all of them."""
 
     jobs: Sequence[GenerateJob] = ()
 
     def __post_init__(self) -> None:
-        self.beside = sum(job.options.max_tokens != 1 for job in self.jobs)  # those that have more than one token
+        self.extra_tokens = sum(job.options.max_tokens != 1 for job in self.jobs)  # each further token needs a slot per branch
 
-    def fail(self, error: BaseException) -> None:
-        """All streams end with the error."""
+    def end(self, error: BaseException | None) -> None:
+        """Ends all streams."""
         for job in self.jobs:
-            job.fail(error)
-
-    def leave(self) -> None:
-        """All streams end."""
-        for job in self.jobs:
-            job.leave()
+            job.end(error)
 
     def begin_masks(self) -> None:
-        """One for each; those that were forked from a job whose mask is known have it."""
+        """Starts the next mask of each branch; a branch forked from a job with a known mask has it already."""
         for job in self.jobs:
             job.begin_masks()
 
     def uses(self, digest: str) -> bool:
-        """Whether an adapter takes part in any of them, or may yet."""
+        """Whether any branch uses an adapter, or may activate it."""
         return any(job.uses(digest) for job in self.jobs)
 
     @property
     def abandoned(self) -> bool:
-        """Whether no caller waits for any of them."""
+        """Whether no caller waits for any branch."""
         return self.cancelled or all(job.cancelled for job in self.jobs)
 
 
 @dataclass(slots=True, eq=False)
-class BeamJob(StayingJob):
-    """The best continuations of the path that a beam search finds."""
+class BeamJob(DecodingJob):
+    """A beam search for the best continuations of the path."""
 
     options: BeamOptions = field(default_factory=BeamOptions)
     on_step: OnStep = nothing  # runs on the owner thread and must not block
     future: Waiter = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.beside = self.options.width if self.options.max_tokens != 1 else 0  # where there is a second step
+        self.extra_tokens = self.options.width if self.options.max_tokens != 1 else 0  # a second step needs a slot per beam
 
-    def fail(self, error: BaseException) -> None:
-        """The waiter gets the error."""
-        settle(self.future, error=error)
-
-    def leave(self) -> None:
-        """No caller waits."""
+    def end(self, error: BaseException | None) -> None:
+        """Gives the waiter the error."""
+        if error is not None:
+            settle(self.future, error=error)

@@ -1,12 +1,13 @@
-"""The scheduler: what arrived during the last forward is the next batch. No timers.
+"""The scheduler's loop: the jobs that arrive during a forward are the next batch. No timers.
 
-Per step: (a) collect and cancel; (b) one token for every running generation; (c) queries and (d) one prefill chunk
-sized by time, packed into one forward per workspace. Everything computed is published to the trie, also when the
-caller has gone. Runs on the owner thread alone.
+Per step: (a) collect new jobs and drop cancelled ones; (b) one token for every running generation; (c) queries and (d) one
+prefill chunk sized by time, packed into one forward per workspace. All computed KV is published to the trie, also after a
+cancellation. Owner thread only.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future
@@ -24,18 +25,18 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.decode.decoding import Decoding
 from runtime.scheduler.decode.rows import Vocabulary
 from runtime.scheduler.faults import all_of, typed
-from runtime.scheduler.jobs import BeamJob, CallJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, StayingJob, Turn, settle
+from runtime.scheduler.jobs import BeamJob, CallJob, DecodingJob, FanJob, GenerateJob, Job, QueryJob, ScoreJob, Turn, settle
 from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution
 from runtime.scheduler.prefill.prefill import Prefill
 from runtime.scheduler.prefill.prompts import Prompts
-from runtime.scheduler.workers import Background, BackgroundJob, Means
+from runtime.scheduler.workers import Background, BackgroundJob, WorkerContext
+from runtime.speculation.draft import Drafter
 from runtime.trie.tree import common_prefix
 
-__all__ = ["Scheduler", "typed"]
-AT_ONCE = 64  # jobs of one caller that are placed in one step
-STALLED_SECONDS = 0.01  # that a step lasts in which every answer waits for its grammar: newcomers are looked for between two
+AT_ONCE = 64  # most jobs of one caller that are placed in one step
+STALLED_SECONDS = 0.01  # of a step in which every answer waits for a grammar mask; new jobs are admitted between steps
 
 
 class Scheduler:
@@ -45,9 +46,9 @@ class Scheduler:
         backend: The model.
         options: Batch limits and whether anything is cached.
         budget: Bytes for trie and working buffers together.
-        token_bytes: Bytes of every id.
+        token_bytes: The bytes of every id.
         eos: Ids that end an answer.
-        draft: A smaller model that guesses ahead.
+        draft: The draft model for speculation.
     """
 
     def __init__(
@@ -61,18 +62,18 @@ class Scheduler:
     ) -> None:
         options = replace(options, max_batch_rows=options.max_batch_rows or backend.batch_rows)
         self.batch_rows = options.batch_rows
-        self._most = max(options.batch_rows, AT_ONCE)  # prompts in work, beyond which each caller has one more
+        self._most = max(options.batch_rows, AT_ONCE)  # running prompts; beyond it each caller gets one more
         self.cache = Cache(backend, budget, enabled=options.cache)
         self.counters = Counters()
         self._ledger = RequestMetrics(self.counters)
-        self._drafter = None if draft is None else self.cache.beside(draft)
+        self._drafter = self.cache.room.drafter = None if draft is None else Drafter(draft, self.cache.room.make)
         self._waiting = Waiting()
-        self._stayed = False  # whether a job still waits after a step
-        self._unlooked = 0  # steps until those that wait are looked through again
-        self._looked = (-1, 0)  # departures and budget when it was last looked whether parked jobs have room
-        self._queries: WeakValueDictionary[object, QueryJob] = WeakValueDictionary()  # those in work or waiting, by key
-        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._go_on)
-        self._leaving: list[tuple[str, Future[None]]] = []  # adapters (digests) to be unused, and the calls that wait for that
+        self._has_waiting = False  # whether jobs still wait after a step
+        self._steps_to_sweep = 0  # steps until the waiting jobs are checked for cancelled ones
+        self._last_check = (-1, 0)  # departures and budget at the last check for room for parked jobs
+        self._queries: WeakValueDictionary[object, QueryJob] = WeakValueDictionary()  # running or waiting, by key
+        self.blocks = Blocks(options.blocks, self.cache, self.counters, self._resume_restored)
+        self._leaving: list[tuple[str, Future[None]]] = []  # digests of adapters to unload, and the futures to settle
         vocabulary = Vocabulary(token_bytes, eos, backend.info.context_length)
         self._decoding = Decoding(
             options,
@@ -82,14 +83,14 @@ class Scheduler:
             vocabulary,
             self._drafter,
             overlaps=backend.overlaps,
-            make_way=self._make_way,
+            preempt=self._preempt,
         )
-        self._beams = Beams(self.cache, self.counters, self._ledger, self._make_way, vocabulary)
+        self._beams = Beams(self.cache, self.counters, self._ledger, self._preempt, vocabulary)
         self._starts: dict[type[Job], Callable[[Prefill, Distribution], None]] = {
             GenerateJob: self._decoding.start,
             FanJob: self._decoding.start,
             BeamJob: self._beams.start,
-        }  # what goes on from a prompt
+        }  # called when a prompt is complete
         self._prompts = Prompts(
             options,
             self.cache,
@@ -98,19 +99,22 @@ class Scheduler:
             fail=self._fail,
             starts=self._starts,
             park=self._park,
-            others_give_way=lambda: self._background.make_way(),
+            preempt_others=lambda: self._background.preempt(),
         )
-        means = Means(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
-        self._background = Background(means)
+        context = WorkerContext(backend, options, self.cache, self.counters, self._ledger, self._prompts.pace)
+        self._background = Background(context)
         self.steps = 0
         self.counters.publish(self.cache)
 
     def listen(self, arrived: Callable[[], Sequence[Job] | None]) -> None:
-        """Says which jobs wait that came during a step (None: the model is to be closed): a long forward gives way to them."""
+        """Sets the callback that lists the jobs that arrived during a step, for which a long forward is interrupted.
+
+        It returns None when the model is to be closed.
+        """
         self._prompts.arrived = arrived
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes jobs in; a query equal to one in flight joins it, where that is as urgent."""
+        """Queues jobs; a query joins an equal one in flight of the same or a higher priority."""
         for job in jobs:
             if isinstance(job, QueryJob):
                 self.counters.queries += 1
@@ -123,19 +127,19 @@ class Scheduler:
                 self._queries[job.key] = job
             else:
                 self._ledger.enter(job)
-                if isinstance(job, StayingJob):
+                if isinstance(job, DecodingJob):
                     job.begin_masks()
             self._waiting.new.setdefault(Lane(job.priority, job.turn), deque()).append(job)
 
     def step(self) -> bool:
-        """One round. Whether there is more to do at once: else the next is due when a job or a thread's answer comes."""
+        """Runs one step; returns whether another one has work at once, without a new job or an answer of another thread."""
         self.steps += 1
         self._drop_cancelled()
-        room, looked = self.cache.room, self._looked
-        self._looked = self.cache.departures, self.cache.room.budget
+        room, looked = self.cache.room, self._last_check
+        self._last_check = self.cache.departures, self.cache.room.budget
 
         def returns(needed: int) -> bool:
-            return not room.live or (looked != self._looked and room.spare() >= needed)
+            return not room.live or (looked != self._last_check and room.spare() >= needed)
 
         for job in self._waiting.take(returns, self._prompts.running, self._most):
             if job.abandoned:
@@ -145,20 +149,21 @@ class Scheduler:
                     self._admit(job)
                 except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
                     self._fail(job, error)
-        self._stayed = bool(self._waiting.new or self._waiting.parked)
+        self._has_waiting = bool(self._waiting.new or self._waiting.parked)
         if self.blocks.asked and self.blocks.busy:
-            self.blocks.step(beside=bool(self._decoding.rows or self._beams.running or self._prompts.running))
+            self.blocks.step(contended=bool(self._decoding.rows or self._beams.running or self._prompts.running))
         if self._decoding.rows:
             self._decoding.step(paced=not (self._prompts.running or self._background.workers))
         if self._beams.running:
             self._beams.step()
-        if self._decoding.rows or self._beams.running:
-            self._prompts.pace.busy()
+        decodes = bool(self._decoding.rows or self._beams.running)
+        if decodes:
+            self._prompts.pace.urgent = time.monotonic()
         if self._prompts.running:
-            self._prompts.step(decoding=bool(self._decoding.rows or self._beams.running))
+            self._prompts.step(decoding=decodes)
         decodes = bool(self._decoding.rows or self._beams.running)
         if self._background.workers and not (decodes and self._prompts.running):
-            self._background.step(beside=decodes or bool(self._prompts.running))
+            self._background.step(contended=decodes or bool(self._prompts.running))
         self.cache.room.account()
         self.counters.publish(self.cache)
         others = self._waiting.new or self._prompts.running or (self._background.workers and not self._background.waits)
@@ -166,14 +171,14 @@ class Scheduler:
         if stalled and not (self.blocks.asked and self.blocks.busy):
             (self._decoding if self._decoding.rows else self._beams).wait(STALLED_SECONDS)
         if self._leaving:
-            self._tell_unused()
+            self._settle_unused()
         return bool(decodes or others or self._waiting.parked) or (self.blocks.asked and self.blocks.busy)
 
     def when_unused(self, digest: str, future: Future[None]) -> None:
-        """Settles the future once no request uses an adapter; from now on none may be submitted that does."""
+        """Settles the future once no request uses an adapter; the caller submits no further ones that do."""
         self._leaving.append((digest, future))
 
-    def _tell_unused(self) -> None:
+    def _settle_unused(self) -> None:
         prefills = (*self._prompts.running, *(row.prefill for row in self._decoding.rows), *self.blocks.restores.cursors)
         beams = [one.job for one in self._beams.running]
         jobs = [*(prefill.job for prefill in prefills), *beams, *self._background.jobs, *self._waiting]
@@ -183,7 +188,7 @@ class Scheduler:
             settle(future)
 
     def fail_all(self, error: BaseException) -> None:
-        """No caller waits for ever: every job in work or waiting gets the error, whatever state a broken step left them in."""
+        """Ends every running or waiting job with the error, in whatever state a failed step left it."""
         ends: list[Callable[[], None]] = [partial(self._decoding.end, row, error) for row in self._decoding.rows]
         ends.append(partial(self._beams.fail_all, error))
         ends += [partial(self._prompts.end, prefill, error) for prefill in self._prompts.running]
@@ -196,21 +201,21 @@ class Scheduler:
         self._leaving.clear()
 
     def unload(self) -> None:
-        """Frees what was cached and the draft model, ends the block thread; nothing runs any more."""
+        """Ends the block thread, frees the cache and the draft model; no job may be running."""
         self.blocks.close()
         self.cache.clear()
         if self._drafter is not None:
             self._drafter.unload()
-        del self._starts, self._prompts, self._decoding, self._beams  # they refer to it, and have the vocabulary
+        del self._starts, self._prompts, self._decoding, self._beams  # reference cycles with it; they hold the vocabulary
 
     def cancel_queries(self, error: BaseException) -> None:
-        """Every query that waits fails with `error`; generations and scores go on."""
+        """Ends every query with `error`; generations and scores go on."""
         for prefill in [p for p in self._prompts.running if isinstance(p.job, QueryJob)]:
             self._prompts.end(prefill, error)
         for prefill in [p for p in self.blocks.restores.cursors if isinstance(p.job, QueryJob)]:
             self._end_restore(prefill, error)
         for job in self._waiting.drop(lambda job: isinstance(job, QueryJob)):
-            job.fail(error)
+            job.end(error)
 
     # ---- (a) collect and cancel -----------------------------------------------------------------------------------
 
@@ -228,46 +233,45 @@ class Scheduler:
                     self._end_restore(prefill, None)
         if self._background.workers:
             self._background.drop_cancelled()
-        self._unlooked -= 1
-        if self._stayed and self._unlooked < 0:  # the more there are, the more seldom: a step costs the same beside thousands
+        self._steps_to_sweep -= 1
+        if self._has_waiting and self._steps_to_sweep < 0:  # less often the more jobs wait: a step's cost stays constant
             for job in self._waiting.drop(attrgetter("abandoned")):
                 self._drop_waiting(job)
-            self._unlooked = len(self._waiting) // AT_ONCE
+            self._steps_to_sweep = len(self._waiting) // AT_ONCE
 
     def _drop_waiting(self, job: Job) -> None:
-        """A request whose caller has gone ends before it is placed."""
+        """Ends a cancelled request before it is placed."""
         self._ledger.leave(job, "cancelled")
-        if isinstance(job, StayingJob):
-            job.leave()
+        job.end(None)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        """A job that has no place ends with an error, which may be no Exception (a native panic)."""
+        """Ends a job without a place with an error, possibly a `BaseException` (a native panic)."""
         self._ledger.leave(job, "error")
-        self.counters.publish(self.cache)  # before the answer: with it the caller sees the numbers
-        job.fail(typed(error))
+        self.counters.publish(self.cache)  # before the answer, so that its reader sees the numbers
+        job.end(typed(error))
 
-    def _make_way(self) -> bool:
-        """For what is being answered: less urgent work of another kind goes back to wait, or a prompt. False: there is none."""
-        return self._background.make_way() or self._prompts.make_way()
+    def _preempt(self) -> bool:
+        """Preempts a background job, or else a prompt, for a running answer; False if there is none."""
+        return self._background.preempt() or self._prompts.preempt()
 
     def _park(self, job: Job) -> None:
         self._ledger.park(job)
-        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.beside))
+        self._waiting.park(job, self.cache.room.lacking(len(job.ids) + job.extra_tokens))
 
     def _fits(self, prefill: Prefill) -> bool:
-        """Whether a job that was just placed has room beside the others, or gets it from one of them, before it computes.
+        """Whether a newly placed job has room besides the others, after preempting some of them if necessary.
 
-        Of use where memory is short, or others wait for it.
+        Called when memory is short or jobs are parked.
         """
         room, job = self.cache.room, prefill.job
         for elder, needed in self._waiting.parked.items():
             before = elder.priority <= job.priority and elder.order < job.order
             if before and room.spare() < needed <= room.spare(elder.order):
-                return False  # it waits for its juniors alone, and would have to wait for this one too
+                return False  # only later jobs keep it waiting: this one must not join them
         if room.plenty or any(common_prefix(other.tagged, prefill.tagged) > prefill.at for other in self._prompts.running):
-            return True  # what several have in common is computed, and stands there, once
+            return True  # a shared prefix is computed and stored once
         while room.spare() < 0 and len(room.live) > 1:
-            if not (self._background.make_way(job) or self._prompts.make_way(job=job)):
+            if not (self._background.preempt(job) or self._prompts.preempt(job=job)):
                 return False
         return True
 
@@ -280,7 +284,7 @@ class Scheduler:
         if isinstance(job, BackgroundJob):
             self._background.admit(job)
             return
-        self.cache.check_room(len(job.ids) + job.beside)
+        self.cache.check_room(len(job.ids) + job.extra_tokens)
         first_wanted = len(job.ids) - 1
         if isinstance(job, ScoreJob):
             first_wanted = self._prompts.first_unscored(job) - 1
@@ -302,7 +306,7 @@ class Scheduler:
                 self._starts[type(job)](prefill, known)
                 return
             self.cache.leave(prefill)
-        if self.blocks.thread is not None and self.blocks.restores.worth(job):
+        if self.blocks.thread is not None and self.blocks.restores.worth_reading(job):
             self.blocks.restores.begin(self.cache.place(job, len(job.ids) - 1))
             return
         prefill = self.cache.place(job, max(first_wanted, 0))
@@ -313,44 +317,41 @@ class Scheduler:
         self._prompts.running.append(prefill)
         if job.on_progress is not None:
             job.on_progress(prefill.progress)
-        if isinstance(job, ScoreJob):  # what is held but must be pushed again, for want of scores
-            self.counters.tokens_rescored += max(self.cache.match(job) - prefill.at, 0)
+        if isinstance(job, ScoreJob):  # cached tokens that are pushed again for their scores
+            self.counters.tokens_rescored += max(self.cache.trie.match(job.spans(job.ids)) - prefill.at, 0)
 
-    def _go_on(self, cursor: Prefill) -> None:
-        """What was stored of a job's path is in place: it is admitted as if that had never been away."""
+    def _resume_restored(self, cursor: Prefill) -> None:
+        """Admits a job whose stored blocks were restored."""
         try:
             self._admit(cursor.job)
         except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
             self._fail(cursor.job, error)
         finally:
-            self.cache.leave(cursor)  # now: the job stands there itself
+            self.cache.leave(cursor)  # only now, when the job itself is placed
 
     def _end_restore(self, cursor: Prefill, error: BaseException | None) -> None:
-        """A job whose path was being restored ends here: with the error, or because no caller waits."""
+        """Ends a job whose path is being restored: with the error, or because no caller waits."""
         job = cursor.job
         self.cache.leave(cursor)
         self._ledger.leave(job, "cancelled" if error is None else "error", reused=cursor.reused)
-        if error is not None:
-            job.fail(error)
-        elif isinstance(job, StayingJob):
-            job.leave()
+        job.end(error)
         self.blocks.restores.drop(cursor)
 
 
 class Lane(NamedTuple):
-    """Jobs that wait for each other alone."""
+    """The key of a queue of waiting jobs."""
 
     priority: Priority
     turn: Turn
 
 
 class Waiting:
-    """Jobs that are not in work: a queue for each `Turn`, so that one with thousands delays no other; and *parked* ones."""
+    """Waiting jobs: a queue per `Lane`, so that a call with thousands delays no other; and *parked* ones, which lack memory."""
 
     def __init__(self) -> None:
-        self.new: dict[Lane, deque[Job]] = {}  # those that can be placed
+        self.new: dict[Lane, deque[Job]] = {}
         self._admitted = 0  # jobs so far
-        self.parked: dict[Job, int] = {}  # each with the bytes that must be free for it, in the order they came
+        self.parked: dict[Job, int] = {}  # each with the bytes that it needs, in order of arrival
 
     def __iter__(self) -> Iterator[Job]:
         return iter([*self.parked, *(job for jobs in self.new.values() for job in jobs)])
@@ -359,32 +360,32 @@ class Waiting:
         return len(self.parked) + sum(map(len, self.new.values()))
 
     def park(self, job: Job, needed: int) -> None:
-        """One that comes back when `needed` bytes are free beside the others, or nothing else is in work."""
+        """Parks a job until `needed` bytes are free besides the running jobs, or no other job runs."""
         job.parks += 1
         self.parked[job] = needed
 
     def drop(self, chosen: Callable[[Job], bool]) -> list[Job]:
-        """Takes jobs out that are not to wait any more."""
+        """Removes and returns the chosen jobs."""
         dropped = [job for job in self if chosen(job)]
         if dropped:
-            gone = set(dropped)
-            self.parked = {job: needed for job, needed in self.parked.items() if job not in gone}
-            left = {key: deque(job for job in jobs if job not in gone) for key, jobs in self.new.items()}
+            removed = set(dropped)
+            self.parked = {job: needed for job, needed in self.parked.items() if job not in removed}
+            left = {key: deque(job for job in jobs if job not in removed) for key, jobs in self.new.items()}
             self.new = {key: jobs for key, jobs in left.items() if jobs}
         return dropped
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Removes all jobs."""
         self.new.clear()
         self.parked.clear()
 
     def take(self, returns: Callable[[int], bool], running: Sized, most: int) -> Iterator[Job]:
-        """The jobs that are placed now, the more urgent first; each is placed before the next one is asked for.
+        """Yields the jobs to place now, the most urgent first; the caller places each before it asks for the next one.
 
         Args:
-            returns: Whether a parked job that needs so many bytes may come back.
-            running: Prompts in work.
-            most: From so many on each caller's next job alone is placed.
+            returns: Whether a parked job that needs so many bytes may return.
+            running: Running prompts.
+            most: From this number of running prompts on, each lane yields one job.
         """
         lanes = sorted(self.new, key=attrgetter("turn.served"))
         for priority in Priority:
@@ -394,7 +395,7 @@ class Waiting:
                     yield job
             for lane in lanes:
                 for n in range(AT_ONCE if lane.priority == priority else 0):
-                    jobs = self.new.get(lane)  # the job that was placed last may have dropped others
+                    jobs = self.new.get(lane)  # placing the last job may have removed others
                     if not jobs or (n and len(running) >= most):
                         break
                     job = jobs.popleft()

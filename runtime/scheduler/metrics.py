@@ -1,7 +1,7 @@
-"""What was done, counted where it happens; requests from their arrival to their end: how many, how they ended, how long.
+"""Counters of the scheduler's work, and the number, outcome and latency of requests.
 
 A request is a generation, a score, an embedding or a reading. Log-probability queries, of which a program may send thousands
-a second, have counters of their own. Everything about requests happens once per request, nothing once per token.
+a second, have separate counters. All work on requests is once per request, none is once per token.
 """
 
 from __future__ import annotations
@@ -10,34 +10,24 @@ import time
 from collections import deque
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
+from runtime.grammar.constraint import Constraint
 from runtime.info import Latency, Metrics, RequestTimings
+from runtime.scheduler.beam.beam_rules import BeamRules
 from runtime.scheduler.jobs import CallJob, FanJob, GenerateJob, Job, QueryJob
 from runtime.scheduler.kv.cache import Cache
 
-RECENT = 32  # requests whose timings are kept
-WINDOW = 256  # requests that latencies are worked out from
-
-
-class Timed(Protocol):
-    """A grammar in use: a `Constraint`, or the rules of a beam search."""
-
-    @property
-    def work_seconds(self) -> float:
-        """Processor time its masks and steps took."""
-
-    @property
-    def wait_seconds(self) -> float:
-        """What was waited for them."""
+RECENT = 32  # latest requests whose timings are kept
+WINDOW = 256  # latest requests that latencies are computed from
 
 
 @dataclass(slots=True)
 class Counters:
-    """Mutable twin of `Metrics`, field by field; the owner thread writes, each where it happens.
+    """The mutable counterpart of `Metrics`, field by field; the owner thread writes.
 
-    A step only notes the values; a request for the metrics makes the object. What `Metrics` has beyond these comes from the
-    cache.
+    `publish` only copies the values; `latest` builds the `Metrics`. The fields of `Metrics` that are missing here come from
+    the cache.
     """
 
     tokens_reused: int = 0
@@ -69,13 +59,13 @@ class Counters:
     requests_active: int = 0
     requests_waiting: int = 0
     recent: tuple[RequestTimings, ...] = ()
-    queue_latency: tuple[float, ...] = ()  # the last requests' seconds, as of the next two
+    queue_latency: tuple[float, ...] = ()  # seconds of the last requests, like the next two
     first_token_latency: tuple[float, ...] = ()
     token_latency: tuple[float, ...] = ()
     _noted: tuple[tuple[Any, ...], tuple[int, ...]] = ((), ())
 
     def publish(self, cache: Cache) -> None:
-        """Lets other threads see the numbers of this moment."""
+        """Makes the present numbers visible to other threads."""
         trie, room, (forwards, pushed) = cache.trie, cache.room, cache.before
         of_cache = (
             cache.backend.pushed - pushed,
@@ -91,15 +81,15 @@ class Counters:
         )
         self._noted = (_own(self), of_cache)
 
-    def count_grammar(self, tokens: int, constraint: Timed) -> None:
-        """A generation under a grammar has ended."""
+    def count_grammar(self, tokens: int, constraint: Constraint | BeamRules) -> None:
+        """Adds the costs of a finished generation under a grammar."""
         self.grammar_tokens += tokens
         self.grammar_seconds += constraint.work_seconds
         self.grammar_wait_seconds += constraint.wait_seconds
 
     @property
     def latest(self) -> Metrics:
-        """The numbers as they were last published; any thread."""
+        """The numbers last published; any thread."""
         own, of_cache = self._noted
         if not own:
             return Metrics()
@@ -127,7 +117,7 @@ _own = attrgetter(*_NAMES)
 
 
 class RequestMetrics:
-    """Keeps the requests' part of the counters. Owner thread only."""
+    """Keeps the request counters. Owner thread only."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -135,7 +125,7 @@ class RequestMetrics:
         self._queue, self._first, self._token = (deque[float](maxlen=WINDOW) for _ in _LATENCIES)
 
     def enter(self, job: Job) -> None:
-        """A request has arrived; branches of one point are requests of their own."""
+        """Counts the arrival of a request; each branch of a `FanJob` is a request."""
         if isinstance(job, FanJob):
             for branch in job.jobs:
                 self.enter(branch)
@@ -148,7 +138,7 @@ class RequestMetrics:
         job.number = self._counters.requests_started
 
     def place(self, job: Job) -> None:
-        """It is begun."""
+        """Notes that work on a request begins."""
         for branch in job.jobs if isinstance(job, FanJob) else ():
             self.place(branch)
         if job.number and not job.placed:
@@ -156,7 +146,7 @@ class RequestMetrics:
             self._counters.requests_waiting -= 1
 
     def park(self, job: Job) -> None:
-        """It waits again, for others to leave."""
+        """Notes that a preempted request waits again."""
         for branch in job.jobs if isinstance(job, FanJob) else ():
             self.park(branch)
         if job.number and job.placed:
@@ -176,22 +166,22 @@ class RequestMetrics:
         drafted: int = 0,
         accepted: int = 0,
     ) -> None:
-        """It has ended; the first word on it counts.
+        """Counts the end of a request; a second call for the same request does nothing.
 
         Args:
             job: The request.
-            finish: How.
-            prompt: Tokens, where they are not the job's `ids`.
+            finish: "error", "cancelled" or the reason for its regular end.
+            prompt: Prompt tokens, if they are not the job's `ids`.
             generated: Tokens drawn.
-            reused: Prompt tokens found.
+            reused: Prompt tokens found in the cache.
             computed: Prompt tokens pushed.
-            first: Monotonic seconds of the first token; 0: there was none.
-            drafted: Tokens guessed ahead.
-            accepted: Of them, those that were right.
+            first: Monotonic seconds of the first token; 0 if there was none.
+            drafted: Tokens drafted by speculation.
+            accepted: Drafted tokens that were accepted.
         """
         for branch in job.jobs if isinstance(job, FanJob) else ():
             self.leave(branch, finish, prompt=prompt, generated=generated, reused=reused, computed=computed, first=first)
-        if job.number <= 0:  # no request, or it has left before
+        if job.number <= 0:  # no request, or its end was counted before
             return
         counters, now = self._counters, time.monotonic()
         counters.requests_active -= 1
@@ -233,7 +223,7 @@ class RequestMetrics:
 
 
 def _latency(seconds: tuple[float, ...]) -> Latency:
-    """The numbers of the last requests."""
+    """Mean, median and 95th percentile."""
     if not seconds:
         return Latency()
     rising, n = sorted(seconds), len(seconds)

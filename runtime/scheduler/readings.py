@@ -1,8 +1,8 @@
-"""Reading jobs: for some positions of a path, what a backend reads of the model there. Owner thread only.
+"""Reading jobs: internal values of the model at some positions of a path. Owner thread only.
 
-A job has a pack of its own that is one chain. What the trie holds up to the next position is copied in; positions that
-follow each other go in one forward, as far as their rows may be there together. Nothing is published: the job leaves the
-cache as it was. One that is cancelled leaves the positions that it has to the next one that asks for the same.
+A job has a pack of its own that is one chain. The cached KV up to the next position is copied into it; adjacent positions
+share a forward, up to the limit of rows at once. Nothing is published: the cache does not change. The finished positions of a
+cancelled job are kept for the next equal job.
 
 A new reading is a `ReadJob` here with its line in `READINGS`, a method of `LanguageModel`, and its hooks in
 `runtime.backends.hf.readings` and `runtime.backends.mlx.readings`.
@@ -25,11 +25,11 @@ from runtime.records import Float32, Int32
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import Job, settle
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.scheduler.workers import BackgroundJob, Means, Work, Worker
+from runtime.scheduler.workers import BackgroundJob, Work, Worker, WorkerContext
 
-SEEN = np.log(1e-3)  # tokens at least so likely are compared with the ordinary answer
-# Nats that they may be off. Measured with SmolLM2: 2e-5 in float32, 0.21 where weights or numbers have fewer bits: forwards of
-# other shapes round otherwise. With KV of 8 bits (0.30) and of 4 (2.0) it is the ordinary answer that is off.
+COMPARED_LOGPROB = np.log(1e-3)  # tokens at least this likely are compared with the ordinary answer
+# Allowed deviation in nats. Measured with SmolLM2: 2e-5 in float32, 0.21 with fewer bits, because forwards of other shapes
+# round differently. With KV of 8 bits (0.30) and 4 bits (2.0) the ordinary answer is the inexact one.
 EXACT, ROUNDED, QUANTISED_KV = 2e-3, 0.5, {"q8": 1.0, "q4": np.inf}
 
 Answer = dict[str, npt.NDArray[Any]]  # arrays, a row for each position
@@ -37,11 +37,11 @@ Answer = dict[str, npt.NDArray[Any]]  # arrays, a row for each position
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReadJob(BackgroundJob):
-    """What is read at `positions` of the path, which ends with the last of them. A reading's own fields are its options.
+    """A reading at `positions` of the path, which ends with the last of them. Further fields of a subclass are its options.
 
     Attributes:
-        reading: The backend's name of what is read.
-        info: The model's.
+        reading: The backend's name of the reading.
+        info: Of the model.
         positions: Ascending.
         following: The token after the path.
         ordinary: ``(vocab,)`` log-probabilities after the path.
@@ -54,8 +54,8 @@ class ReadJob(BackgroundJob):
     ordinary: Float32
 
     @staticmethod
-    def worker(means: Means) -> Readings:
-        return Readings(means)
+    def worker(context: WorkerContext) -> Readings:
+        return Readings(context)
 
     @classmethod
     def options(cls) -> list[str]:
@@ -64,26 +64,26 @@ class ReadJob(BackgroundJob):
 
     @property
     def share(self) -> float:
-        """What a position costs, where a token's way through the model costs 1."""
+        """The cost of a position, in forwards of one token."""
         return 1.0
 
     @property
     def at_once(self) -> int:
-        """Positions whose rows may be there together."""
+        """The most positions in one forward."""
         return len(self.positions)
 
     @abstractmethod
     def empty(self) -> Answer:
-        """Room for the answer."""
+        """The answer without values."""
 
     @abstractmethod
     def fill(self, answer: Answer, rows: Float32, first: int) -> None:
-        """Enters what was read ``(n, ...)``, finite and the job's own, at the positions from number `first` on."""
+        """Enters finite rows ``(n, ...)``, which it may change, at the positions from index `first` on."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LensJob(ReadJob):
-    """The layers' answers (`runtime.lens`), as the columns of a `LensRun`."""
+    """The predictions of all layers (`runtime.lens`), as the columns of a `LensRun`."""
 
     kind = "lens"
     reading = "layers"
@@ -92,21 +92,21 @@ class LensJob(ReadJob):
 
     @property
     def share(self) -> float:
-        """With a row of the head for each layer."""
+        """Includes a row of the head for each layer."""
         return 1 + (self.info.layers + 1) * head_share(self.info)
 
     @property
     def at_once(self) -> int:
-        """By the bytes of those rows."""
+        """Limited by the bytes of those rows."""
         return positions_at_once(self.info)
 
     def empty(self) -> Answer:
-        """Columns in which the tokens stand."""
+        """The columns, with the tokens entered."""
         ids = np.append(self.ids, np.int32(self.following)).astype(np.int32)
         return empty_lens(self.positions, ids, self.info.layers + 1, self.top_k, self.tokens).to_columns()
 
     def fill(self, answer: Answer, rows: Float32, first: int) -> None:
-        """Reads the rows; the last one is compared with the ordinary answer.
+        """Enters the rows; compares the last one with the ordinary answer.
 
         Raises:
             UnsupportedFeatureError: They differ.
@@ -114,8 +114,8 @@ class LensJob(ReadJob):
         last = read_layers(rows, LensRun.from_columns(answer), first)
         if first + len(rows) < len(self.positions):
             return
-        info, seen = self.info, self.ordinary >= SEEN
-        deviation = float(np.abs(last - self.ordinary)[seen].max(initial=0.0))
+        info, compared = self.info, self.ordinary >= COMPARED_LOGPROB
+        deviation = float(np.abs(last - self.ordinary)[compared].max(initial=0.0))
         if deviation > _allowed(info):
             raise UnsupportedFeatureError(
                 f"the last layer of {info.name}, read through its own norm and head, is {deviation:.3g} nats off the "
@@ -125,7 +125,7 @@ class LensJob(ReadJob):
 
 
 def _allowed(info: ModelInfo) -> float:
-    """Nats by which the last layer may be off."""
+    """The allowed deviation of the last layer in nats."""
     kv = str(info.options.get("kv_dtype"))
     exact = info.dtype == kv == "float32" and info.quantisation is None
     return QUANTISED_KV.get(kv, EXACT if exact else ROUNDED)
@@ -137,12 +137,12 @@ READINGS: dict[str, type[ReadJob]] = {job.kind: job for job in (LensJob,)}
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Work(Work):
     job: ReadJob
-    answer: Answer  # filled as it comes
+    answer: Answer  # filled in as positions are read
     done: int  # positions
-    reused: int = 0  # tokens that were copied from the trie
+    reused: int = 0  # tokens copied from the trie
     computed: int = 0
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         if self.job.on_progress is not None:
             self.job.on_progress(
                 PromptProgress(self.done, len(self.job.positions), self.reused, self.computed, self.job.number)
@@ -150,13 +150,13 @@ class _Work(Work):
 
 
 class Readings(Worker[_Work]):
-    """The jobs of one reading that run."""
+    """Works on the jobs of one reading."""
 
     def admit(self, job: ReadJob) -> None:
-        """Takes a job in.
+        """Starts a job.
 
         Raises:
-            MemoryBudgetError: Its path cannot fit whatever is evicted; nothing was computed.
+            MemoryBudgetError: Its path exceeds the budget; nothing was computed.
         """
         self._cache.check_room(len(job.ids))
         held = self._cache.interrupted.take(_key(job))
@@ -167,11 +167,11 @@ class Readings(Worker[_Work]):
         try:
             self._read(work, quota)
         except BaseException as error:  # noqa: BLE001  # the border: the job gets it (a native panic is no Exception)
-            if not self._without_room(work, error):
+            if not self._retry_later(work, error):
                 self.end(work, typed(error))
             return
         self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
-        work.tell()
+        work.report_progress()
         if work.done == len(work.job.positions):
             self._leave(work, "done")
             settle(work.job.future, work.answer | {"reused": np.asarray(work.reused)})
@@ -180,20 +180,19 @@ class Readings(Worker[_Work]):
         return len(work.job.ids)
 
     def end(self, work: _Work, error: BaseException | None) -> None:
-        """The job ends unfinished: what it has stays for the next one that asks for the same."""
+        """Ends the job unfinished; if it was cancelled, its answer so far is kept for the next equal job."""
         if error is None and work.done:
             size = sum(column.nbytes for column in work.answer.values())
             self._cache.interrupted.keep(_key(work.job), (work.answer, work.done), size)
         self._leave(work, "cancelled" if error is None else "error")
-        if error is not None:
-            work.job.fail(error)
+        work.job.end(error)
 
     def _read(self, work: _Work, quota: int) -> None:
-        """Brings the pack to the next position, or reads it and those that follow it at once."""
+        """Extends the pack towards the next position, or reads that position and those adjacent to it."""
         job, first = work.job, int(work.job.positions[work.done])
-        prefill = self._placed(work, first)
+        prefill = self._prefill_up_to(work, first)
         started, gap = time.monotonic(), first - prefill.at
-        if gap:  # neither the trie nor the pack has it
+        if gap:  # tokens in neither the trie nor the pack
             count, share = min(gap, quota), 1.0
         else:
             share = job.share
@@ -211,8 +210,8 @@ class Readings(Worker[_Work]):
             job.fill(work.answer, rows, work.done)
             work.done += count
 
-    def _placed(self, work: _Work, position: int) -> Prefill:
-        """The job's pack, with what is held of the path up to a position."""
+    def _prefill_up_to(self, work: _Work, position: int) -> Prefill:
+        """The job's cursor, with the cached KV up to a position loaded into its pack."""
         if work.prefill is None:
             job = Job(work.job.ids, work.job.namespace, before=work.job.before)
             work.prefill = self._cache.place_apart(job)
@@ -231,7 +230,7 @@ class Readings(Worker[_Work]):
 
 
 def _key(job: ReadJob) -> tuple[object, ...]:
-    """What its answer depends on."""
+    """Identifies the answer."""
     parts = [job.ids, job.positions, *(getattr(job, name) for name in job.options())]
     plain = (part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
     return job.kind, job.namespace, job.before, job.following, *plain

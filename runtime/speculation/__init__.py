@@ -1,1 +1,1 @@
-"""Speculative decoding: several tokens guessed cheaply, and checked by one forward of the model."""
+"""Speculative decoding: several tokens are drafted cheaply and verified by one forward of the model."""

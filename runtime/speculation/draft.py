@@ -1,4 +1,4 @@
-"""Guesses from a smaller model that speaks the same tokens."""
+"""Drafts from a smaller model with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runtime.records import Float32
 from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
-CHUNK_TOKENS = 256  # of a prompt that the draft model reads between two steps of the model
+CHUNK_TOKENS = 256  # prompt tokens that the draft model reads per step of the model
 
 
 class Drafter:
-    """A draft model beside the model, on the same owner thread. Its KV counts against the same budget.
+    """A draft model on the model's owner thread. Its KV counts against the same budget.
 
     Args:
         backend: The draft model.
-        room: Asked for bytes before a pack grows; False: no guesses for now.
+        room: Called with the bytes by which a pack grows; False: no draft for now.
     """
 
     def __init__(self, backend: Backend, room: Callable[[int], bool]) -> None:
@@ -33,11 +33,11 @@ class Drafter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its working packs."""
+        """Bytes of its packs."""
         return sum(self._backend.pack_bytes(draft.pack) for draft in self._open)
 
     def open(self) -> Draft:
-        """Guesses for one generation."""
+        """Drafts for one generation."""
         draft = Draft(self._backend, self._room, self._open.remove)
         self._open.append(draft)
         return draft
@@ -48,68 +48,63 @@ class Drafter:
 
 
 class Draft:
-    """The draft model's own pack of one generation: a chain that is cut back to what turned out to be said."""
+    """The draft model's pack for one generation: a chain that is truncated to the accepted tokens."""
 
     def __init__(self, backend: Backend, room: Callable[[int], bool], closed: Callable[[Draft], None]) -> None:
         self._backend = backend
         self._room = room
         self._closed = closed
         self._text: list[int] = []
-        self._pushed: list[int] = []  # what stands in the pack: of the text, and guesses after it
-        self._held = 0  # how much of that is known to be of the text
+        self._pushed: list[int] = []  # tokens in the pack: some of the text, then drafted ones
+        self._held = 0  # leading tokens of `_pushed` that are known to be text
         self._failed = False
         self.pack = backend.open_pack()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text has grown."""
+        """Appends accepted tokens to the text."""
         self._text += tokens
 
     def propose(self, limit: int) -> list[int]:
-        """The `limit` tokens that the draft model finds likeliest, one after the other.
+        """The draft model's greedy continuation of the text, `limit` tokens.
 
-        None where none is wanted, while it is still reading the text, where there is no memory, or once it has failed.
+        Empty while it reads the prompt, beyond its context, without memory, or once it has failed.
         """
         context = self._backend.info.context_length
         if limit < 1 or self._failed or len(self._text) + limit > context:
             return []
         try:
-            return self._guess(limit)
-        except Exception:  # the border: a bad guesser must not end what it guesses for
+            return self._greedy(limit)
+        except Exception:  # the border: a failing draft model must not end the generation
             log.exception("the draft model failed; this answer goes on without it")
             self._failed = True
             return []
 
-    def _guess(self, limit: int) -> list[int]:
+    def _greedy(self, limit: int) -> list[int]:
         text, pushed = self._text, self._pushed
-        most = min(len(pushed), len(text) - 1)  # the last token is always pushed, for what follows it
+        most = min(len(pushed), len(text) - 1)  # the last token is always pushed: its logits give the draft
         while self._held < most and pushed[self._held] == text[self._held]:
             self._held += 1
         self._held = min(self._held, most)
         self._backend.truncate(self.pack, self._held)
         del pushed[self._held :]
-        if not self._reserved(len(text) + limit):
-            return []
+        slots = len(text) + limit
+        if slots > self._backend.capacity(self.pack):
+            if not self._room(self._backend.resize_cost(self.pack, slots + CHUNK_TOKENS).moment):
+                return []
+            self._backend.resize(self.pack, slots + CHUNK_TOKENS)
         missing = text[self._held :]
         logits = self._push(missing[:CHUNK_TOKENS])
         if len(missing) > CHUNK_TOKENS:
             return []
-        guesses = [int(logits.argmax())]
-        while len(guesses) < limit:
-            guesses.append(int(self._push(guesses[-1:]).argmax()))
-        return guesses
+        draft = [int(logits.argmax())]
+        while len(draft) < limit:
+            draft.append(int(self._push(draft[-1:]).argmax()))
+        return draft
 
     def close(self) -> None:
         """Frees the pack."""
         self._backend.close(self.pack)
         self._closed(self)
-
-    def _reserved(self, slots: int) -> bool:
-        backend, pack = self._backend, self.pack
-        if slots > backend.capacity(pack):
-            if not self._room(backend.resize_cost(pack, slots + CHUNK_TOKENS).moment):
-                return False
-            backend.resize(pack, slots + CHUNK_TOKENS)
-        return True
 
     def _push(self, tokens: Sequence[int]) -> Float32:
         """Appends a chain; the raw logits ``(vocab,)`` after it."""
@@ -122,11 +117,11 @@ class Draft:
 
 
 def check_draft(draft: Backend, model: Backend, draft_bytes: Sequence[bytes], model_bytes: Sequence[bytes]) -> None:
-    """Whether a draft model can guess for a model.
+    """Checks that a draft model can draft for a model.
 
     Raises:
-        InvalidRequestError: Another vocabulary: the first id that stands for other bytes is named.
-        UnsupportedFeatureError: Recurrent state cannot be cut back.
+        InvalidRequestError: The vocabularies differ; the message names the first differing id.
+        UnsupportedFeatureError: One of them has recurrent state, which cannot be truncated.
     """
     name = draft.info.name
     for i, (a, b) in enumerate(zip(draft_bytes, model_bytes, strict=False)):
@@ -145,7 +140,7 @@ def check_draft(draft: Backend, model: Backend, draft_bytes: Sequence[bytes], mo
 
 
 def refuse_recurrent(name: str, attention_kinds: Sequence[str]) -> None:
-    """Raises `UnsupportedFeatureError` for a model whose cache cannot be cut back."""
+    """Raises `UnsupportedFeatureError` for a model whose cache cannot be truncated."""
     if "recurrent" in attention_kinds:
         raise UnsupportedFeatureError(
             f"speculative decoding needs a cache that can be cut back, and {name!r} has recurrent state; "
@@ -154,11 +149,11 @@ def refuse_recurrent(name: str, attention_kinds: Sequence[str]) -> None:
 
 
 def check_speculative(options: SpeculativeOptions, info: ModelInfo) -> None:
-    """Whether a model can speculate so.
+    """Checks that a model can speculate with these options.
 
     Raises:
         UnsupportedFeatureError: It has recurrent state.
-        InvalidRequestError: A draft model is asked for, and none was loaded.
+        InvalidRequestError: The draft method without a loaded draft model.
     """
     refuse_recurrent(info.name, info.attention_kinds)
     if options.method == "draft" and not info.options.get("draft_model"):

@@ -1,7 +1,7 @@
-"""Guesses from the text itself: what followed the same few tokens when they last occurred.
+"""Prompt lookup decoding: drafts the tokens that followed the last occurrence of the text's final n-gram.
 
-Prompt lookup decoding (A. Saxena, 2023; transformers' `prompt_lookup_num_tokens`), with an index that grows by a token at
-a time in place of a search through the whole text at each step.
+After A. Saxena, 2023 (transformers' `prompt_lookup_num_tokens`), with an incremental index instead of a search through the
+whole text at each step.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Sequence
 
 
 class PromptLookup:
-    """An index of every short run of tokens, by where it was last seen and continued.
+    """An index of every n-gram of a text by its last occurrence that has a continuation.
 
     Args:
-        longest: Tokens that must recur, at most: the longest recurrence that is found wins.
-        shortest: And at least.
+        longest: Largest n; the longest matching n-gram wins.
+        shortest: Smallest n.
     """
 
     def __init__(self, longest: int, shortest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
         self._text: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # a run -> the place of what followed it last
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its last occurrence
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text has grown."""
+        """Appends tokens to the text."""
         text, after = self._text, self._after
         for token in tokens:
             place = len(text)
-            for n in self._lengths:  # entered once something follows: what is found can always be continued
+            for n in self._lengths:  # entered with the token that follows: every match has a continuation
                 if n <= place:
                     after[tuple(text[place - n :])] = place
             text.append(token)
 
     def propose(self, limit: int) -> list[int]:
-        """Up to `limit` tokens that may come next; none where nothing recurs."""
+        """Up to `limit` tokens that may come next; empty without a match."""
         text = self._text
         for n in self._lengths:
             if n <= len(text):
@@ -43,4 +43,4 @@ class PromptLookup:
         return []
 
     def close(self) -> None:
-        """Holds nothing outside Python."""
+        """Does nothing: there is nothing to free."""

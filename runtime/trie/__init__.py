@@ -1,7 +1,7 @@
 """A radix tree over token ids whose edges carry cached keys and values.
 
-A path is a list of spans `(namespace, ids)`; the namespace says which numbers the KV belongs to (fingerprint, adapters),
-so the same tokens under two adapters never meet. Payloads are opaque: the backend's `PayloadOps` splits and weighs them.
+A path is a list of spans `(namespace, ids)`; the namespace identifies the weights behind the KV (fingerprint, adapters), so
+the same tokens under two adapters share nothing. Payloads are opaque: the backend's `PayloadOps` splits and weighs them.
 The idea of a radix tree as prefix cache is SGLang's RadixAttention; leases, the logical clock and byte accounting are ours.
 
 Pure Python and numpy, iterative throughout; used by the engine's owner thread alone.

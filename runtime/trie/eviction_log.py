@@ -1,7 +1,7 @@
-"""What was held once and is not any more: how a path that is missing is told from one that was never computed.
+"""A log of removed prefixes: it distinguishes a path that was evicted from one that was never computed.
 
-A prefix is known by the sum of one random-looking number per (namespace, position, token), as in Zobrist hashing: the
-digests of all prefixes of an edge come from one cumulative sum, and an edge's own from that of the edge above it.
+The digest of a prefix is the sum of one pseudo-random number per (namespace, position, token), as in Zobrist hashing: one
+cumulative sum gives the digests of all prefixes of an edge, starting from the digest of its parent.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from runtime.trie.tree import Namespace, Node, Span
 
 UInt64 = npt.NDArray[np.uint64]
-LIMIT = 65_536  # tokens remembered, the latest; about 1 MiB
+LIMIT = 65_536  # the latest removed tokens; about 1 MiB
 _WORD = (1 << 64) - 1
 
 
 class Lost(IntEnum):
-    """Why a token's KV is not held although it was computed."""
+    """Why the KV of a computed token is not in memory."""
 
-    NO = 0  # it never was
+    NO = 0  # it was never computed
     EVICTED = 1
     CLEARED = 2
-    REFUSED = 3  # there was no room to keep it
+    REFUSED = 3  # no room to keep it
 
 
 class EvictionLog:
-    """A ring of the digests of prefixes that were let go, with the reason and the time."""
+    """A ring buffer of the digests of removed prefixes, each with its reason and time."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._digests: UInt64 = np.zeros(limit, np.uint64)
@@ -43,10 +43,10 @@ class EvictionLog:
         self.clock = 0
 
     def note(self, node: Node, namespace: Namespace, tokens: Int32, why: Lost) -> None:
-        """`tokens` under `node` are not held any more; of very many only the first are remembered."""
+        """Records that `tokens` under `node` were removed; at most the first `LIMIT` of them."""
         depth, above = place(node)
         self.clock += 1
-        if len(tokens) == 1:  # most leaves by number: one step of a stream each
+        if len(tokens) == 1:  # the commonest leaf: one step of a stream
             self._digests[self._next] = step(namespace, depth, above, int(tokens[0]))
             self._reasons[self._next], self._times[self._next] = why, self.clock
             self._next = (self._next + 1) % len(self._digests)
@@ -57,7 +57,7 @@ class EvictionLog:
         self._next = int(self._next + len(digests)) % len(self._digests)
 
     def why(self, prefix: Sequence[Span], before: int) -> Lost:
-        """What became of the last token of a path, as known when `clock` was `before`."""
+        """Why the last token of a path was removed, by the entries up to time `before`; `Lost.NO` without an entry."""
         depth, digest = 0, 0
         for namespace, tokens in prefix:
             if len(tokens):
@@ -70,7 +70,7 @@ class EvictionLog:
 
 
 def place(node: Node) -> tuple[int, int]:
-    """How many tokens end at a node, and the digest of them; worked out once per node."""
+    """The number of tokens from the root to the end of a node, and their digest; computed once per node."""
     missing: list[Node] = []
     above: Node | None = node
     while above is not None and above.mark is None and above.parent is not None:
@@ -85,14 +85,14 @@ def place(node: Node) -> tuple[int, int]:
 
 
 def prefix_digests(namespace: Namespace, depth: int, above: int, tokens: Int32) -> UInt64:
-    """``(len(tokens),)``: the digests of the prefixes that end with each of `tokens`, which follow `depth` others."""
+    """``(len(tokens),)`` digests of the prefixes that end with each of `tokens`, which follow `depth` others."""
     positions = np.arange(depth, depth + len(tokens)).astype(np.uint64) + np.uint64(hash(namespace) & _WORD)
     sums: UInt64 = np.cumsum(_mixed(tokens.astype(np.uint64) ^ _mixed(positions)), dtype=np.uint64) + np.uint64(above)
     return sums
 
 
 def step(namespace: Namespace, depth: int, above: int, token: int) -> int:
-    """`prefix_digests` of a single token, in plain numbers."""
+    """`prefix_digests` of a single token, in Python integers."""
     return (above + _mixed_word(token ^ _mixed_word((depth + hash(namespace)) & _WORD))) & _WORD
 
 

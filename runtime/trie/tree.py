@@ -1,4 +1,4 @@
-"""The tree: edges and leases; looking paths up, hanging new ones in, cutting edges; what is held, what may go, and when."""
+"""The radix tree: lookup, insertion, splitting of edges, leases, byte accounting and eviction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from runtime.records import Int32, Scores
 from runtime.trie.eviction_log import LIMIT, EvictionLog, Lost
 
-EDGE_TOKENS = 256  # up to which a path that grows lengthens its last edge
-FEW = 4096  # entries that a heap may have beyond two for each edge before the stale ones are dropped
-END_TOKENS = 16  # of a leaf are evicted at least
+EDGE_TOKENS = 256  # a growing path lengthens its last edge up to this length
+FEW = 4096  # a heap drops its stale entries beyond this many more than two for each edge
+END_TOKENS = 16  # fewest tokens cut from the end of a leaf by an eviction
 
 Namespace = Hashable
 Span = tuple[Namespace, Int32]
@@ -23,41 +23,41 @@ Key = tuple[Namespace, int]
 
 
 class Weight(NamedTuple):
-    """Of a payload."""
+    """The memory of a payload, and whether generation can resume from it."""
 
-    nbytes: int  # that it holds
-    copied: int  # that a copy of it takes beside what is held already; 0 of a reference
+    nbytes: int
+    copied: int  # additional bytes of a copy; 0 for a reference
     resumable: bool  # whether generation can go on after its last token
 
 
 class PayloadOps(Protocol):
-    """What the trie must know of payloads; a backend satisfies it."""
+    """The operations on payloads that the trie needs."""
 
     def split(self, payload: Any, n: int) -> tuple[Any, Any]:
         """The first `n` tokens and the rest."""
 
     def weigh(self, payload: Any) -> Weight:
-        """What it takes, and what it is good for."""
+        """Its bytes, and whether it is resumable."""
 
     def owner(self, payload: Any) -> object:
-        """Whose memory it refers to; None of a copy."""
+        """The owner of the memory that it refers to; None for a copy."""
 
     def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """`split` of a payload that an edge carries: it carries the rest from now on; the first part is to be held."""
+        """`split` of an edge's payload: the edge keeps the second part; the caller passes the first to `hold`."""
 
     def extend(self, payload: Any, more: Any) -> bool:
-        """Lengthens a payload that an edge carries by one that follows it, where that needs no copy; else False."""
+        """Appends `more` to an edge's payload if that needs no copy; else False."""
 
     def hold(self, payload: Any, node: Node) -> None:
-        """An edge carries it from now on."""
+        """Attaches the payload to an edge."""
 
     def release(self, payload: Any) -> None:
-        """No edge carries it any more."""
+        """Detaches the payload from its edge."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One edge and the place where it ends. Leases pin the place; `pins` counts the leases at or below it."""
+    """One edge and its end. Leases pin the end; `pins` counts the leases at or below it."""
 
     namespace: Namespace
     tokens: Int32
@@ -67,14 +67,14 @@ class Node:
     children: dict[Key, Node] = field(default_factory=dict)
     pins: int = 0
     stamp: int = 0
-    hits: int = 0  # lookups that passed here
-    mark: tuple[int, int] | None = None  # where it ends, once worked out; see `runtime.trie.eviction_log`
+    hits: int = 0  # lookups that passed through it
+    mark: tuple[int, int] | None = None  # cached depth and digest of its end; see `runtime.trie.eviction_log.place`
     nbytes: int = 0
-    resumable: bool = True  # whether generation can go on from here
+    resumable: bool = True  # whether generation can go on from its end
     attached: bool = True
 
     def path(self) -> list[Node]:
-        """From the first edge down to this one."""
+        """The edges from the root down to this one."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -88,13 +88,13 @@ class Node:
 class Lease:
     """Pins a path: nothing on it is evicted until `release`. Use as a context manager, or release in `finally`."""
 
-    trie: Trie  # counts it
-    node: Node  # the place; the root, which needs no pin, until the first `move`
-    length: int = 0  # tokens from the root to there; -1 once released
-    matched: int = 0  # tokens of the path that were held when it was looked up, whether or not one can go on after them
+    trie: Trie
+    node: Node  # the pinned end; the root, which needs no pin, until the first `move`
+    length: int = 0  # tokens from the root to `node`; -1 once released
+    matched: int = 0  # tokens of the path in the trie at its lookup, resumable or not
 
     def move(self, node: Node, length: int) -> Lease:
-        """Holds another place instead; further down, as all that grow do, only what lies between is counted."""
+        """Pins `node` instead, at `length` tokens; a move further down only visits the nodes in between."""
         trie, each = self.trie, node
         above: Node | None = node
         while above is not None and above is not self.node:
@@ -111,7 +111,7 @@ class Lease:
         return self
 
     def release(self) -> None:
-        """Lets the path go; a second call does nothing."""
+        """Unpins the path; a second call does nothing."""
         if self.length < 0:
             return
         trie, each = self.trie, self.node
@@ -122,15 +122,10 @@ class Lease:
                 trie.leased_bytes -= each.nbytes
                 if not each.attached:
                     trie.cleared_bytes += each.nbytes
-                    trie.let_go(each)
+                    trie.drop_payload(each)
             each = each.parent
-        trie.offer(self.node)
+        trie.queue_leaf(self.node)
         self.length = -1
-
-    @property
-    def held(self) -> bool:
-        """Whether it still pins."""
-        return self.length >= 0
 
     def __enter__(self) -> Lease:
         return self
@@ -140,7 +135,7 @@ class Lease:
 
 
 def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int:
-    """How many leading tokens, or bytes, two arrays share."""
+    """The number of leading tokens, or bytes, that two arrays share."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     first = int(differ.argmax()) if n else 0
@@ -148,13 +143,13 @@ def common_prefix(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> int
 
 
 def shared(edge: Int32, ids: Int32, at: int) -> int:
-    """How many tokens of an edge ``ids[at:]`` begins with; that the first is one of them is known."""
-    return 1 if len(edge) == 1 else common_prefix(edge, ids[at:])  # queries and particles hang in edges of one token
+    """The number of leading tokens that an edge shares with ``ids[at:]``; the first token is known to match."""
+    return 1 if len(edge) == 1 else common_prefix(edge, ids[at:])  # queries and particles make edges of one token
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What an insert found and did, in tokens: already there, newly stored, refused for lack of room."""
+    """The outcome of an insert in tokens: present before, newly stored, refused for lack of room."""
 
     already: int
     stored: int
@@ -166,9 +161,9 @@ class Trie:
 
     Args:
         ops: Splits and weighs payloads.
-        budget: Bytes that payloads and scores may hold together.
-        room: Asked before bytes are taken, those of the moment in which an edge is cut included: makes that many free,
-            by `evict` and whatever else it knows, or answers False. Without it the budget alone counts.
+        budget: Bytes for payloads and scores together.
+        room: Called before an allocation, also the temporary one for splitting an edge, with its bytes: frees them, by `evict`
+            or otherwise, or returns False. Without it the budget alone limits the trie.
     """
 
     def __init__(self, ops: PayloadOps, budget: int, room: Callable[[int], bool] | None = None) -> None:
@@ -178,7 +173,7 @@ class Trie:
         self.eviction_log = EvictionLog()
         self.edges = 0
         self.tokens = 0
-        self.leases = 0  # on edges: a lease on the root holds nothing
+        self.leases = 0  # without those on the root, which pin nothing
         self.bytes = 0
         self.leased_bytes = 0
         self.evicted_bytes = 0
@@ -191,11 +186,10 @@ class Trie:
         self.clock = 0  # the logical time of the last access
 
     def lookup(self, spans: Sequence[Span], *, exact: bool = False) -> Lease:
-        """A lease on the deepest place of the path from which generation can go on.
+        """A lease on the deepest resumable node of the path; with `exact`, on the deepest node.
 
-        An edge is split when the path leaves it in the middle; where there is no room for that, the lease ends before it.
-        Every visited node is touched: an ancestor is never older than its child. With `exact`, places that cannot be
-        resumed count too.
+        An edge that the path leaves in the middle is split; without room for that, the lease ends before it.
+        Every visited node is touched: an ancestor is never older than its child.
         """
         node, depth = self.root, 0
         self.clock += 1
@@ -219,16 +213,16 @@ class Trie:
         best, best_depth = node, depth
         while best.parent is not None and not (exact or best.resumable):
             best, best_depth = best.parent, best_depth - len(best.tokens)
-        if best is not node:  # the end of the lease queues the others
-            self.offer(node)
+        if best is not node:  # the release of the lease only queues `best`
+            self.queue_leaf(node)
         return Lease(self, self.root, matched=depth).move(best, best_depth)
 
     def match(self, spans: Sequence[Span]) -> int:
-        """Tokens of the path that are held; touches and splits nothing."""
+        """Tokens of the path that are in the trie; touches and splits nothing."""
         return sum(same for _, same in self.walk(spans))
 
     def walk(self, spans: Sequence[Span]) -> list[tuple[Node, int]]:
-        """The edges of a path, each with how many of its tokens belong to it; touches and splits nothing."""
+        """The edges of a path, each with the number of its tokens on the path; touches and splits nothing."""
         node, found = self.root, list[tuple[Node, int]]()
         for namespace, ids in spans:
             at = 0
@@ -246,15 +240,15 @@ class Trie:
     def hold(self, nodes: Sequence[tuple[Node, int]]) -> Lease:
         """A lease on the edges that `walk` found, up to the end of the last one; touches and splits nothing.
 
-        What hangs further down that edge is held along with it: cutting it off would cost a copy.
+        The last edge is pinned whole, beyond the path too: splitting it would cost a copy.
         """
         return Lease(self, self.root).move(nodes[-1][0] if nodes else self.root, sum(len(node.tokens) for node, _ in nodes))
 
     def insert(self, lease: Lease, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None = None) -> Inserted:
-        """Hangs tokens under the leased place and moves the lease to their end.
+        """Inserts tokens under the leased node and moves the lease to their end.
 
-        What is there already stays (missing scores are filled in); only the rest is stored. An item that cannot fit
-        beside what is leased is refused, never admitted by flushing everything else; the lease then ends where the trie does.
+        Tokens already in the trie stay (missing scores are filled in); only the rest is stored. Tokens that do not fit
+        beside the leased ones are refused rather than flushing everything else; the lease then ends where the trie does.
         """
         found = self.follow(lease, namespace, tokens, scores)
         node, at, rest = lease.node, found.already, len(tokens) - found.already
@@ -273,7 +267,7 @@ class Trie:
         if needed and not self.make_room(needed):
             if copied or scores is None:
                 return Inserted(at, 0, rest)
-            scores = None  # what is held anyway is found without them, too
+            scores = None  # a reference needs no memory: it is stored without them
         fresh = Node(namespace, np.array(tokens[at:], np.int32), payload, scores, node)
         self._ops.hold(payload, fresh)
         node.children[namespace, int(tokens[at])] = fresh
@@ -285,7 +279,7 @@ class Trie:
         return Inserted(at, rest, 0)
 
     def _lengthened(self, node: Node, namespace: Namespace, tokens: Int32, payload: Any, scores: Scores | None) -> bool:
-        """Lengthens the edge of a leaf that the caller alone leases, where the payload goes on in the same place."""
+        """Appends tokens to a leaf that only the caller leases, if the payload extends the leaf's; else False."""
         whole = len(node.tokens) + len(tokens)
         if node.parent is None or node.children or node.pins != 1 or node.namespace != namespace or whole > EDGE_TOKENS:
             return False
@@ -305,27 +299,24 @@ class Trie:
         self._weigh(node)
         return True
 
-    def _end_of(self, leaf: Node, size: int) -> Node:
-        """The end of a leaf, of about `size` bytes, where it can be cut off without a copy; else all of it."""
+    def _shorten(self, leaf: Node, size: int) -> None:
+        """Cuts a leaf to its last `size` bytes, about, where that needs no copy; what precedes them becomes its parent."""
         if not leaf.nbytes or self._ops.weigh(leaf.payload).copied:
-            return leaf
+            return
         count = max(-(-size * len(leaf.tokens) // leaf.nbytes), END_TOKENS)
-        if count >= len(leaf.tokens):
-            return leaf
-        self._cut(leaf, len(leaf.tokens) - count)
-        return leaf
+        if count < len(leaf.tokens):
+            self._cut(leaf, len(leaf.tokens) - count)
 
     def follow(self, lease: Lease, namespace: Namespace, tokens: Int32, scores: Scores | None = None) -> Inserted:
-        """Moves the lease over those of `tokens` that are there already, and fills in their scores.
+        """Moves the lease along `tokens` as far as the trie has them, and fills in their scores.
 
-        Done before the rest is copied for `insert`, so that nothing is copied in vain. `refused`: an edge had to be cut,
-        and there is no room for that.
+        Called before `insert`, so that only missing tokens are copied. `refused`: no room to split an edge.
         """
         if not lease.node.attached:
             return Inserted(0, 0, len(tokens))
         self.clock += 1
         above: Node | None = lease.node
-        while above is not None:  # an ancestor is never older than what is hung under it
+        while above is not None:  # an ancestor is never older than its child
             above.stamp, above = self.clock, above.parent
         node, at, refused = lease.node, 0, 0
         while at < len(tokens):
@@ -346,13 +337,13 @@ class Trie:
         return Inserted(at, 0, refused)
 
     def complete(self, node: Node, payload: Any, skip: int = 0) -> None:
-        """Gives a node without recurrent state the payload that was just computed, without its first `skip` tokens."""
+        """Replaces the payload of a node without recurrent state by a resumable one, less its first `skip` tokens."""
         ops = self._ops
         if node.resumable or not ops.weigh(payload).resumable:
             return
         fresh = ops.split(payload, skip)[1] if skip else payload
         grown = ops.weigh(fresh).nbytes - ops.weigh(node.payload).nbytes
-        if self._make_room_beside(node, grown):
+        if self._make_room_keeping(node, grown):
             self.replace(node, fresh)
 
     def replace(self, node: Node, payload: Any) -> None:
@@ -363,19 +354,19 @@ class Trie:
         self._weigh(node)
 
     def set_scores(self, node: Node, scores: Scores) -> None:
-        """Puts scores beside the node's KV, keeping what is known already; left out when there is no room."""
+        """Merges scores into those of the node; leaves them out without room."""
         merged = scores if node.scores is None else _merged(node.scores, scores)
         if merged is None:
             return
         grown = merged.nbytes - (0 if node.scores is None else node.scores.nbytes)
-        if grown <= 0 or self._make_room_beside(node, grown):
+        if grown <= 0 or self._make_room_keeping(node, grown):
             node.scores = merged
             self._weigh(node)
 
     def clear(self) -> None:
-        """Drops everything. Leased paths are detached: they stay readable for their holders and go when released."""
+        """Removes all edges. Leased ones are detached: they stay readable for their holders until released."""
         nodes = list(self.nodes())
-        for node in nodes[: LIMIT // 4]:  # the first from the root on: a job that comes back misses those first
+        for node in nodes[: LIMIT // 4]:  # those nearest to the root: a returning job misses them first
             parent = node.parent
             assert parent is not None
             self.eviction_log.note(parent, node.namespace, node.tokens, Lost.CLEARED)
@@ -383,7 +374,7 @@ class Trie:
             node.attached = False
             if not node.pins:
                 self.cleared_bytes += node.nbytes
-                self.let_go(node)
+                self.drop_payload(node)
         self.root.children.clear()
         self.edges = self.tokens = 0
         self._heap.clear()
@@ -398,12 +389,12 @@ class Trie:
             stack.extend(node.children.values())
 
     def _cut(self, node: Node, n: int) -> Node | None:
-        """Cuts an edge after `n` tokens: the upper part; None where there is no room for the copies of both.
+        """Splits an edge after `n` tokens and returns the upper part; None without room for copies of both.
 
-        `node` stays the lower part, so leases on it keep their place.
+        `node` stays the lower part, so leases on it stay valid.
         """
         copied = self._ops.weigh(node.payload).copied if self._room is not None else 0
-        if copied and not self._make_room_beside(node, copied + (0 if node.scores is None else node.scores.nbytes)):
+        if copied and not self._make_room_keeping(node, copied + (0 if node.scores is None else node.scores.nbytes)):
             return None
         upper_payload, lower_payload = self._ops.cut(node.payload, n)
         upper_scores = None if node.scores is None else node.scores[:n]
@@ -425,11 +416,11 @@ class Trie:
 
     @property
     def evictable_bytes(self) -> int:
-        """Bytes that no lease holds."""
+        """Bytes without a lease."""
         return self.bytes - self.leased_bytes
 
     def make_room(self, size: int) -> bool:
-        """Evicts until `size` bytes are free; False, and nothing evicted, when leases leave too little."""
+        """Evicts until `size` bytes are free; False, without an eviction, if leases leave too little."""
         if self._room is not None:
             return self._room(size)
         if size > self.budget - self.leased_bytes:
@@ -437,17 +428,17 @@ class Trie:
         self.evict(self.bytes + size - self.budget)
         return self.bytes + size <= self.budget
 
-    def _make_room_beside(self, node: Node, size: int) -> bool:
-        """`make_room` that does not take this node."""
+    def _make_room_keeping(self, node: Node, size: int) -> bool:
+        """`make_room` that does not evict this node."""
         with Lease(self, self.root).move(node, 0):
             return self.make_room(size)
 
     def evict(self, size: int, *, spared: object = None) -> int:
-        """Frees at least `size` bytes if unleased leaves hold them, oldest first.
+        """Frees at least `size` bytes of unleased leaves, if there are so many, least recently used first.
 
         Args:
             size: Bytes.
-            spared: Payloads of this owner (see `PayloadOps.owner`) stay.
+            spared: Leaves whose payload has this owner (see `PayloadOps.owner`) stay.
 
         Returns:
             Bytes freed.
@@ -461,39 +452,34 @@ class Trie:
             if spared is not None and self._ops.owner(node.payload) is spared:
                 put_back.append(node)
                 continue
-            node = self._end_of(node, size - freed)
+            self._shorten(node, size - freed)
             freed += node.nbytes
             self.evicted_bytes += node.nbytes
             self.evictions += 1
             self._remove(node, Lost.EVICTED)
         for node in put_back:
-            self.offer(node)
+            self.queue_leaf(node)
         return freed
 
     def largest(self, count: int) -> list[Node]:
-        """The edges of the most bytes, in falling order; what that costs does not depend on how many there are."""
+        """The `count` edges with the most bytes, in descending order; the cost does not depend on the size of the trie."""
         found: dict[Node, tuple[int, int, Node]] = {}
         while self._sizes and len(found) < count:
             entry = size, _, node = heapq.heappop(self._sizes)
-            if node.attached and node.nbytes == -size:  # says what is so
+            if node.attached and node.nbytes == -size:  # not stale
                 found[node] = entry
         for entry in found.values():
             heapq.heappush(self._sizes, entry)
         return list(found)
 
     def drop(self, node: Node) -> None:
-        """Lets an edge go that is no good, where no lease holds it and nothing hangs under it."""
+        """Removes a damaged edge, unless it is leased or has children."""
         if node.attached and node.parent is not None and not node.children and not node.pins:
             self.cleared_bytes += node.nbytes
             self._remove(node, Lost.CLEARED)
 
-    def set_budget(self, budget: int) -> None:
-        """Another budget, in bytes; evicts down to it as far as leases allow."""
-        self.budget = budget
-        self.evict(self.bytes - budget)
-
     def _weigh(self, node: Node) -> None:
-        """What an edge carries has changed."""
+        """Updates the bytes of an edge whose payload or scores have changed."""
         size = 0 if node.scores is None else node.scores.nbytes
         if node.payload is not None:
             held, _, node.resumable = self._ops.weigh(node.payload)
@@ -518,17 +504,17 @@ class Trie:
         self.edges -= 1
         self.tokens -= len(node.tokens)
         node.attached = False
-        self.let_go(node)
-        self.offer(parent)
+        self.drop_payload(node)
+        self.queue_leaf(parent)
 
-    def let_go(self, node: Node) -> None:
-        """Drops what an edge carries that hangs in the tree no longer and is no longer leased."""
+    def drop_payload(self, node: Node) -> None:
+        """Releases the payload and scores of a removed edge without leases."""
         self._ops.release(node.payload)
         node.payload = node.scores = None
         self._weigh(node)
 
-    def offer(self, node: Node) -> None:
-        """Queues a leaf for eviction under its present stamp."""
+    def queue_leaf(self, node: Node) -> None:
+        """Queues an unpinned leaf for eviction under its present stamp."""
         if node.parent is None or node.children or node.pins or not node.attached:
             return
         self._pushes += 1
@@ -539,7 +525,7 @@ class Trie:
 
 
 def _merged(known: Scores, more: Scores) -> Scores | None:
-    """`known` with its gaps (rank 0) filled from `more`; None when there is nothing to fill. The wider top-k wins whole."""
+    """`known` with its gaps (rank 0) filled from `more`, None without a gap; `more` if it is as complete with a wider top-k."""
     if more.top_ids.shape[1] != known.top_ids.shape[1]:
         complete = bool((more.rank > 0).sum() >= (known.rank > 0).sum())
         return more if complete and more.top_ids.shape[1] > known.top_ids.shape[1] else None

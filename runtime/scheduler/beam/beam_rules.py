@@ -1,4 +1,4 @@
-"""What a hypothesis must look like and which texts end it: a grammar and stop strings, whose state forks with the beams."""
+"""Grammar and stop strings of a beam search, whose states fork with the beams."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from runtime.text.utf8 import Utf8Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
-    """Where one beam is in its text and its grammar, after one token.
+class BeamState:
+    """The state of one beam's text and grammar after one token.
 
     Attributes:
-        before: After the token before; None at the beginning.
+        before: The state before the token; None at the beginning.
         token: The token.
-        text: What it completes.
+        text: The text that it completes.
         finish: Why the beam ends with it, if it does.
-        cut: Characters at the end of the whole text that are not shown: a stop string and what came with its end.
-        decoder: Has read up to it.
-        stops: Likewise; None where nothing is looked for.
-        constraint: Likewise; None where there is no grammar.
+        cut: Characters at the end of the whole text that are not shown: a stop string, and the text after it.
+        decoder: After the token.
+        stops: After the token; None without stop strings.
+        constraint: After the token; None without a grammar.
     """
 
-    before: Standing | None
+    before: BeamState | None
     token: int
     text: str
     finish: Finish
@@ -44,14 +44,14 @@ class BeamRules:
     """The rules of one search. Owner thread only.
 
     Args:
-        stops: Texts that end a hypothesis, none of them empty.
-        constraint: Where its grammar begins; this search's alone.
+        stops: Strings that end a hypothesis, none of them empty.
+        constraint: The initial state of its grammar, not shared with other requests.
         eos: Ids that end a hypothesis.
-        token_bytes: Bytes of every id.
+        token_bytes: The bytes of every id.
 
     Attributes:
-        work_seconds: Processor time that the grammar's masks took.
-        wait_seconds: What was waited for them.
+        work_seconds: CPU time of the grammar masks.
+        wait_seconds: Time that steps waited for them.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class BeamRules:
         self._eos = eos
         self._token_bytes = token_bytes
         finder = StopFinder(stops) if stops else None
-        self._start = Standing(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
+        self._start = BeamState(None, -1, "", Finish.NONE, 0, Utf8Stream(), finder, constraint)
         self.work_seconds = self.wait_seconds = 0.0
 
-    def ready(self, at: Standing | None, patience: float) -> bool:
-        """Whether `allowed` would not wait, after so many seconds at most."""
+    def ready(self, at: BeamState | None, patience: float) -> bool:
+        """Whether the mask for `allowed` is there; waits up to `patience` seconds for it."""
         constraint = (at or self._start).constraint
         return constraint is None or constraint.ready(patience)
 
-    def begin(self, places: Iterable[Standing | None]) -> None:
-        """Has the masks at some places worked out, while the forward runs."""
+    def begin(self, places: Iterable[BeamState | None]) -> None:
+        """Starts the computation of masks while the forward runs."""
         for at in places:
             if at is not None and at.constraint is not None:
                 at.constraint.begin()
 
-    def allowed(self, at: Standing | None) -> Mask | None:
-        """``(vocab,)`` which tokens may come next; None for all. None of them where the grammar lets the beam end nowhere.
+    def allowed(self, at: BeamState | None) -> Mask | None:
+        """``(vocab,)`` mask of the tokens that may come next, None for all; all False if the grammar is stuck.
 
         Raises:
             GrammarError: The grammar fails.
@@ -98,13 +98,13 @@ class BeamRules:
             self.work_seconds += constraint.work_seconds
             self.wait_seconds += constraint.wait_seconds
 
-    def after(self, before: Standing | None, token: int, finish: Finish) -> Standing:
-        """One token on; what stood before stays as it is.
+    def after(self, before: BeamState | None, token: int, finish: Finish) -> BeamState:
+        """The state after one more token; `before` does not change.
 
         Args:
-            before: Where the beam stands; None at the beginning.
-            token: One that is allowed.
-            finish: Why a beam of so many tokens ends by itself, if it does.
+            before: The beam's state; None at the beginning.
+            token: An allowed token.
+            finish: Why a beam of this length ends by itself, if it does.
         """
         start = before or self._start
         constraint = start.constraint
@@ -118,21 +118,21 @@ class BeamRules:
             text += decoder.flush()
         begins = stops.feed(text) if stops is not None and not finish.by_eos else None  # eos's name is no text
         if begins is None:
-            return Standing(before, token, text, finish, 0, decoder, stops, constraint)
+            return BeamState(before, token, text, finish, 0, decoder, stops, constraint)
         cut = len(text) - begins
-        found = Standing(before, token, text, Finish.STOP, cut, decoder, stops, constraint)
+        found = BeamState(before, token, text, Finish.STOP, cut, decoder, stops, constraint)
         if constraint is not None and not self._whole_before(found, constraint):
-            return Standing(before, token, text, Finish.STOP_INSIDE, cut, decoder, stops, constraint)
+            return BeamState(before, token, text, Finish.STOP_INSIDE, cut, decoder, stops, constraint)
         return found
 
-    def _whole_before(self, at: Standing, constraint: Constraint) -> bool:
-        """Whether what is shown of a hypothesis that a stop string ended is a whole answer."""
+    def _whole_before(self, at: BeamState, constraint: Constraint) -> bool:
+        """Whether the shown text of a hypothesis that a stop string ended satisfies the grammar."""
         tokens, covered, place = 1, len(at.text), at
         while covered < at.cut and place.before is not None:
             place = place.before
             tokens, covered = tokens + 1, covered + len(place.text)
         shown = place.text[: covered - at.cut].encode()
-        begun = self._token_bytes[place.token].startswith(shown)  # not so inside a character of several tokens
+        begun = self._token_bytes[place.token].startswith(shown)  # false inside a character of several tokens
         return begun and constraint.could_end(tokens, shown)
 
 
@@ -140,7 +140,7 @@ def shown(texts: list[str], cut: int) -> list[str]:
     """The texts of a hypothesis's tokens without their last `cut` characters."""
     left = list(texts)
     for i in reversed(range(len(left))):
-        gone = min(cut, len(left[i]))
-        left[i] = left[i][: len(left[i]) - gone]
-        cut -= gone
+        removed = min(cut, len(left[i]))
+        left[i] = left[i][: len(left[i]) - removed]
+        cut -= removed
     return left

@@ -1,6 +1,6 @@
-"""Beam search over rows of log-probabilities: which tokens each step chooses, and when it ends.
+"""Beam search over rows of log-probabilities: the choice of tokens at each step, and the end of the search.
 
-Knows neither a model nor a cache. The rules are those of transformers' `_beam_search` (5.x): of the best
+Independent of model and cache. The rules are those of transformers' `_beam_search` (5.x): of the best
 ``max(2, 1 + eos ids) * width`` continuations those that end are hypotheses if they are among the first `width`, and the
 best `width` of the others run on. Under rules (`BeamRules`) there are as many candidates as it takes to have `width` that run
 on, and only allowed ones. Sums are float64; among equals the better beam and then the lower id comes first.
@@ -22,7 +22,7 @@ from runtime.numerics.ranking import Ranked, likeliest
 from runtime.numerics.scoring import summarise_ranked
 from runtime.numerics.select import masked
 from runtime.records import Finish, Float32, Scores
-from runtime.scheduler.beam.beam_rules import BeamRules, Standing
+from runtime.scheduler.beam.beam_rules import BeamRules, BeamState
 
 Float64 = npt.NDArray[np.float64]
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -30,22 +30,22 @@ _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """One token of a beam and its numbers; beams that fork share the links before it."""
+    """One token of a beam and its scores; forked beams share the links before it."""
 
     before: Link | None
     length: int  # tokens up to this one
     total: float  # the sum of their log-probabilities
-    parent: int  # the beam of the step before that it continues
+    parent: int  # index of its beam in the step before
     token: int
     logprob: float
     rank: int
-    after: Scores  # of all beams of the step before: row `parent` is the distribution that this token is of
+    after: Scores  # of all beams of the step before; row `parent` is the distribution of this token
     finish: Finish = Finish.NONE
-    at: Standing | None = None  # where there are rules
-    forced: bool = False  # its grammar allowed no other
+    state: BeamState | None = None  # with rules
+    forced: bool = False  # the only token that the grammar allowed
 
     def chain(self) -> list[Link]:
-        """The beam's links, from its first token on."""
+        """The beam's links from its first token on."""
         links: list[Link] = []
         link: Link | None = self
         while link is not None:
@@ -56,10 +56,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Complete:
-    """A hypothesis that has ended."""
+    """A finished hypothesis."""
 
     last: Link
-    score: float  # its log-probability by its length to the power of the penalty
+    score: float  # log-probability / length ** penalty
 
 
 class BeamSearch:
@@ -68,15 +68,15 @@ class BeamSearch:
     Args:
         options: Checked.
         eos: Ids that end a hypothesis.
-        limit: Tokens of a hypothesis at most.
-        at_limit: Why one of so many tokens ends.
-        rules: Its grammar and stop strings; None where it has none.
+        limit: Most tokens of a hypothesis.
+        at_limit: The finish of a hypothesis of this length.
+        rules: Its grammar and stop strings, if any.
 
     Attributes:
-        known: How many of each row's likeliest tokens a step looks at; under rules there may be more.
-        running: The beams' last tokens, best first; they are to be pushed next.
+        known: The number of likeliest tokens per row that a step uses; more under rules.
+        running: The beams' last tokens, best first, to be pushed next.
         complete: The best hypotheses, at most `width`, best first.
-        fresh: Those of them that the last step brought.
+        fresh: The hypotheses of the last step among them.
         done: Whether the search has ended.
     """
 
@@ -85,9 +85,9 @@ class BeamSearch:
     ) -> None:
         self._options = options
         self._eos = frozenset() if options.ignore_eos else eos
-        self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: enough to run on, whichever end
+        self._keep = max(2, 1 + len(self._eos)) * options.width  # candidates: `width` are left, whichever end
         self.known = max(self._keep, options.top_k)
-        self._early = True if options.width == 1 else options.early_stopping  # one beam is greedy: its first end is the end
+        self._early = True if options.width == 1 else options.early_stopping  # one beam is greedy and stops at its first end
         self._limit = limit
         self._at_limit = at_limit
         self.rules = rules
@@ -98,13 +98,13 @@ class BeamSearch:
         self.steps = 0
 
     def ready(self, patience: float) -> bool:
-        """Whether `advance` would wait for no mask, after so many seconds at most."""
+        """Whether all masks for `advance` are there; waits up to `patience` seconds for them."""
         if self.rules is None:
             return True
         deadline = time.monotonic() + patience
         before: list[Link | None] = list(self.running) or [None]
         return all(
-            self.rules.ready(None if link is None else link.at, max(deadline - time.monotonic(), 0.0)) for link in before
+            self.rules.ready(None if link is None else link.state, max(deadline - time.monotonic(), 0.0)) for link in before
         )
 
     def advance(self, rows: Sequence[Ranked], entropy: Float64 | None) -> BeamStep:
@@ -112,17 +112,17 @@ class BeamSearch:
 
         Args:
             rows: Log-probabilities after the last tokens of the running beams; one row for the first step.
-            entropy: ``(beams,)`` nats, where it is known.
+            entropy: ``(beams,)`` nats, if known.
 
         Raises:
-            GrammarError: The grammar fails, or it lets no beam go on and none has ended.
+            GrammarError: The grammar fails, or it stops all beams before any hypothesis is complete.
         """
         self.steps += 1
         width = self._options.width
         for row in rows:
             row.reach(self.known)
-        there = max(len(row.ids) for row in rows)  # fewer, where that is all there is
-        after = summarise_ranked(rows, None, min(self.known, there), entropy)
+        found = max(len(row.ids) for row in rows)  # fewer than `known` in a small vocabulary
+        after = summarise_ranked(rows, None, min(self.known, found), entropy)
         running: list[Link] = []
         ended: list[Complete] = []
         candidates = self._candidates(after) if self.rules is None else self._allowed(self.rules, after, rows)
@@ -132,10 +132,10 @@ class BeamSearch:
             elif place < width:
                 ended.append(Complete(link, self._score(link.total, link.length)))
             if len(running) == width or (place + 1 == width and self.steps >= self._limit):
-                break  # what ends further back is no hypothesis, and at the limit all end
+                break  # ends beyond `width` are no hypotheses, and at the limit all candidates end
         self.running = running
         if self.rules is not None:
-            self.rules.begin(link.at for link in running)
+            self.rules.begin(link.state for link in running)
         kept = sorted([*self.complete, *ended], key=lambda one: -one.score)[:width]  # stable: the earlier one stays
         self.fresh = [one for one in kept if one in ended]
         self.complete = kept
@@ -169,9 +169,9 @@ class BeamSearch:
             yield Link(before[beam], self.steps, float(totals[at]), beam, token, logprob, rank, after, finish)
 
     def _allowed(self, rules: BeamRules, after: Scores, rows: Sequence[Ranked]) -> Iterator[Link]:
-        """The best continuations that the rules allow, best first, to the last there is."""
+        """All continuations that the rules allow, best first."""
         before: list[Link | None] = list(self.running) or [None]
-        masks = [rules.allowed(None if link is None else link.at) for link in before]
+        masks = [rules.allowed(None if link is None else link.state) for link in before]
         counts = [None if mask is None else int(np.count_nonzero(mask)) for mask in masks]
         sums: Float64 = np.array([0.0 if link is None else link.total for link in before])
         at_limit = self._at_limit if self.steps >= self._limit else Finish.NONE
@@ -186,7 +186,7 @@ class BeamSearch:
             for at in np.lexsort((tokens, beams, -totals))[given:keep].tolist():
                 beam, token = int(beams[at]), int(tokens[at])
                 parent, (own, above) = before[beam], rows[beam].place_of(token)
-                standing = rules.after(None if parent is None else parent.at, token, at_limit)
+                state = rules.after(None if parent is None else parent.state, token, at_limit)
                 yield Link(
                     parent,
                     self.steps,
@@ -196,8 +196,8 @@ class BeamSearch:
                     float(own),
                     1 + above,
                     after,
-                    standing.finish,
-                    standing,
+                    state.finish,
+                    state,
                     counts[beam] == 1,
                 )
             given, keep = keep, 4 * keep
@@ -206,7 +206,7 @@ class BeamSearch:
         return float(total / length**self._options.length_penalty)
 
     def _over(self) -> bool:
-        """Whether nothing can run on, or what runs is not worth it."""
+        """Whether no beam runs on, or none can improve the complete hypotheses."""
         if not self.running:
             return True
         if len(self.complete) < self._options.width:
@@ -219,7 +219,7 @@ class BeamSearch:
 
 
 def _likeliest_allowed(row: Ranked, mask: Mask | None, count: int | None, keep: int) -> tuple[npt.NDArray[np.int64], Float32]:
-    """Up to `keep` ids of a row, falling, ties by id, and their values; of the `count` that its mask allows, if it has one."""
+    """Up to `keep` ids of a row, likeliest first, ties by id, and their values; only the `count` ids in its mask, if any."""
     if mask is None or count is None:
         row.reach(keep)
         return row.ids[:keep], row.values[:keep]

@@ -1,7 +1,7 @@
-"""Beam searches in work: every step of one is one forward for all its beams.
+"""Running beam searches: each step is one forward for all beams of a search.
 
-A beam is a place in the workspace. Forking costs nothing, since slots share their parents; a pruned beam is a place on
-which no row stands any more. Beams of one search share its prompt; hypotheses go to the trie as they are completed.
+A beam is a slot in the workspace. Forking costs nothing, since slots share their parents; the slots of a pruned beam are
+unused. Beams of one search share its prompt; hypotheses are published to the trie as they are completed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One search: `places[i]` is where its i-th running beam stands, up to but without that beam's last token."""
+    """One search: `places[i]` is the place of its i-th running beam, before that beam's last token."""
 
     job: BeamJob
     search: BeamSearch
@@ -45,23 +45,23 @@ class Running:
     reused: int
     computed: int  # prompt tokens
     started: float  # monotonic seconds
-    undecided: Distributions | None = None  # what follows the places, which hold the last tokens, until the masks are there
+    undecided: Distributions | None = None  # after the last tokens, while the masks are missing
 
     def path(self, link: Link | None) -> Int32:
-        """The tokens up to a link's, prompt included."""
+        """The prompt and the beam's tokens up to a link."""
         joined: Int32 = np.concatenate([self.job.ids, ids_of(link.chain() if link else [])])
         return joined
 
 
 class Beams:
-    """All searches that run. Owner thread only.
+    """All running searches. Owner thread only.
 
     Args:
-        cache: Where beams stand.
-        counters: What was done.
-        ledger: Jobs that came and went.
-        make_way: Live beams need more than the budget: whether a prompt went back to wait.
-        vocabulary: What ids stand for.
+        cache: Places the beams.
+        counters: Of the work done.
+        ledger: Request metrics.
+        preempt: Preempts a background job or a prompt; False if there is none.
+        vocabulary: Of the model.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Beams:
         cache: Cache,
         counters: Counters,
         ledger: RequestMetrics,
-        make_way: Callable[[], bool],
+        preempt: Callable[[], bool],
         vocabulary: Vocabulary,
     ) -> None:
         self._cache = cache
         self._counters = counters
         self._ledger = ledger
-        self._make_way = make_way
+        self._preempt = preempt
         self._vocabulary = vocabulary
         self.running: list[Running] = []
 
     def start(self, prefill: Prefill, last: Distribution) -> None:
-        """A search's prompt is in place: its first tokens come from the distribution after it."""
+        """Starts the search of a complete prompt with the distribution after it."""
         job = prefill.job
         assert isinstance(job, BeamJob)
         room, asked = self._vocabulary.context - len(job.ids) + 1, job.options.max_tokens or DEFAULT_MAX_TOKENS
@@ -97,20 +97,18 @@ class Beams:
         self.running.append(one)
         self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
         self._counters.first_token_seconds = time.monotonic() - job.submitted
-        self._counters.publish(self._cache)  # before the first step: with it the caller sees what the prompt cost
+        self._counters.publish(self._cache)  # before the first step, so that its reader sees the prompt's costs
         self._guard(one, lambda: self._choose(one, Distributions.known(last)))
 
     def step(self) -> None:
         """One more token for the beams of every search."""
-        if not self.running:
-            return
         started = time.monotonic()
         for one in list(self.running):
-            self._guard(one, lambda one=one: self._push(one))  # type: ignore[misc]  # mypy takes the default for a parameter
+            self._guard(one, partial(self._push, one))
         self._counters.decode_seconds += time.monotonic() - started
 
     def drop_cancelled(self) -> None:
-        """Abandoned searches end; what they have computed is kept."""
+        """Ends cancelled searches; their KV is published."""
         for one in [one for one in self.running if one.job.cancelled]:
             if one.search.running:  # else it waits for its first mask
                 for place, link in zip(one.places, one.search.running, strict=True):
@@ -119,33 +117,32 @@ class Beams:
 
     @property
     def stalled(self) -> bool:
-        """Whether all of them wait for masks."""
+        """Whether all searches wait for grammar masks."""
         return all(one.undecided is not None for one in self.running)
 
     def wait(self, seconds: float) -> None:
-        """Until the masks of the first one are there, or so long; of use where they are `stalled`."""
-        if self.running:
-            self.running[0].search.ready(seconds)
+        """Waits up to `seconds` for the masks of the first search; called when all are `stalled`."""
+        self.running[0].search.ready(seconds)
 
     def fail_all(self, error: BaseException) -> None:
-        """Every search ends with the error."""
+        """Ends every search with the error."""
         for one in list(self.running):
             self._fail(one, error)
 
     # ---- one search -------------------------------------------------------------------------------------------------
 
     def _guard(self, one: Running, act: Callable[[], None]) -> None:
-        """A search that fails ends no other."""
+        """Runs `act`; an error ends this search only."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border: the caller gets it (a native panic is no Exception)
-            if isinstance(error, NoRoomError) and self._make_way():
+            if isinstance(error, NoRoomError) and self._preempt():
                 return  # tried again at the next step
             self._fail(one, typed(error))
 
     def _fail(self, one: Running, error: BaseException) -> None:
         self._leave(one, "error")
-        one.job.fail(error)
+        one.job.end(error)
 
     def _leave(self, one: Running, finish: str) -> None:
         self.running.remove(one)
@@ -156,19 +153,21 @@ class Beams:
         self._counters.tokens_reused += one.reused
         for place in one.places:
             self._cache.leave(place)
-        self._counters.publish(self._cache)  # before the answer: with it the caller sees its numbers
+        self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
 
     def _push(self, one: Running) -> None:
-        """Pushes the beams' last tokens and chooses the next; or only the one, or the other, where masks come late."""
+        """Pushes the beams' last tokens and chooses the next ones, or waits with the choice for missing masks."""
         if one.undecided is not None:
             if one.search.ready(0.0):
                 after, one.undecided = one.undecided, None
                 self._choose(one, after)
             return
-        self._stand(one)
         links, workspace = one.search.running, one.places[0].workspace
+        for place, link in zip(one.places, links, strict=True):
+            if not place.workspace.resumable(place.slot):  # its recurrent state moved on with another job
+                place.slot = bring_back(self._cache, place, one.path(link.before))
         base, slots = workspace.size, [place.slot for place in one.places]
-        tokens = [link.token + one.places[0].tag for link in links]  # as workspaces know them: under their adapters
+        tokens = [link.token + one.places[0].tag for link in links]  # tagged
         try:
             for slot, token in zip(slots, tokens, strict=True):
                 workspace.paths.add(slot, token)
@@ -186,21 +185,15 @@ class Beams:
         self._choose(one, after)
 
     def _request(self, one: Running) -> RankRequest | None:
-        """What crosses of rows that stay on the device; None: they do not, or a grammar's masks are laid over whole rows."""
+        """The parts of rows on the device to copy to the host; None: whole rows for a grammar, or rows on the host."""
         if not self._cache.backend.on_device or one.job.constraint is not None:
             return None
         return RankRequest(max(DRAW_HEAD, one.search.known), ())
 
-    def _stand(self, one: Running) -> None:
-        """Recurrent state may have gone along with another job: beams are brought back to where they were."""
-        for place, link in zip(one.places, one.search.running, strict=True):
-            if not place.workspace.resumable(place.slot):
-                place.slot = bring_back(self._cache, place, one.path(link.before))
-
     def _choose(self, one: Running, after: Distributions) -> None:
-        """Forks and prunes; at the end, answers. `after` holds a row for each place where a beam stands.
+        """Forks and prunes; at the end, answers. `after` has a row per place.
 
-        Where a mask is not there, all that is left to a later step.
+        If a mask is missing, a later step does it.
         """
         if not one.search.ready(PATIENCE_SECONDS):
             one.undecided = after.alone(range(len(after.ranked)))
@@ -227,7 +220,7 @@ class Beams:
         one.job.on_step(step)
 
     def _publish(self, one: Running, place: Prefill, last: Link | None) -> None:
-        """Keeps the KV and the scores of a beam up to a link, at whose slot `place` stands; if it fails, nothing is lost."""
+        """Publishes the KV and the scores of a beam up to the link of `place`; a failure does not end the search."""
         if last is None or not self._cache.enabled:
             return
         own: Prefill | None = None
@@ -235,12 +228,12 @@ class Beams:
             own = self._cache.join(place, one.job)
             links = last.chain()
             tokens = one.path(last)[own.lease.length :]
-            beside = len(tokens) - len(links)
-            scores = scores_of(links[max(-beside, 0) :], one.job.options.top_k)
-            if beside > 0:
-                scores = Scores.concat([empty_scores(beside, scores.top_ids.shape[1]), scores])
+            unscored = len(tokens) - len(links)
+            scores = scores_of(links[max(-unscored, 0) :], one.job.options.top_k)
+            if unscored > 0:
+                scores = Scores.concat([empty_scores(unscored, scores.top_ids.shape[1]), scores])
             self._cache.publish(own, tokens, own.slot, scores)
-        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
+        except BaseException:  # a failed copy (no memory, a native panic) must not end the search
             log.exception("the KV of a beam could not be kept")
         finally:
             if own is not None:

@@ -1,4 +1,4 @@
-"""From the links of a beam to columns: the scores beside its KV, and the run that is answered."""
+"""Conversion of a beam's links to columns: the scores to publish, and the run to answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ids_of(links: Sequence[Link]) -> Int32:
 
 
 def scores_of(links: Sequence[Link], k: int) -> Scores:
-    """The numbers of the tokens, with `k` alternatives each."""
+    """The scores of the tokens, with `k` alternatives each."""
 
     def gathered(column: str) -> list[Float32]:
         return [getattr(link.after, column)[link.parent] for link in links]
@@ -39,13 +39,13 @@ def scores_of(links: Sequence[Link], k: int) -> Scores:
 
 
 def hypothesis(one: Complete, k: int, token_bytes: Sequence[bytes]) -> Hypothesis:
-    """A complete beam as it is answered."""
+    """The answer for a complete beam."""
     links = one.last.chain()
     scores, n = scores_of(links, k), len(links)
     pieces = tuple(token_bytes[link.token] for link in links)
     texts = list(texts_of(pieces))
-    if one.last.at is not None and one.last.at.cut:  # it was counted in texts that no unfinished character ends
-        texts = shown([link.at.text for link in links if link.at is not None], one.last.at.cut)
+    if one.last.state is not None and one.last.state.cut:  # `cut` refers to the texts of the states
+        texts = shown([link.state.text for link in links if link.state is not None], one.last.state.cut)
     finish = np.full(n, int(Finish.NONE), np.uint8)
     finish[-1] = int(one.last.finish)
     run = TokenRun(

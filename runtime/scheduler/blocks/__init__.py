@@ -1,1 +1,1 @@
-"""KV that outlives the process: saved, restored, copied."""
+"""KV in the block file and in snapshots: saving, restoring, copying."""

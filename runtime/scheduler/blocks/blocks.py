@@ -1,4 +1,4 @@
-"""The owner thread's side of the block file: jobs that wait for it, what it has answered, what goes wrong with it."""
+"""The owner thread's side of the block file: saves, restores, and faults of the file."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from runtime.scheduler.prefill.prefill import Prefill
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-BESIDE_SECONDS = 0.015  # of a step, while others wait for tokens
-ALONE_SECONDS = 0.05
-CLOSE_SECONDS = 0.5  # for what is being written when the model is closed
+CONTENDED_SECONDS = 0.015  # per step, while other requests wait for tokens
+ALONE_SECONDS = 0.05  # per step otherwise
+CLOSE_SECONDS = 0.5  # for pending writes when the model is closed
 
 
 class Blocks:
-    """Saves and restores of one model. Owner thread only, but for what is said otherwise.
+    """Saves and restores of one model. Owner thread only, unless a method says "any thread".
 
     Args:
-        options: Where the block file is; None: there is none.
-        cache: What is saved, and where it is restored to.
-        counters: What was done.
-        restored: A job whose path was looked for goes on: called with its cursor, which is to be left.
+        options: Of the block file; None: there is none.
+        cache: Source of saves and target of restores.
+        counters: Of the work done.
+        restored: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:
-        asked: Whether a block file was asked for; without one there is never anything to do.
-        thread: That works on it, as long as it can be used.
+        asked: Whether the model was loaded with a block file; without one there is nothing to do.
+        thread: The block thread, as long as the file can be used.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Blocks:
     ) -> None:
         self._cache, self._backend = cache, cache.backend
         self._arrived: deque[Callable[[], None]] = deque()  # appended to by the block thread
-        self.wake: Callable[[], None] = lambda: None  # the owner thread, from the block thread
-        self._told: set[str] = set()
+        self.wake: Callable[[], None] = lambda: None  # wakes the owner thread; called by the block thread
+        self._reported: set[str] = set()
         self.asked = options is not None and cache.enabled
         self.thread: BlockThread | None = None
         self._fault = ""  # why the file could not be opened
@@ -63,23 +63,23 @@ class Blocks:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything to do; what the block thread still works on is nothing to do."""
+        """Whether `step` has anything to do; the work of the block thread does not count."""
         return bool(self._arrived) or self._savings.due or self.restores.due
 
     def post(self, act: Callable[[], None]) -> None:
-        """Runs something on the owner thread soon; any thread."""
+        """Schedules a call on the owner thread; any thread."""
         self._arrived.append(act)
         self.wake()
 
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T], then: Callable[[Future[T]], None]) -> None:
-        """Has the block thread do something; `then` hears how it went, on the owner thread."""
+        """Runs `act` on the block thread, then `then` with its result on the owner thread."""
         assert self.thread is not None
         self.thread.ask(urgency, act).add_done_callback(lambda done: self.post(partial(then, done)))
 
-    def step(self, *, beside: bool) -> None:
-        """Takes what the block thread has answered, and hands it more to write."""
+    def step(self, *, contended: bool) -> None:
+        """Handles answers of the block thread, and gives it more to write."""
         self.restores.step()
-        until = time.monotonic() + (BESIDE_SECONDS if beside else ALONE_SECONDS)
+        until = time.monotonic() + (CONTENDED_SECONDS if contended else ALONE_SECONDS)
         while self._arrived:
             self._arrived.popleft()()
             if time.monotonic() >= until:
@@ -87,22 +87,22 @@ class Blocks:
         self._savings.step(until)
 
     def save(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
-        """Begins to save a path, in place of its first `replaces` tokens; the future is settled when it is written."""
+        """Begins to save a path, in place of its first `replaces` tokens; settles the future when it is written."""
         if self.thread is None:
             settle(future, error=self._refusal())
         else:
             self._savings.begin(job, future, replaces)
 
     def copy(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Has the block thread copy blocks into another file, after all that is to be read; any thread."""
+        """Copies blocks to another file on the block thread, after all reads; any thread."""
         return self._write(keys, lambda store, listed: store.copy_to(path, listed))
 
     def take(self, keys: Sequence[bytes], path: Path) -> Future[int]:
-        """Has it copy blocks out of another file, likewise; any thread."""
+        """Copies blocks from another file on the block thread, after all reads; any thread."""
         return self._write(keys, lambda store, listed: store.take_from(path, listed))
 
     def pin(self, name: str, keys: Sequence[bytes]) -> Future[int]:
-        """Has it hold these blocks; any thread."""
+        """Pins blocks in the file under a name; any thread."""
 
         def hold(store: BlockStore, listed: list[bytes]) -> int:
             store.pin(name, listed)
@@ -119,9 +119,9 @@ class Blocks:
         return thread.ask(Urgency.WRITE, lambda store: act(store, listed))
 
     def depth(self, job: Job, warm: int, future: Future[int]) -> None:
-        """Tells how many leading tokens of a path are held, in memory (`warm` of them) or stored.
+        """Settles the future with the number of leading tokens of a path in memory (`warm` of them) or in the file.
 
-        The last token of an answer is in memory with the next turn alone: for its sake the disk is not read.
+        The last token of an answer gets its KV only with the next turn: the file is not read for that token alone.
         """
         if self.thread is None or warm >= len(job.ids) - 1 > 0:
             settle(future, warm)
@@ -136,18 +136,18 @@ class Blocks:
         found.add_done_callback(lambda done: future.set_result(warm if done.exception() else done.result()))
 
     def failed(self, error: BaseException) -> None:
-        """The store could not do what was asked: said once, and the model goes on without."""
-        if self.thread is None:  # that it cannot be opened is said already
+        """Logs and reports an error of the block file, each text once; the model works on without the file."""
+        if self.thread is None:  # reported when it could not be opened
             return
         text = f"the block file: {told(error)}; conversations reopen by computing them again"
-        if text in self._told:
+        if text in self._reported:
             return
-        self._told.add(text)
-        log.warning(text, exc_info=None if isinstance(error, OSError) else error)  # a disk is no fault of the program
+        self._reported.add(text)
+        log.warning(text, exc_info=None if isinstance(error, OSError) else error)  # no traceback for a disk fault
         self._backend.info = replace(self._backend.info, warnings=(*self._backend.info.warnings, text))
 
     def close(self) -> None:
-        """Ends the block thread; what it has been given is written as far as there is time, what it has done is counted."""
+        """Ends the block thread; pending writes have `CLOSE_SECONDS`, finished ones are counted."""
         while self._arrived:
             self._arrived.popleft()()
         self._savings.fail_all()

@@ -1,4 +1,4 @@
-"""A path's KV in parts, out of the trie and back into it, each part between two steps."""
+"""Copies of a path's KV in parts, out of the trie and into it, each part between two steps."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ PART_BYTES = 12 << 20  # at least one token
 
 @dataclass(slots=True)
 class Exported:
-    """Consecutive tokens of a path, as edges hold them."""
+    """Copies of consecutive tokens of a path, one part per edge."""
 
     arrays: list[Stored] = field(default_factory=list)
-    scores: list[tuple[int, Scores | None]] = field(default_factory=list)  # each with how many tokens it is of
+    scores: list[tuple[int, Scores | None]] = field(default_factory=list)  # each with its number of tokens
 
     def joined(self) -> Stored:
-        """All of it by name."""
+        """All arrays by name, concatenated."""
         kv = concatenated(self.arrays) if len(self.arrays) > 1 else self.arrays[0]
         return {**kv, **as_arrays(self.scores)}
 
 
 def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Exported | None:
-    """Copies tokens `start` to `stop` of a path; None where they are not held.
+    """Copies tokens `start` to `stop` of a path; None if they are not in the trie.
 
     Raises:
-        MemoryBudgetError: The device itself is full.
+        MemoryBudgetError: The device is full.
     """
     found, at = Exported(), 0
     nodes = cache.trie.walk(spans)
-    with cache.trie.hold(nodes):  # a full device has what no lease holds evicted in the middle of a copy
+    with cache.trie.hold(nodes):  # a full device evicts unleased nodes during a copy
         for node, count in nodes:
             first, last = max(start - at, 0), min(stop - at, count)
             if first < last:
@@ -52,14 +52,14 @@ def export(cache: Cache, spans: Sequence[Span], start: int, stop: int) -> Export
 
 
 class Copying:
-    """One path on its way; the lease keeps what is passed. Owner thread only.
+    """The copying of one path; a lease pins the tokens copied so far. Owner thread only.
 
     Args:
-        cache: Where the path is, or shall be.
+        cache: Source or target.
         job: The path.
-        lease: Holds it as far as it is there; let go by `close`.
-        tokens: How far it is there.
-        restored: Hears how many tokens were brought in.
+        lease: On the path's part in the trie; released by `close`.
+        tokens: Of that part.
+        restored: Called with the number of tokens that a part has added.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Copying:
 
     @classmethod
     def of(cls, cache: Cache, job: Job) -> Self:
-        """To copy what is held of a path."""
+        """Copies the cached part of a path."""
         nodes = cache.trie.walk(job.spans(job.ids))
         return cls(cache, job, cache.trie.hold(nodes), sum(count for _, count in nodes))
 
@@ -78,7 +78,7 @@ class Copying:
         """The next tokens under one namespace; None at the end.
 
         Raises:
-            MemoryBudgetError: No room for the copy, or the path was dropped meanwhile.
+            MemoryBudgetError: No room for the copy, or the path was dropped.
         """
         if self._at >= self.tokens:
             return None
@@ -95,7 +95,7 @@ class Copying:
         return Part(at, stop, namespace, exported.joined())
 
     def add(self, part: Part) -> bool:
-        """Hangs a part into the trie; False where there is no room for it, or the cache was cleared."""
+        """Inserts a part into the trie; False without room for it, or after the cache was cleared."""
         lease, backend, room = self._lease, self._cache.backend, self._cache.room
         if not self._cache.enabled or lease.length != part.start or not room.make(nbytes(part.arrays)):
             return False
@@ -107,5 +107,5 @@ class Copying:
         return not found.refused
 
     def close(self) -> None:
-        """Lets the path go."""
+        """Releases the path."""
         self._lease.release()

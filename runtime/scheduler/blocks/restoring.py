@@ -1,6 +1,6 @@
-"""KV out of the block file: read and verified on the block thread, put into trie and workspace by the owner thread.
+"""Restoring KV from the block file: read and verified by the block thread, inserted by the owner thread.
 
-A restore is a prefill whose cursor moves by what was read. Blocks come in batches: while one is copied, the next is read.
+A restore is a prefill whose cursor moves by blocks read. Blocks come in batches: while one is inserted, the next is read.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from runtime.trie.tree import common_prefix
 
 log = logging.getLogger(__name__)
 LEAST = 16  # tokens; fewer are computed as fast
-BATCH_BYTES = 12 << 20  # one block at least
-AHEAD = 2  # batches that are read and not placed yet
+BATCH_BYTES = 12 << 20  # at least one block
+AHEAD = 2  # batches read or requested, and not inserted yet
 
 Read = tuple[Link, Stored, Scores | None]
 
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """One path on its way out of the block file."""
+    """One path that is being restored."""
 
-    prefill: Prefill  # its cursor: what is in place
-    limit: int  # tokens of the path that are wanted
-    links: deque[Link] = field(default_factory=deque)  # not asked for yet
-    asked: int = 0  # batches
-    ended: bool = False  # nothing more is asked for
+    prefill: Prefill  # its cursor
+    limit: int  # wanted tokens of the path
+    links: deque[Link] = field(default_factory=deque)  # blocks not requested yet
+    asked: int = 0  # batches requested
+    ended: bool = False  # no more are requested
 
 
 class Restores:
-    """The restores that run. Owner thread only.
+    """The running restores. Owner thread only.
 
     Args:
-        cache: Where to.
-        counters: What was done.
-        ask: Has the block thread do something, and tells the owner thread how it went.
-        failed: Hears of a store that cannot do it.
-        done: A job goes on; called with its cursor, which is to be left.
+        cache: The target.
+        counters: Of the work done.
+        ask: See `Blocks.ask`.
+        failed: See `Blocks.failed`.
+        done: Called with a job's cursor after its restore; it must leave the cursor.
 
     Attributes:
-        due: Whether `step` has anything to do: a restore that others wait for was dropped.
+        due: Whether `step` has anything to do: a restore was dropped, and others may wait for it.
     """
 
     def __init__(
@@ -71,31 +71,31 @@ class Restores:
     ) -> None:
         self._cache, self._counters, self._ask, self._failed, self._done = cache, counters, ask, failed, done
         self._running: list[Restore] = []
-        self._behind: list[Prefill] = []  # others of paths that are being restored
+        self._followers: list[Prefill] = []  # jobs that wait for another job's restore of their path
         self.due = False
 
     @property
     def cursors(self) -> list[Prefill]:
-        """Of all jobs that wait for their path."""
-        return [*(restore.prefill for restore in self._running), *self._behind]
+        """The cursors of all jobs that wait for a restore."""
+        return [*(restore.prefill for restore in self._running), *self._followers]
 
-    def worth(self, job: Job) -> bool:
-        """Whether enough of a path is missing for a look into the block file: what one cannot go on from is missing too."""
+    def worth_reading(self, job: Job) -> bool:
+        """Whether enough reusable KV of a path is missing to look into the block file."""
         last = len(job.ids) - 1
-        return not job.looked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
+        return not job.blocks_checked and last >= LEAST and last - self._cache.reusable(job, last) >= LEAST
 
     def begin(self, prefill: Prefill) -> None:
-        """Looks for the path's next tokens; the job goes on when they are in place.
+        """Looks up the path's next blocks; `done` is called when they are restored.
 
-        The last token is pushed in any case, but a block may end with it. After a checkpoint there one could not go back.
+        The last token is pushed in any case. A block may end with it, but not a recurrent checkpoint, which has no way back.
         """
         recurrent = self._cache.recurrent
         limit = prefill.total - recurrent
         for other in self._running:
             if common_prefix(other.prefill.tagged[: other.limit], prefill.tagged[:limit]) >= prefill.at + LEAST:
-                self._behind.append(prefill)
+                self._followers.append(prefill)
                 return
-        prefill.job.looked = True
+        prefill.job.blocks_checked = True
         restore = Restore(prefill, limit)
         self._running.append(restore)
         spans, beyond = prefill.job.spans(prefill.job.ids[:limit]), prefill.at + LEAST - 1
@@ -106,9 +106,9 @@ class Restores:
         self._ask(Urgency.READ, look, lambda done: self._guard(restore, partial(self._found, restore, done)))
 
     def drop(self, prefill: Prefill) -> None:
-        """No caller waits for the job any more; its cursor is the caller's to leave."""
-        if prefill in self._behind:
-            self._behind.remove(prefill)
+        """Drops a cancelled job; the caller leaves its cursor."""
+        if prefill in self._followers:
+            self._followers.remove(prefill)
             return
         restore = next(one for one in self._running if one.prefill is prefill)
         restore.ended = True
@@ -116,13 +116,13 @@ class Restores:
         self.due = True
 
     def step(self) -> None:
-        """Jobs that waited for a restore that was dropped go on."""
+        """Continues the jobs that waited for a dropped restore."""
         if self.due:
             self.due = False
-            self._release_behind()
+            self._release_followers()
 
     def _guard(self, restore: Restore, act: Callable[[], None]) -> None:
-        """A restore that fails ends no job: what is not in place yet is computed."""
+        """Runs `act`; an error ends the restore, and the job computes the rest."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001  # the border to a model's library (a native panic is no Exception)
@@ -149,15 +149,15 @@ class Restores:
         self._read_on(restore)
 
     def _fitting(self, restore: Restore, links: Sequence[Link]) -> list[Link]:
-        """The blocks for which there is room beside the path in its workspace; a checkpoint with all before it, or none."""
+        """The blocks for which there is room besides the path in its workspace; with recurrent layers, all or none."""
         prefill, backend, room = restore.prefill, self._cache.backend, self._cache.room
         workspace = prefill.workspace
         slots = workspace.held + prefill.total - prefill.at
         growth = backend.resize_cost(workspace.pack, slots).moment if slots > workspace.capacity else 0
         per_token = max(backend.info.kv_bytes_per_token, 1)
         in_use = room.bytes - room.workspaces.idle_bytes - room.trie.evictable_bytes
-        afloat = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
-        spare = room.budget - in_use - growth - afloat
+        read_ahead = min(AHEAD * BATCH_BYTES, sum(link.tokens for link in links) * per_token)
+        spare = room.budget - in_use - growth - read_ahead
         most = prefill.lease.length + max(spare, 0) // per_token
         fitting = [link for link in links if link.stop <= most]
         if self._cache.recurrent and len(fitting) < len(links):
@@ -176,7 +176,7 @@ class Restores:
             if not self._cache.room.make(size):
                 restore.ended = True
                 break
-            room.afloat += size
+            room.in_transfer += size
             restore.asked += 1
             arrived = partial(self._arrived, restore, size, len(batch))
             self._ask(Urgency.READ, partial(_read, batch), lambda done, act=arrived: self._guard(restore, partial(act, done)))
@@ -194,17 +194,17 @@ class Restores:
                 self._failed(error)
             if not restore.ended:
                 restore.ended = not self._place(restore, blocks) or len(blocks) < asked
-        except (MemoryBudgetError, SnapshotFormatError, KeyError, ValueError) as fault:  # what is left is computed
+        except (MemoryBudgetError, SnapshotFormatError, KeyError, ValueError) as fault:  # the job computes the rest
             log.warning("stored KV could not be restored: %s", fault)
             restore.ended = True
         finally:
-            self._cache.room.afloat -= size
+            self._cache.room.in_transfer -= size
         self._read_on(restore)
 
     # ---- placing ----------------------------------------------------------------------------------------------------
 
     def _place(self, restore: Restore, blocks: Sequence[Read]) -> bool:
-        """Hangs what was read into the trie and stands it in the workspace; False: there is no room for more."""
+        """Inserts blocks into the trie and loads them into the workspace; False without room for more."""
         prefill = restore.prefill
         for namespace, group in groupby(blocks, key=lambda read: read[0].namespace):
             before, length = prefill.lease.node, prefill.lease.length
@@ -213,11 +213,11 @@ class Restores:
             missing = prefill.lease.length - prefill.at
             if missing > 0:
                 prefill.workspace.reserve(missing, prefill.slot)
-                if prefill.lease.length <= prefill.at:  # making room took the lease
+                if prefill.lease.length <= prefill.at:  # making room released the lease
                     return False
                 try:
                     prefill.slot, prefill.at = prefill.workspace.load(prefill.lease, prefill.slot, prefill.at)
-                except BaseException:  # the next job would fail with it again
+                except BaseException:  # drop the node: the next job would fail with it too
                     bad = prefill.lease.node
                     prefill.lease.move(before, length)
                     self._cache.trie.drop(bad)
@@ -251,16 +251,16 @@ class Restores:
         self._running.remove(restore)
         self._counters.publish(self._cache)
         self._done(restore.prefill)
-        self._release_behind()
+        self._release_followers()
 
-    def _release_behind(self) -> None:
-        waiting, self._behind = self._behind, []
+    def _release_followers(self) -> None:
+        waiting, self._followers = self._followers, []
         for prefill in waiting:
             self._done(prefill)
 
 
 def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:
-    """On the block thread: the blocks up to the first that is missing, damaged or not what its name says."""
+    """The blocks up to the first that is missing, damaged or filed under a wrong key; block thread only."""
     found: list[Read] = []
     for link, data in zip(links, store.get([link.key for link in links]), strict=False):
         try:
@@ -276,16 +276,16 @@ def _read(links: Sequence[Link], store: BlockStore) -> list[Read]:
 
 
 def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: int = 0) -> list[Link]:
-    """The blocks of the longest run from the path's start that is stored; on the block thread.
+    """The blocks of the longest stored prefix of a path; block thread only.
 
-    The last one may be shorter than 64 tokens: the path that was saved ended there. With recurrent layers the run ends at a
-    checkpoint, the deepest there is.
+    The last one may be shorter than 64 tokens, where a saved path ended. With recurrent layers the prefix ends at the deepest
+    checkpoint.
 
     Args:
-        store: Where to look; what is found there is marked as just used.
+        store: The block file; blocks found are marked as just used.
         spans: The path.
-        recurrent: Whether generation can go on only from a checkpoint.
-        beyond: Tokens of the path that are of no interest: where the run would end within them, it is empty.
+        recurrent: Whether generation resumes only from a checkpoint.
+        beyond: A prefix of at most so many tokens is of no use: the result is empty then.
     """
     grid = cells(spans)
     links = [cell.link() for cell in grid]
@@ -307,7 +307,7 @@ def reach(store: BlockStore, spans: Sequence[Span], *, recurrent: bool, beyond: 
 
 
 def _ended(store: BlockStore, cell: Cell, beyond: int, *, state: bool, tokens: int) -> Link | None:
-    """The longest block of a cell, of at most `tokens`, that is stored."""
+    """The longest stored block of a cell, of at most `tokens`."""
     for held in range(tokens, max(beyond - cell.start, 0), -1):
         link = cell.link(held, state=state)
         if store.leading([link.key]):

@@ -1,4 +1,4 @@
-"""KV into the block file: cut on the owner thread in short slices, joined, hashed and written on the block thread."""
+"""Saving KV to the block file: copied by the owner thread in short slices; joined, hashed and written by the block thread."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from runtime.scheduler.kv.cache import Cache
 from runtime.scheduler.metrics import Counters
 from runtime.trie import Node, Span
 
-BATCH_BYTES = 12 << 20  # in one transaction; one block at least
-AFLOAT = 2  # batches that were cut and are not written yet
+BATCH_BYTES = 12 << 20  # per transaction; at least one block
+MAX_UNWRITTEN = 2  # batches that are copied and not written yet
 
-Written = tuple[int, int, int]  # blocks, bytes, leading tokens of the path that are held
+Written = tuple[int, int, int]  # blocks written, bytes written, leading tokens of the path in the file
 
 
 @dataclass(slots=True, eq=False)
 class Saving:
-    """One path on its way into the block file."""
+    """One path that is being saved."""
 
     spans: list[Span]
     future: Future[BlocksSaved]
     links: list[Link]
     superseded: list[bytes]
     todo: deque[Link] = field(default_factory=deque)
-    afloat: deque[Link] = field(default_factory=deque)  # the first of each batch that is cut and not written yet
-    blocked: bool = False  # no room for the next block's copy before one of those is written
-    looked: bool = False
+    unwritten: deque[Link] = field(default_factory=deque)  # the first of each batch copied and not written yet
+    blocked: bool = False  # no room for the next copy before a batch is written
+    checked: bool = False
     written: int = 0
     bytes: int = 0
     no_room: bool = False
-    lost: int | None = None  # where the path ends in the block file, if it could not be written to its end
+    lost: int | None = None  # tokens in the block file, if the path could not be written to its end
     started: float = field(default_factory=time.monotonic)
     engine_seconds: float = 0.0
 
     @property
     def due(self) -> bool:
-        """Whether a block can be cut now."""
-        return bool(self.todo) and not self.blocked and len(self.afloat) < AFLOAT
+        """Whether a block can be copied now."""
+        return bool(self.todo) and not self.blocked and len(self.unwritten) < MAX_UNWRITTEN
 
     def lose(self, at: int) -> None:
-        """No more is written; of the path no more than `at` tokens are known to be in the block file."""
+        """Stops saving: at most the first `at` tokens are in the block file."""
         self.todo.clear()
         self.lost = at if self.lost is None else min(at, self.lost)
 
 
 class Savings:
-    """The saves that run. Owner thread only.
+    """The running saves. Owner thread only.
 
     Args:
-        cache: What is saved.
-        counters: What was done.
-        ask: Has the block thread do something, and tells the owner thread how it went.
-        failed: Hears of a store that cannot do it.
+        cache: The source.
+        counters: Of the work done.
+        ask: See `Blocks.ask`.
+        failed: See `Blocks.failed`.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Savings:
 
     @property
     def due(self) -> bool:
-        """Whether anything can be cut now."""
+        """Whether any block can be copied now."""
         return any(saving.due for saving in self._running)
 
     def begin(self, job: Job, future: Future[BlocksSaved], replaces: int | None = None) -> None:
-        """Saves what is in memory of a path; where its first `replaces` tokens were saved before, their short block goes."""
+        """Saves the cached part of a path; removes the short last block of its first `replaces` tokens, saved before."""
         started = time.monotonic()
         nodes = self._cache.trie.walk(job.spans(job.ids))
         held = sum(count for _, count in nodes)
@@ -103,10 +103,10 @@ class Savings:
             there = {link.key for link in plain[: store.leading([link.key for link in plain])]}
             return [link for link in links if link.key not in there and not (link.state and store.leading([link.key]))]
 
-        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._looked, saving, done)))
+        self._ask(Urgency.WRITE, missing, lambda done: self._guard(saving, partial(self._on_checked, saving, done)))
 
     def step(self, until: float) -> None:
-        """Cuts blocks until the clock says `until`; one at least."""
+        """Copies blocks until the time `until`; at least one batch."""
         for saving in list(self._running):
             while saving.due:
                 started = time.monotonic()
@@ -117,11 +117,11 @@ class Savings:
                     return
 
     def fail_all(self) -> None:
-        """The model is being closed: what was cut is still written, and more is not waited for."""
+        """Ends all saves because the model is being closed; copied batches are still written."""
         for saving in list(self._running):
-            if not saving.looked:
+            if not saving.checked:
                 saving.lose(0)
-            elif left := [*saving.afloat, *saving.todo]:
+            elif left := [*saving.unwritten, *saving.todo]:
                 saving.lose(left[0].start)
             self._finish(saving)
 
@@ -139,8 +139,8 @@ class Savings:
             links += [cell.link(end - cell.start, state=True) for end in sorted(ends) if 0 < end - cell.start <= len(cell.ids)]
         return sorted(links, key=lambda link: (link.start, link.state, link.stop))
 
-    def _looked(self, saving: Saving, done: Future[list[Link]]) -> None:
-        saving.looked = True
+    def _on_checked(self, saving: Saving, done: Future[list[Link]]) -> None:
+        saving.checked = True
         if error := done.exception():
             self._failed(error)
             saving.lose(0)
@@ -151,7 +151,7 @@ class Savings:
         self._end(saving)
 
     def _cut_batch(self, saving: Saving, until: float) -> None:
-        """Hands the block thread the next blocks, as many as belong into one batch and as there is time for."""
+        """Gives the block thread the next batch, as far as there is time to copy it."""
         if saving.future.cancelled():
             saving.lose(saving.todo[0].start)
             self._end(saving)
@@ -161,8 +161,8 @@ class Savings:
         while saving.todo and (not batch or (size < BATCH_BYTES and time.monotonic() < until)):
             link = saving.todo[0]
             cut = self._cut(saving, link, size)
-            if cut is None:  # it is not in memory any more, or there is no room for a copy of it
-                saving.blocked = bool(batch or saving.afloat)  # perhaps when what is being written is gone
+            if cut is None:  # not in memory any more, or no room for its copy
+                saving.blocked = bool(batch or saving.unwritten)  # tried again after a batch is written
                 if not saving.blocked:
                     saving.lose(link.start)
                 break
@@ -170,8 +170,8 @@ class Savings:
             size += sum(map(nbytes, cut.arrays))
             saving.todo.popleft()
         if batch:
-            self._cache.room.afloat += size
-            saving.afloat.append(batch[0][0])
+            self._cache.room.in_transfer += size
+            saving.unwritten.append(batch[0][0])
             superseded = [] if saving.todo or saving.lost is not None else saving.superseded
             wrote = partial(self._wrote, saving, size, batch[-1][0])
             write = partial(_write, batch, superseded, saving.links)
@@ -179,15 +179,15 @@ class Savings:
         else:
             self._end(saving)
 
-    def _cut(self, saving: Saving, link: Link, beside: int) -> Exported | None:
-        """A copy of what a block holds; None where it is not in memory, or no room is left beside `beside` other bytes."""
+    def _cut(self, saving: Saving, link: Link, pending: int) -> Exported | None:
+        """A copy of a block; None if it is not in memory, or without room for it and `pending` other bytes."""
         backend = self._cache.backend
         needed = link.tokens * backend.info.kv_bytes_per_token + link.state * backend.state_bytes
-        if not self._cache.room.make(beside + needed):
+        if not self._cache.room.make(pending + needed):
             return None
         try:
             exported = export(self._cache, saving.spans, link.start, link.stop)
-        except MemoryBudgetError:  # the device itself is full
+        except MemoryBudgetError:  # the device is full
             return None
         if exported is None or (link.state and not any(name.startswith("state") for name in exported.arrays[-1])):
             return None
@@ -198,8 +198,8 @@ class Savings:
         return exported
 
     def _wrote(self, saving: Saving, size: int, last: Link, done: Future[Written]) -> None:
-        self._cache.room.afloat -= size
-        first = saving.afloat.popleft()
+        self._cache.room.in_transfer -= size
+        first = saving.unwritten.popleft()
         saving.blocked = False
         if error := done.exception():
             self._failed(error)
@@ -216,7 +216,7 @@ class Savings:
         self._end(saving)
 
     def _guard(self, saving: Saving, act: Callable[[], None]) -> None:
-        """A save that fails ends no other: what was cut of it is written, the rest is not."""
+        """Runs `act`; an error ends this save only, and its copied batches are still written."""
         at = saving.todo[0].start if saving.todo else 0
         try:
             act()
@@ -226,7 +226,7 @@ class Savings:
             self._end(saving)
 
     def _end(self, saving: Saving) -> None:
-        if saving.looked and not saving.todo and not saving.afloat and saving in self._running:
+        if saving.checked and not saving.todo and not saving.unwritten and saving in self._running:
             self._counters.publish(self._cache)
             self._finish(saving)
 
@@ -245,7 +245,7 @@ class Savings:
 def _write(
     batch: Sequence[tuple[Link, Exported]], superseded: Sequence[bytes], links: Sequence[Link], store: BlockStore
 ) -> Written:
-    """On the block thread: how many blocks and bytes were written, and how many tokens of the path are held now."""
+    """Writes a batch; block thread only."""
     blocks: list[Block] = []
     for link, exported in batch:
         blocks.append(Block(link.key, link.parent, link.tokens, pack(exported.joined(), {"key": link.key.hex()})))
@@ -256,7 +256,7 @@ def _write(
 
 
 def _held(links: Sequence[Link], store: BlockStore) -> int:
-    """On the block thread: how many leading tokens of a path are stored, where a block was not kept."""
+    """The number of leading tokens of a path in the file, after a block was not kept; block thread only."""
     plain = [link for link in links if not link.state]
     there = store.leading([link.key for link in plain])
     held = plain[there - 1].stop if there else 0

@@ -1,1 +1,1 @@
-"""Running generations: one token for each per step."""
+"""Decode: one token per step for each running generation."""

@@ -1,7 +1,7 @@
-"""Running generations: one token for each per step, in one forward per workspace.
+"""Decoding: one token per step for each running generation, in one forward per workspace.
 
-Where the backend computes beside its caller, the next forward is begun as soon as the tokens are drawn: their records are
-made, and sent, while it runs.
+If the backend computes asynchronously, the next forward begins as soon as the tokens are drawn: their records are made and
+sent while it runs.
 """
 
 from __future__ import annotations
@@ -24,27 +24,18 @@ from runtime.scheduler.decode.rows import (
     COPY_OUT_TOKENS,
     DecodeBatch,
     Drawn,
-    Guesses,
+    Proposer,
     Row,
     Stream,
     Vocabulary,
-    draw_along,
-    draw_late,
+    draw_deferred,
     temperatures,
+    verify_draft,
 )
 from runtime.scheduler.faults import bisect, typed
 from runtime.scheduler.jobs import FanJob, GenerateJob, Job
 from runtime.scheduler.kv.cache import Cache
-from runtime.scheduler.kv.workspace import (
-    Answer,
-    NoRoomError,
-    PartialForward,
-    SharedFetch,
-    Workspace,
-    begin,
-    forward,
-    prepare,
-)
+from runtime.scheduler.kv.workspace import Answer, NoRoomError, PartialForward, SharedFetch, Workspace, begin, forward, prepare
 from runtime.scheduler.metrics import Counters, RequestMetrics
 from runtime.scheduler.prefill.distributions import Distribution, Distributions, non_finite, normalise
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
@@ -53,21 +44,21 @@ from runtime.speculation.lookup import PromptLookup
 from runtime.speculation.options import SpeculativeOptions
 
 log = logging.getLogger(__name__)
-DRAW_HEAD = 128  # entries of a row that stays on the device that a draw finds on the host: most draws end among them
+DRAW_HEAD = 128  # likeliest entries that are copied to the host of a row on the device: most draws need no others
 
 
 class Decoding:
-    """The generations that run. Owner thread only.
+    """The running generations. Owner thread only.
 
     Args:
         options: Batch limits.
-        cache: Where they stand.
-        counters: What was done.
-        ledger: Told when prompts are in place and when answers end.
-        vocabulary: What ids stand for.
-        drafter: Guesses ahead, where there is a draft model.
-        overlaps: Whether a forward that was begun computes by itself.
-        make_way: Another prompt goes back to wait, if there is one.
+        cache: Places the generations.
+        counters: Of the work done.
+        ledger: Request metrics.
+        vocabulary: Of the model.
+        drafter: The draft model, if any.
+        overlaps: Whether the backend computes a begun forward asynchronously.
+        preempt: Preempts a background job or a prompt; False if there is none.
     """
 
     def __init__(
@@ -80,7 +71,7 @@ class Decoding:
         drafter: Drafter | None,
         *,
         overlaps: bool,
-        make_way: Callable[[], bool],
+        preempt: Callable[[], bool],
     ) -> None:
         self._batch_rows = options.batch_rows
         self._cache = cache
@@ -89,36 +80,36 @@ class Decoding:
         self._vocabulary = vocabulary
         self._drafter = drafter
         self._overlaps = overlaps
-        self._make_way = make_way
-        self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # begun forwards
+        self._preempt = preempt
+        self._ahead: list[tuple[DecodeBatch, SharedFetch]] = []  # forwards in flight
         self.rows: list[Row] = []
 
     def start(self, prefill: Prefill, last: Distribution) -> None:
-        """A prompt is in place: the first token of each of its streams comes from the distribution after it.
+        """Starts the streams of a complete prompt: draws the first token of each from the distribution after it.
 
         Raises:
-            BaseException: They could not be started; nothing of them stays.
+            BaseException: They could not be started; all their places are released.
         """
         rows: list[Row] = []
         places = [prefill]
-        guesses: Guesses | None = None
+        proposer: Proposer | None = None
         try:
             jobs = [prefill.job] if isinstance(prefill.job, GenerateJob) else self._branches(prefill.job)
             if not jobs:
                 self._cache.leave(prefill)
                 return
             for job in jobs[1:]:
-                places.append(self._cache.join(prefill, job))  # noqa: PERF401  # one that fails must find those before it
-            if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
-                guesses = self._guesses(jobs[0], jobs[0].options.speculative)
+                places.append(self._cache.join(prefill, job))  # noqa: PERF401  # on an error, `places` must hold those before
+            if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches do not speculate
+                proposer = self._open_proposer(jobs[0], jobs[0].options.speculative)
             rows = [
                 Row(job, Stream(job, self._vocabulary), place, place.workspace) for job, place in zip(jobs, places, strict=True)
             ]
-            rows[0].guesses = guesses
+            rows[0].proposer = proposer
             self.rows += rows
             self._counters.last_reused, self._counters.last_computed = prefill.reused, prefill.computed
             self._counters.first_token_seconds = time.monotonic() - jobs[0].submitted
-            self._counters.publish(self._cache)  # before the first token: with it the caller sees what the prompt cost
+            self._counters.publish(self._cache)  # before the first token, so that its reader sees the prompt's costs
             now = time.monotonic()
             for row in rows:
                 row.job.prompted = now
@@ -129,41 +120,41 @@ class Decoding:
             with together():
                 for row in rows:
                     row.stream.deliver()
-        except BaseException:  # the jobs are told by the caller
+        except BaseException:  # the caller ends the jobs
             ended = [row.prefill for row in rows if row not in self.rows]
             self.rows = [row for row in self.rows if row not in rows]
-            if guesses is not None and prefill not in ended:
-                guesses.close()
+            if proposer is not None and prefill not in ended:
+                proposer.close()
             for place in places:
                 if place not in ended:
                     self._cache.leave(place)
             raise
 
     def _branches(self, job: Job) -> list[GenerateJob]:
-        """Those that begin where the job's path ends; what was dropped meanwhile ends here."""
+        """The branches of a fan; ends the cancelled ones."""
         assert isinstance(job, FanJob)
         for dropped in (one for one in job.jobs if one.cancelled):
             self._ledger.leave(dropped, "cancelled")
-            dropped.leave()
+            dropped.end(None)
         return [one for one in job.jobs if not one.cancelled]
 
-    def _guesses(self, job: GenerateJob, options: SpeculativeOptions) -> Guesses:
-        guesses: Guesses
+    def _open_proposer(self, job: GenerateJob, options: SpeculativeOptions) -> Proposer:
+        proposer: Proposer
         if self._drafter is not None and options.method != "prompt_lookup":
-            guesses = self._drafter.open()
+            proposer = self._drafter.open()
         else:
-            guesses = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
-        guesses.extend(job.ids.tolist())
-        return guesses
+            proposer = PromptLookup(options.prompt_lookup_max, options.prompt_lookup_min)
+        proposer.extend(job.ids.tolist())
+        return proposer
 
     def end(self, row: Row, error: BaseException | None) -> None:
-        """A generation ends: its tail is published, what was held back is sent."""
+        """Ends a generation: publishes its tail and sends the tokens held back."""
         self.rows.remove(row)
         workspace = row.workspace
         if self._overlaps and all(other.workspace is not workspace for other in self.rows):
             workspace.abandon()
-        if row.guesses is not None:
-            row.guesses.close()
+        if row.proposer is not None:
+            row.proposer.close()
         self._counters.tokens_reused += row.prefill.reused
         made = len(row.stream.new_ids)
         if row.job.constraint is not None:
@@ -183,31 +174,31 @@ class Decoding:
                 drafted=row.drafted,
                 accepted=row.accepted,
             )
-            self._counters.publish(self._cache)  # before the end, so that the numbers are there when it is seen
+            self._counters.publish(self._cache)  # before `on_end`, so that its reader sees the numbers
             try:
                 row.stream.deliver(ended=True)
             finally:
                 row.job.on_end(error)
 
     def _publish(self, row: Row) -> None:
-        """Publishes what a generation has pushed since the last time; where that fails, the answer goes on without."""
+        """Publishes the tokens pushed since the last time; a failure does not end the answer."""
         job, lease = row.job, row.prefill.lease
         count = row.unpublished
         if count <= 0:
             return
         tail = min(count, row.pushed)
         try:
-            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens(0)[row.pushed - tail : row.pushed]])
+            tokens: Int32 = np.concatenate([job.ids[lease.length :], row.stream.new_tokens()[row.pushed - tail : row.pushed]])
             scores = None
             if tail:
                 own = row.take_scores(tail)
                 scores = Scores.concat([empty_scores(count - tail, own.top_ids.shape[1]), own]) if count > tail else own
-            self._cache.publish(row.prefill, tokens, row.slot, scores)
-        except BaseException:  # a copy for later that cannot be made (no memory, a native panic) must not end what runs
+            self._cache.publish(row.prefill, tokens, row.prefill.slot, scores)
+        except BaseException:  # a failed copy (no memory, a native panic) must not end the answer
             log.exception("the KV of a running answer could not be kept")
 
     def _copy_out(self, workspace: Workspace) -> None:
-        """Has edges copied out of the pack on which none of its rows stands, where no other request uses it."""
+        """Copies edges that its rows do not use out of the pack, if no other request uses it."""
         rows = [row for row in self.rows if row.workspace is workspace]
         for row in rows:
             row.next_copy_out = max(2 * row.pushed, COPY_OUT_TOKENS)
@@ -220,59 +211,50 @@ class Decoding:
             log.exception("what stands beside a running answer could not be copied out")
 
     def drop_cancelled(self) -> None:
-        """Ends those for which no caller waits."""
+        """Ends the cancelled generations."""
         for row in [row for row in self.rows if row.job.cancelled]:
             self.end(row, None)
 
     def step(self, *, paced: bool) -> None:
-        """One token for each; `paced`: what comes faster than a screen shows it is told together."""
+        """One token for each; `paced`: tokens that arrive faster than a screen shows them are sent together."""
         started = time.monotonic()
-        groups = self._groups(self.rows)
-        for rows in groups:
+        for rows in [list(self.rows)] if self._cache.backend.together else by_workspace(self.rows):
             self._advance(rows)
-        if groups:
-            self._counters.decode_seconds += time.monotonic() - started
+        self._counters.decode_seconds += time.monotonic() - started
         with together():
-            for row in self.rows:  # after the work; before what may take long, all there is
+            for row in self.rows:  # not paced before longer work such as a prefill
                 row.stream.deliver(paced=paced)
 
     @property
     def stalled(self) -> bool:
-        """Whether all of them wait for masks."""
+        """Whether all rows wait for grammar masks."""
         return all(row.undrawn is not None for row in self.rows)
 
     def wait(self, seconds: float) -> None:
-        """Until the mask of the first one is there, or so long; of use where they are `stalled`."""
-        if self.rows:
-            self.rows[0].stream.ready(seconds)
-
-    def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows that may share a forward."""
-        if self._cache.backend.together:
-            return [list(rows)] if rows else []
-        return by_workspace(rows)
+        """Waits up to `seconds` for the mask of the first row; called when all are `stalled`."""
+        self.rows[0].stream.ready(seconds)
 
     def _advance(self, rows: list[Row]) -> None:
         drawn = self._collect(rows)
-        drawn += [part for row in rows if row in self.rows and (part := draw_late(row)) is not None]
+        drawn += [part for row in rows if row in self.rows and (part := draw_deferred(row)) is not None]
         served = {id(row) for part in drawn for row in part.rows}.union(*(part.failures for part in drawn))
         rest = [row for row in rows if id(row) not in served and row.undrawn is None and row in self.rows]
         for row in [row for row in rest if self._speculates(row)]:
-            if self._push_guessed(drawn, row):
+            if self._push_drafted(drawn, row):
                 rest.remove(row)
         for start in range(0, len(rest), self._batch_rows):
             self._push(drawn, rest[start : start + self._batch_rows])
         self._settle(drawn, rows)
 
     def _speculates(self, row: Row) -> bool:
-        """Whether a row may push guesses: it has its workspace to itself, so that wrong ones are the newest there."""
-        return row.guesses is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
+        """Whether a row may speculate: it needs its workspace to itself, so that rejected tokens are the newest there."""
+        return row.proposer is not None and all(other is row or other.workspace is not row.workspace for other in self.rows)
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
 
     def _push(self, drawn: list[Drawn], rows: list[Row]) -> None:
-        """One forward of the rows' pending tokens, and the draws after it, which join `drawn`."""
-        rows = self._standing(rows)
+        """One forward of the rows' pending tokens; appends the draws after it to `drawn`."""
+        rows = self._resumable_rows(rows)
         if not rows:
             return
         batch: DecodeBatch | None = None
@@ -281,15 +263,15 @@ class Decoding:
             after = self._computed(batch.parts, batch.rows, batch.at, batch.temperatures)
             if not after.finite.all() and batch.broken():
                 raise non_finite(rows[0].stream.position)
-        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty row fails
+        except BaseException as error:  # noqa: BLE001  # bisected: only the faulty row fails
             if batch is not None:
                 batch.rollback()
             if isinstance(error, NoRoomError):
-                if batch is not None and len(batch.parts) > 1:  # one by one, the largest last: it may have to end
+                if batch is not None and len(batch.parts) > 1:  # one workspace at a time, the largest last: it may have to end
                     for group in sorted(by_workspace(rows), key=lambda group: max(len(row.path) for row in group)):
                         self._push(drawn, [row for row in group if row in self.rows])
                     return
-                if self._make_way() or self._end_larger(drawn, rows, error):
+                if self._preempt() or self._end_larger(drawn, rows, error):
                     self._push(drawn, rows)
                     return
             bisect(rows, error, partial(self._push, drawn), self.end)
@@ -304,7 +286,7 @@ class Decoding:
         return normalise(got, entropy=True, temperatures=heats)
 
     def _request(self, rows: Sequence[Row], at: Sequence[int], heats: Sequence[float]) -> RankRequest | None:
-        """What crosses of rows that stay on the device; None: they do not, or each draw or record reads the whole row."""
+        """The parts of rows on the device to copy to the host; None: whole rows, or rows on the host."""
         if not self._cache.backend.on_device:
             return None
         whole = tuple(sorted({i for row, i in zip(rows, at, strict=True) if row.stream.reads_rows}))
@@ -313,7 +295,7 @@ class Decoding:
         return RankRequest(max(DRAW_HEAD, *(row.job.options.top_k for row in rows)), tuple(heats), whole)
 
     def _end_larger(self, drawn: Sequence[Drawn], rows: Sequence[Row], error: NoRoomError) -> bool:
-        """Ends the largest stream that is still to be pushed in this step, if it is none of `rows`, which find no room."""
+        """Ends the largest stream not yet pushed in this step to make room for `rows`; False if it is one of these."""
         pushed = {id(row) for part in drawn for row in part.rows}
         largest = max((row for row in self.rows if id(row) not in pushed), key=lambda row: len(row.path))
         if not self._cache.backend.together or largest in rows:
@@ -321,18 +303,18 @@ class Decoding:
         self.end(largest, typed(error))
         return True
 
-    def _push_guessed(self, drawn: list[Drawn], row: Row) -> bool:
-        """One forward of a row's pending token and of what may follow it; whether it came to that."""
+    def _push_drafted(self, drawn: list[Drawn], row: Row) -> bool:
+        """Speculates: one forward of a row's pending token and drafted ones; False if nothing was pushed."""
         speculative, workspace = row.job.options.speculative, row.workspace
-        if row.guesses is None or speculative is None or row.invoked:
+        if row.proposer is None or speculative is None or row.invoked:
             return False
-        row.guesses.extend(row.stream.new_ids[row.told :])
-        row.told = len(row.stream.new_ids)
-        guesses = row.guesses.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
-        if not guesses:
+        row.proposer.extend(row.stream.new_ids[row.proposer_tokens :])
+        row.proposer_tokens = len(row.stream.new_ids)
+        draft = row.proposer.propose(min(row.reach or speculative.num_tokens, row.stream.left - 1))
+        if not draft:
             return False
-        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *guesses)]
-        parents = [row.slot, *range(base, base + len(guesses))]
+        base, tokens = workspace.size, [token + row.prefill.tag for token in (row.pending, *draft)]
+        parents = [row.prefill.slot, *range(base, base + len(draft))]
         try:
             for slot, token in zip(parents, tokens, strict=True):
                 workspace.paths.add(slot, token)
@@ -340,25 +322,25 @@ class Decoding:
             after = self._computed([part], [row] * len(tokens), range(len(tokens)), [row.stream.heats] * len(tokens))
             if not after.finite.all() and workspace.broken(base):
                 raise non_finite(row.stream.position)
-        except BaseException:  # noqa: BLE001  # without guesses it may go, or fails for the guilty row
+        except BaseException:  # noqa: BLE001  # tried again without a draft, where a faulty row fails alone
             workspace.rollback(base)
             return False
-        drawing = draw_along(row, guesses, after)
+        drawing = verify_draft(row, draft, after)
         right = len(drawing.rows) if row.undrawn is not None else max(len(drawing.rows) - 1, 0)
-        self._counters.tokens_drafted += len(guesses)
+        self._counters.tokens_drafted += len(draft)
         self._counters.tokens_accepted += right
-        row.drafted, row.accepted = row.drafted + len(guesses), row.accepted + right
-        # as transformers' heuristic: further after a hit, less far after a miss, whose forward was dearer for nothing
-        row.reach = min(len(guesses) + 2, speculative.num_tokens) if right == len(guesses) else max(right, 1)
+        row.drafted, row.accepted = row.drafted + len(draft), row.accepted + right
+        # transformers' heuristic: a longer draft after full acceptance, a shorter one after a rejection
+        row.reach = min(len(draft) + 2, speculative.num_tokens) if right == len(draft) else max(right, 1)
         workspace.truncate(base + 1 + right)
-        row.slot, row.pushed = base + right, row.pushed + 1 + right
-        drawing.record()  # at once: what was guessed right is published with its numbers
+        row.prefill.slot, row.pushed = base + right, row.pushed + 1 + right
+        drawing.record()  # at once: accepted tokens are published with their scores
         drawn.append(drawing)
         return True
 
     def _begin(self, rows: Sequence[Row]) -> None:
-        """Begins the next forward of some rows; where that fails, the next step finds out what is wrong."""
-        for row in [row for row in rows if self._speculates(row)]:  # it will push more than one token
+        """Begins the next forward of some rows; after a failure the next step tries again."""
+        for row in [row for row in rows if self._speculates(row)]:  # it will push several tokens
             row.workspace.unprepare()
         rows = [row for row in rows if not self._speculates(row)]
         if not rows or rows[0].workspace.recurrent or any(row.invoked for row in rows):
@@ -370,18 +352,18 @@ class Decoding:
         try:
             batch = DecodeBatch(chosen)
             fetch = begin(batch.parts, self._request(batch.rows, batch.at, batch.temperatures))
-        except BaseException:  # noqa: BLE001  # tried again, and bisected, by the next step
+        except BaseException:  # noqa: BLE001  # the next step tries again, and bisects
             for row in chosen:
                 row.workspace.unprepare()
             if batch is not None:
                 batch.rollback()
             return
         self._ahead.append((batch, fetch))
-        if len(chosen) == len(rows):  # else the others' forward comes first, and it would be dropped
+        if len(chosen) == len(rows):  # else the forward of the others comes first and drops the preparation
             self._prepare(batch)
 
     def _prepare(self, batch: DecodeBatch) -> None:
-        """Readies the forward after the one that was begun, if what it will be can be told: no two rows stand at one place."""
+        """Prepares the forward after the one in flight, if it is predictable: no two rows share a slot."""
         if len(batch.rows) != batch.size:
             return
         parts, going, start = [], list[Row](), 0
@@ -397,11 +379,11 @@ class Decoding:
             try:
                 places = range(len(going))
                 prepare(parts, self._request(going, places, temperatures(going, places, len(going))))
-            except BaseException:  # noqa: BLE001  # as in `_begin`: what is wrong shows when its tokens are there
+            except BaseException:  # noqa: BLE001  # as in `_begin`: the next step tries again
                 return
 
     def _collect(self, rows: Sequence[Row]) -> list[Drawn]:
-        """The draws after the forward that was begun for these rows, for those that still run."""
+        """The draws after the forward in flight for these rows, for those that still run."""
         found = next((pair for pair in self._ahead if any(row in pair[0].rows for row in rows)), None)
         self._ahead = [pair for pair in self._ahead if pair is not found and any(row in self.rows for row in pair[0].rows)]
         if found is None:
@@ -413,47 +395,39 @@ class Decoding:
         after = normalise(fetch.logits, entropy=True, temperatures=batch.temperatures)
         if not after.finite.all():
             for part, base in zip(batch.parts, batch.bases, strict=True):
-                newest = part.workspace.size == base + len(part.tokens)  # else it was looked at before others' were pushed
+                newest = part.workspace.size == base + len(part.tokens)  # else it was checked before others pushed
                 if part.workspace not in lost and newest and part.workspace.broken(base):
                     part.workspace.rollback(base)
-                    lost.add(part.workspace)  # pushed again, and bisected
+                    lost.add(part.workspace)  # its rows are pushed again, and bisected
         running = [row for row in self.rows if row.workspace not in lost]
         return [batch.draw(after, running)]
 
-    def _standing(self, rows: list[Row]) -> list[Row]:
-        """The rows, each where a token can be appended now; one that cannot be brought back has ended.
+    def _resumable_rows(self, rows: list[Row]) -> list[Row]:
+        """The rows, each at a slot to which a token can be appended; a row that cannot be brought back is ended.
 
-        One that is brought back may take the state that another stood on, but only of a shorter path: no more rounds
-        are needed than there are rows.
+        Bringing a row back may take the recurrent state of another row, but only of a shorter path: there are at most as many
+        rounds as rows.
         """
         for row in [row for row in rows if row.invoked]:
-            self._publish(row)  # what was computed under the route so far
+            self._publish(row)  # tokens computed under the previous route
             if (slot := self._guarded(row, partial(activate, self._cache, row))) is not None:
-                row.slot = slot
+                row.prefill.slot = slot
         rows = [row for row in rows if row in self.rows]
         for _ in range(len(rows)):
-            lost = [row for row in rows if not row.workspace.resumable(row.slot)]
+            lost = [row for row in rows if not row.workspace.resumable(row.prefill.slot)]
             if not lost:
                 break
-            moved: dict[int, int] = {}  # rows that stood at one place stand at one place again
+            moved: dict[int, int] = {}  # old slot -> new slot: rows that shared a slot share one again
             for row in lost:
-                if row.slot in moved:
-                    row.slot = moved[row.slot]
-                elif (slot := self._push_again(row)) is not None:
-                    moved[row.slot], row.slot = slot, slot
+                if row.prefill.slot in moved:
+                    row.prefill.slot = moved[row.prefill.slot]
+                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
+                    moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
 
-    def _push_again(self, row: Row) -> int | None:
-        """Brings a generation back to its place, whose recurrent state went along with another job.
-
-        Returns:
-            Its new slot; None when it could not be brought back and has ended.
-        """
-        return self._guarded(row, lambda: bring_back(self._cache, row.prefill, row.path))
-
     def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
-        """What moves a generation: where it fails, that one has ended."""
+        """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""
         try:
             return act()
         except BaseException as error:  # noqa: BLE001  # the border: this generation alone fails
@@ -463,9 +437,9 @@ class Decoding:
     # ---- after the draw ---------------------------------------------------------------------------------------------
 
     def _settle(self, drawn: list[Drawn], rows: Sequence[Row] = ()) -> None:
-        """What follows the draws: tails published, the next forward of `rows` begun, records made, ends told."""
+        """After the draws: publishes tails, begins the next forward of `rows`, makes records, ends finished rows."""
         failed: dict[int, BaseException] = {}
-        concerned: set[int] = set()  # the rows that have drawn, or could not
+        concerned: set[int] = set()  # by id(): rows with a draw or a failure
         for part in drawn:
             failed |= part.failures
             concerned.update(part.failures, map(id, part.rows))
@@ -473,7 +447,7 @@ class Decoding:
         for row in self.rows:
             if id(row) not in concerned:
                 continue
-            if id(row) not in failed and row.stream.finish is Finish.NONE and (full := self._outgrown(row)) is not None:
+            if id(row) not in failed and row.stream.finish is Finish.NONE and (full := self._over_budget(row)) is not None:
                 failed[id(row)] = full
             if id(row) in failed or row.stream.finish is not Finish.NONE:
                 ending.append(row)
@@ -484,7 +458,7 @@ class Decoding:
                 self._copy_out(row.workspace)
         for row in self.rows:
             if id(row) in concerned and row not in ending:
-                row.job.begin_masks()  # after all draws, beside which they would be in each other's way; the forward hides them
+                row.job.begin_masks()  # after all draws, with which masks would compete for the CPU; the forward hides them
         if self._overlaps and rows:
             self._begin([row for row in rows if row in self.rows and row not in ending and row.undrawn is None])
         for part in drawn:
@@ -494,8 +468,8 @@ class Decoding:
             error = failed.get(id(row))
             self.end(row, None if error is None else typed(error))
 
-    def _outgrown(self, row: Row) -> BaseException | None:
-        """The error of one that needs more than the budget all by itself; what it said is kept."""
+    def _over_budget(self, row: Row) -> BaseException | None:
+        """The error of a row whose path alone exceeds the budget; its answer so far stays."""
         try:
             self._cache.check_room(len(row.job.ids) + row.pushed + 1)
         except MemoryBudgetError as full:

@@ -1,7 +1,4 @@
-"""Running generations: from a distribution to a record, and when each ends; one token for each per step.
-
-Their tails are published to the trie in runs.
-"""
+"""The state of running generations: draws, their records, stop conditions, and batches of rows for one forward."""
 
 from __future__ import annotations
 
@@ -31,20 +28,20 @@ from runtime.scheduler.prefill.distributions import Distributions, non_finite
 from runtime.scheduler.prefill.prefill import Prefill, by_workspace
 
 FIRST_CAPACITY = 16  # rows
-PACE_SECONDS = 0.016  # tokens that come faster than a screen shows them are told together: each telling wakes a thread
-PUBLISH_TOKENS = 64  # a tail goes to the trie in runs of this many
-COPY_OUT_TOKENS = 8  # generated tokens after which copying what stands beside the path costs less than to go on reading it
-PATIENCE_SECONDS = 0.005  # that a step waits for masks, all together; rows whose mask comes later sit it out
+PACE_SECONDS = 0.016  # tokens that arrive faster than a screen shows them are sent together: each send wakes a thread
+PUBLISH_TOKENS = 64  # generated tokens are published to the trie in runs of this length
+COPY_OUT_TOKENS = 8  # generated tokens after which copying unused slots out of the pack is cheaper than attending to them
+PATIENCE_SECONDS = 0.005  # that a step waits for all grammar masks together; rows with a later mask skip the step
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What ids stand for.
+    """The vocabulary and the limits of the model.
 
     Attributes:
-        token_bytes: Bytes of every id.
-        eos: Ids that end an answer; a server may tell of more while it answers.
-        context: Tokens that the model can hold.
+        token_bytes: The bytes of every id.
+        eos: Ids that end an answer; a server may add some during an answer.
+        context: Context length in tokens.
     """
 
     token_bytes: Sequence[bytes]
@@ -53,13 +50,13 @@ class Vocabulary:
 
 
 class Stream:
-    """Collects drawn tokens, holds back what may become a stop string, and knows when to end.
+    """Draws and collects tokens, holds back a possible beginning of a stop string, and decides when to end.
 
-    `take` takes tokens in, `record` their numbers; `deliver` sends those that are ready, as one run.
+    `take` adds a token, `record` its scores; `deliver` sends the ready tokens as one run.
 
     Args:
         job: The request.
-        vocabulary: What ids stand for.
+        vocabulary: Of the model.
     """
 
     def __init__(self, job: GenerateJob, vocabulary: Vocabulary) -> None:
@@ -70,38 +67,38 @@ class Stream:
         self._room = vocabulary.context - len(job.ids)
         self._limit = job.options.max_tokens or DEFAULT_MAX_TOKENS
         self._stops = StopFinder(job.options.stop) if job.options.stop else None
-        self._forced: set[int] = set()  # places of tokens beside which the grammar allowed no other
-        self._texts: list[str] = []  # of the tokens that were not sent yet
-        self._draws: list[float] = []  # of all tokens
+        self._forced: set[int] = set()  # indices of tokens that were the only one the grammar allowed
+        self._texts: list[str] = []  # of the tokens not sent yet
+        self._draws: list[float] = []  # random numbers of all tokens
         self._sent = 0  # tokens
-        self._ready = 0  # tokens, the sent ones included
-        self._told = -PACE_SECONDS  # monotonic seconds
+        self._ready = 0  # tokens, including the sent ones
+        self._sent_at = -PACE_SECONDS  # monotonic seconds
         self.new_ids: list[int] = []
-        self.position = len(job.ids)  # where in the path the next token stands
-        self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of all tokens that were recorded; and room for more
+        self.position = len(job.ids)  # of the next token in the path
+        self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of the recorded tokens, with spare rows
         self._recorded = 0  # tokens
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
-        self._stages: list[Told] = []  # of the tokens that were not sent yet, where they are asked for
-        self._traced: deque[Traced] = deque()  # draws that are not recorded yet
+        self._stages: list[Told] = []  # of the tokens not sent yet, if the request asks for them
+        self._traced: deque[Traced] = deque()  # draws not recorded yet
         self.finish = Finish.NONE
         masked, traced, sampler = job.constraint is not None, job.options.stages, job.sampler
-        self.heats = 1.0 if masked else sampler.heats[traced]  # see `Sampler.heats`; a grammar leaves no raw row whole
-        self.reads_rows = masked or traced or sampler.edits  # whether each draw, or the report of it, reads the whole row
+        self.heats = 1.0 if masked else sampler.heats[traced]  # see `Sampler.heats`; a grammar always masks the row
+        self.reads_rows = masked or traced or sampler.edits  # whether each draw, or its report, reads the whole row
 
     @property
     def left(self) -> int:
-        """Tokens that may come yet."""
+        """The most tokens that may still come."""
         return min(self._limit, self._room + 1) - len(self.new_ids)
 
     def ready(self, patience: float) -> bool:
-        """Whether `draw` would not wait for a mask, after so many seconds at most."""
+        """Whether the grammar mask for `draw` is there; waits up to `patience` seconds for it."""
         return self.job.constraint is None or self.job.constraint.ready(patience)
 
     def draw(self, logprobs: Float32 | Ranked, shift: float = 0.0) -> tuple[int, float]:
-        """The next token and its random number, from ``(vocab,)`` log-probabilities; `shift` makes raw logits of them.
+        """The next token and its random number, from ``(vocab,)`` log-probabilities; adding `shift` gives raw logits.
 
         Raises:
-            GrammarError: The grammar fails here, or everything it allows is banned.
+            GrammarError: The grammar fails, or all tokens that it allows are banned.
         """
         job, sampler = self.job, self.job.sampler
         allowed = None if job.constraint is None else job.constraint.allowed()  # (vocab,)
@@ -128,7 +125,7 @@ class Stream:
         return token, u
 
     def take(self, token: int, u: float) -> None:
-        """Takes a drawn token in; `finish` says whether it was the last."""
+        """Adds a drawn token; sets `finish` if it is the last."""
         self.new_ids.append(token)
         self.position += 1
         if self._history is not None:
@@ -143,7 +140,7 @@ class Stream:
             self.finish = Finish.LENGTH
         self._texts.append(self._decode(self._token_bytes[token], final=bool(self.finish)))
         held = 0
-        if self._stops is not None and not self.finish.by_eos:  # whose name is no text of the answer
+        if self._stops is not None and not self.finish.by_eos:  # the name of an eos token is no text of the answer
             begins = self._stops.feed(self._texts[-1])
             if begins is not None:
                 self._cut(self._tokens_of(len(self._texts[-1]) - begins))
@@ -152,7 +149,7 @@ class Stream:
         self._ready = self._sent + len(self._texts) - held
 
     def record(self, scores: Scores, row: int) -> None:
-        """The numbers of the token taken last: row `row` of `scores`, which has as many alternatives at least as are kept."""
+        """Stores row `row` of `scores` for the next token to record; `scores` has at least as many alternatives as are kept."""
         n, into = self._recorded, self.scores
         k = into.top_ids.shape[1]
         if n == len(into.rank):
@@ -171,7 +168,7 @@ class Stream:
             self._stages.append(told_of(self._traced.popleft()))
 
     def _tokens_of(self, characters: int) -> tuple[int, int]:
-        """How many of the last tokens hold the last `characters`, and how many they hold before these."""
+        """The number of final tokens that contain the last `characters`, and of their characters before these."""
         tokens = covered = 0
         while covered < characters:
             tokens += 1
@@ -179,7 +176,7 @@ class Stream:
         return tokens, covered - characters
 
     def _cut(self, place: tuple[int, int]) -> None:
-        """A stop string begins in one of the last tokens, after some characters: from there on nothing is shown."""
+        """Cuts the text at a stop string, given where it begins: a token counted from the end, and its characters to keep."""
         tokens, kept = place
         text = self._texts[-tokens][:kept]
         self._texts[-tokens:] = [text]
@@ -188,16 +185,16 @@ class Stream:
             self.finish = Finish.STOP_INSIDE
 
     def _whole_before(self, constraint: Constraint, tokens: int, shown: bytes) -> bool:
-        """Whether the answer without its last tokens, but for what is shown of the first of them, is a whole one."""
-        begun = self._token_bytes[self.new_ids[-tokens]].startswith(shown)  # not so inside a character of several tokens
+        """Whether the answer up to its last `tokens`, plus the bytes `shown` of the first of them, satisfies the grammar."""
+        begun = self._token_bytes[self.new_ids[-tokens]].startswith(shown)  # false inside a character of several tokens
         return begun and constraint.could_end(tokens, shown)
 
     def deliver(self, *, paced: bool = False, ended: bool = False) -> None:
-        """Sends what can no longer become part of a stop string.
+        """Sends the tokens that cannot belong to a stop string any more.
 
         Args:
-            paced: Unless something was sent just before.
-            ended: And what was held back: nothing follows.
+            paced: Sends nothing if less than `PACE_SECONDS` have passed since the last run.
+            ended: Sends the held back tokens too.
         """
         if ended:
             self._ready = self._sent + len(self._texts)
@@ -205,9 +202,9 @@ class Stream:
         if n <= 0:
             return
         now = time.monotonic()
-        if paced and now - self._told < PACE_SECONDS:
+        if paced and now - self._sent_at < PACE_SECONDS:
             return
-        self._told = now
+        self._sent_at = now
         part = slice(self._sent, self._ready)
         ids, scores = self.new_ids[part], self.scores
         finish = np.zeros(n, np.uint8)
@@ -236,74 +233,60 @@ class Stream:
         del self._texts[:n], self._stages[:n]
         self.job.on_run(run)
 
-    def new_tokens(self, start: int) -> Int32:
-        """The generated ids from `start`."""
-        return np.array(self.new_ids[start:], np.int32)
+    def new_tokens(self) -> Int32:
+        """The generated ids."""
+        return np.array(self.new_ids, np.int32)
 
 
-class Guesses(Protocol):
-    """Guesses what a text goes on with; see `runtime.speculation`."""
+class Proposer(Protocol):
+    """Drafts the continuation of a text; see `runtime.speculation`."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text has grown."""
+        """Appends tokens to the text."""
 
     def propose(self, limit: int) -> list[int]:
         """Up to `limit` tokens that may come next."""
 
     def close(self) -> None:
-        """The text is complete."""
+        """Frees its memory: the text is complete."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A generation that decodes: its last slot, and the token that is to be pushed next, or what that is drawn from."""
+    """A decoding generation: its last slot, and its next token or, while it waits for a mask, its next distribution."""
 
     job: GenerateJob
     stream: Stream
-    prefill: Prefill
-    workspace: Workspace  # where it decodes
-    pending: int = -1  # drawn, not yet pushed
-    undrawn: Distributions | None = None  # one: what follows the last slot, until the grammar's mask is there
-    pushed: int = 0  # generated tokens whose KV stands in the workspace
-    tried: int = 0  # of them, when they were last offered to the trie
-    next_copy_out: int = COPY_OUT_TOKENS  # at so many of them what stands beside the path is copied out next
+    prefill: Prefill  # with the last slot, which the cache sees there
+    workspace: Workspace
+    pending: int = -1  # token drawn, not yet pushed
+    undrawn: Distributions | None = None  # one row: the distribution after the last slot, while it waits for a grammar mask
+    pushed: int = 0  # generated tokens with KV in the workspace
+    tried: int = 0  # `pushed` at the last attempt to publish
+    next_copy_out: int = COPY_OUT_TOKENS  # `pushed` at which unused slots are copied out of the pack next
     started: float = 0.0  # monotonic seconds of the first token
-    guesses: Guesses | None = None  # of what comes next
-    told: int = 0  # generated tokens that they know of
-    invoked: bool = False  # its last token activates an adapter: the path is to be computed under another route
-    outdated: list[slice] = field(default_factory=list)  # generated tokens whose numbers are not those of the route
-    reach: int = 0  # guesses that are asked for next; 0: as many as may be
-    drafted: int = 0  # guesses pushed so far
-    accepted: int = 0  # of them, those that were right
-
-    @property
-    def slot(self) -> int:
-        """The last slot in place; kept with the prefill, where the cache sees which rows stand where."""
-        return self.prefill.slot
-
-    @slot.setter
-    def slot(self, slot: int) -> None:
-        self.prefill.slot = slot
-
-    @property
-    def due_next(self) -> tuple[int, int]:
-        """Where the next token hangs, and the token as workspaces know it: with the number of its adapters."""
-        return self.prefill.slot, self.pending + self.prefill.tag
+    proposer: Proposer | None = None  # with speculation
+    proposer_tokens: int = 0  # generated tokens passed to `proposer`
+    invoked: bool = False  # its last token activates an adapter: the path must be computed under another route
+    outdated: list[slice] = field(default_factory=list)  # generated tokens with scores of an earlier route
+    reach: int = 0  # tokens to draft next; 0: as many as allowed
+    drafted: int = 0  # drafted tokens so far
+    accepted: int = 0  # accepted ones so far
 
     @property
     def path(self) -> Int32:
-        """The tokens that stand in the workspace."""
-        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens(0)[: self.pushed]])
+        """The tokens with KV in the workspace."""
+        joined: Int32 = np.concatenate([self.job.ids, self.stream.new_tokens()[: self.pushed]])
         return joined
 
     @property
     def due(self) -> bool:
-        """Whether the tail is long enough to be published, and was not just refused."""
+        """Whether `PUBLISH_TOKENS` are unpublished, and as many are new since the last attempt."""
         return min(self.unpublished, self.pushed - self.tried) >= PUBLISH_TOKENS
 
     @property
     def unpublished(self) -> int:
-        """Tokens in the workspace that the trie does not have yet."""
+        """Tokens in the workspace that are not in the trie yet."""
         return len(self.job.ids) + self.pushed - self.prefill.lease.length
 
     def take_scores(self, count: int) -> Scores:
@@ -314,28 +297,28 @@ class Row:
             return scores
         rank = scores.rank.copy()
         for part in self.outdated:
-            rank[max(part.start - start, 0) : max(part.stop - start, 0)] = 0  # not known
+            rank[max(part.start - start, 0) : max(part.stop - start, 0)] = 0  # unknown
         return replace(scores, rank=rank)
 
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """Tokens that are drawn, and the distributions they come from: their records are still to be made."""
+    """The tokens drawn after one forward, with their distributions, until they are recorded."""
 
     after: Distributions
-    rows: list[Row] = field(default_factory=list)  # a row that speculated may be there several times
-    at: list[int] = field(default_factory=list)  # each row's place in `after`
-    tokens: list[int] = field(default_factory=list)
-    failures: dict[int, BaseException] = field(default_factory=dict)  # by a row's identity: it is to end with this
+    rows: list[Row] = field(default_factory=list)  # a row may occur several times, after speculation
+    at: list[int] = field(default_factory=list)  # index in `after` for each of `rows`
+    tokens: list[int] = field(default_factory=list)  # for each of `rows`
+    failures: dict[int, BaseException] = field(default_factory=dict)  # by id() of a row: the error that ends it
     recorded: bool = False
     begun: float = field(default_factory=time.monotonic)  # monotonic seconds
 
     def draw(self, row: Row, i: int) -> bool:
-        """Draws a row's next token from `after`, in which it is row `i`; its stream says then whether it was the last.
+        """Draws a row's next token from row `i` of `after`.
 
         Returns:
-            Whether it was drawn. Else the row waits for its grammar's mask, or `failures` has its error: of logits that are
-            not finite `NonFiniteLogitsError`, of a grammar that fails `GrammarError` or what its library raised.
+            Whether a token was drawn. Else the row waits for its grammar mask, or `failures` has its error:
+            `NonFiniteLogitsError` for logits that are not finite, `GrammarError` or an error of its library for a grammar.
         """
         if not self.after.finite[i]:
             self.failures[id(row)] = non_finite(row.stream.position)
@@ -345,7 +328,7 @@ class Drawn:
             return False
         try:
             token, u = row.stream.draw(self.after.ranked[i], float(self.after.shift[i]))
-        except BaseException as fault:  # noqa: BLE001  # nothing is left to draw from, or its grammar's library failed: it ends
+        except BaseException as fault:  # noqa: BLE001  # no token is left, or the grammar library failed: it ends
             self.failures[id(row)] = fault
             return False
         row.started = row.started or time.monotonic()
@@ -358,7 +341,7 @@ class Drawn:
         return True
 
     def record(self) -> None:
-        """Top-k, rank and entropy of every token, in one pass; a second call does nothing."""
+        """Records top-k, rank and entropy of all tokens in one pass; a second call does nothing."""
         if self.recorded or not self.rows:
             return
         self.recorded = True
@@ -373,8 +356,8 @@ class Drawn:
             row.stream.record(scores, i)
 
 
-def draw_late(row: Row) -> Drawn | None:
-    """Draws the token whose mask was not there before; None while it is not."""
+def draw_deferred(row: Row) -> Drawn | None:
+    """Draws the token of a row that waited for its mask; None if it does not wait, or still does."""
     after = row.undrawn
     if after is None or not row.stream.ready(0.0):
         return None
@@ -384,45 +367,43 @@ def draw_late(row: Row) -> Drawn | None:
     return drawn
 
 
-def draw_along(row: Row, guesses: Sequence[int], after: Distributions) -> Drawn:
-    """Draws as many tokens of a row as its guesses were right, and the one after them.
+def verify_draft(row: Row, draft: Sequence[int], after: Distributions) -> Drawn:
+    """Draws a row's tokens as long as they match the drafted ones, and one more.
 
     Args:
-        row: The generation, which has pushed its pending token and then the guesses.
-        guesses: What was pushed after the pending token.
-        after: Of each token pushed.
+        row: The generation, which has pushed its pending token and then the drafted ones.
+        draft: The drafted tokens.
+        after: The distributions after the pushed tokens.
     """
     drawn = Drawn(after)
-    for i, guess in enumerate([*guesses, None]):
-        if not drawn.draw(row, i) or row.stream.finish or row.invoked or row.pending != guess:
+    for i, token in enumerate([*draft, None]):
+        if not drawn.draw(row, i) or row.stream.finish or row.invoked or row.pending != token:
             break
     return drawn
 
 
 def narrow(scores: Scores, k: int) -> Scores:
-    """The same with `k` alternatives."""
+    """The scores with the first `k` alternatives only."""
     if scores.top_ids.shape[1] == k:
         return scores
     covered = np.exp(scores.top_logprobs[:, :k]).sum(axis=-1, dtype=np.float64)
     covered[scores.rank == 0] = np.nan
-    return Scores(
-        scores.logprob,
-        scores.rank,
-        scores.entropy,
-        scores.top_ids[:, :k].copy(),
-        scores.top_logprobs[:, :k].copy(),
-        np.minimum(covered, 1.0).astype(np.float32),
+    return replace(
+        scores,
+        top_ids=scores.top_ids[:, :k].copy(),
+        top_logprobs=scores.top_logprobs[:, :k].copy(),
+        covered_mass=np.minimum(covered, 1.0).astype(np.float32),
     )
 
 
 class DecodeBatch:
-    """The pending tokens of some rows, pushed in one forward: rows that say the same at the same place share a slot.
+    """The pending tokens of some rows for one forward; rows with the same parent slot and token share a slot.
 
     Attributes:
-        rows: Those of one workspace side by side.
+        rows: Grouped by workspace.
         parts: The reserved slots, by workspace.
-        bases: The number of the first slot in each workspace.
-        at: Each row's place among the tokens of all parts.
+        bases: The number of the first new slot in each workspace.
+        at: Index of each row's token among the tokens of all parts.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -436,8 +417,8 @@ class DecodeBatch:
         start = 0
         for base, group in zip(self.bases, groups, strict=True):
             workspace = group[0].workspace
-            fresh: dict[tuple[int, int], int] = {}
-            places = [fresh.setdefault(row.due_next, len(fresh)) for row in group]
+            fresh: dict[tuple[int, int], int] = {}  # (parent slot, tagged token) -> index
+            places = [fresh.setdefault((row.prefill.slot, row.pending + row.prefill.tag), len(fresh)) for row in group]
             for slot, token in fresh:
                 workspace.paths.add(slot, token)
             self.parts.append(
@@ -451,36 +432,36 @@ class DecodeBatch:
 
     @property
     def temperatures(self) -> list[float]:
-        """As `normalise` takes them."""
+        """For `normalise`."""
         return temperatures(self.rows, self.at, self.size)
 
     def rollback(self) -> None:
-        """Forgets the slots."""
+        """Removes the slots."""
         for part, base in zip(self.parts, self.bases, strict=True):
             part.workspace.rollback(base)
 
     def broken(self) -> bool:
-        """Whether any of them holds no numbers."""
+        """Whether any slot holds NaN or infinity."""
         return any(part.workspace.broken(base) for part, base in zip(self.parts, self.bases, strict=True))
 
     def draw(self, after: Distributions, running: Sequence[Row]) -> Drawn:
-        """Each row that still runs stands on its new slot, and draws what follows."""
+        """Moves each running row to its new slot and draws its next token."""
         drawn = Drawn(after)
         for row, i, slot in zip(self.rows, self.at, self._slots, strict=True):
             if row in running:
-                row.slot = slot
+                row.prefill.slot = slot
                 row.pushed += 1
                 drawn.draw(row, i)
         return drawn
 
 
 def temperatures(rows: Sequence[Row], at: Sequence[int], n: int) -> list[float]:
-    """At which temperature the draws will ask for the weight of each of `n` distributions; 1 where they will not.
+    """The temperatures at which draws need the total mass of `n` distributions; 1 where they do not.
 
     Args:
         rows: The generations.
-        at: Each one's place among the distributions.
-        n: How many these are.
+        at: Index of each row's distribution.
+        n: Distributions.
     """
     asked = [1.0] * n
     for row, i in zip(rows, at, strict=True):

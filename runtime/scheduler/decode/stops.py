@@ -1,4 +1,4 @@
-"""Stop strings in a growing text, however many there are: one step per character."""
+"""Search for stop strings in a growing text: one step per character, however many strings there are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.records import Finish
 
 
 class StopTables:
-    """The automaton of Aho and Corasick (1975): a state is the longest end of the text that some stop string begins with.
+    """The automaton of Aho and Corasick (1975): a state is the longest suffix of the text that is a prefix of a stop string.
 
     Args:
         stops: None of them empty.
@@ -22,10 +22,10 @@ class StopTables:
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]  # by state
         self.depth = [0]  # characters of the state
-        self.longest = [0]  # characters of the longest stop string that ends there; 0: none
+        self.longest = [0]  # characters of the longest stop string that ends in the state; 0: none
         for stop in stops:
             self._add(stop)
-        self.back = [0] * len(self.next)  # the state of the longest shorter end
+        self.back = [0] * len(self.next)  # by state: that of its longest proper suffix
         self._link()
 
     def _add(self, stop: str) -> None:
@@ -41,7 +41,7 @@ class StopTables:
         self.longest[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first: a state's shorter ends are linked before it."""
+        """Links states breadth first: the shorter suffixes of a state come before it."""
         waiting = deque(self.next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -58,9 +58,9 @@ _IN_USE: WeakValueDictionary[tuple[str, ...], StopTables] = WeakValueDictionary(
 
 
 class StopFinder:
-    """Finds the stop string that is complete first, wherever tokens end; of several complete at once, the longest.
+    """Finds the stop string that is complete first, also across tokens; of several complete at once, the longest.
 
-    Those of the same stop strings share their tables, of which a character takes a few hundred bytes.
+    Finders of the same stop strings share their tables, which take a few hundred bytes per character.
 
     Args:
         stops: None of them empty.
@@ -75,14 +75,14 @@ class StopFinder:
 
     @property
     def pending(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """Characters at the end of the text that may begin a stop string."""
         return self._tables.depth[self._state]
 
     def feed(self, text: str) -> int | None:
-        """Reads on.
+        """Reads further text.
 
         Returns:
-            Where the stop string that was found begins, as an offset into `text` (negative: in what was read before).
+            The offset in `text` at which the stop string found begins (negative: in earlier text); None if none was found.
         """
         following, back, longest = self._tables.next, self._tables.back, self._tables.longest
         for at, char in enumerate(text, 1):
@@ -94,16 +94,16 @@ class StopFinder:
         return None
 
     def fork(self) -> Self:
-        """A second one at the same place of its text."""
+        """A copy in the same state."""
         return copy.copy(self)
 
 
 def own_end(constraint: Constraint | None, *, eos: bool) -> Finish:
-    """Why the answer ends with the token that its grammar has just accepted; NONE where it does not by itself.
+    """Why the answer ends with the token that its grammar has just accepted; NONE if neither eos nor the grammar ends it.
 
     Args:
-        constraint: Where it stands in its grammar.
-        eos: The token is an end of text.
+        constraint: The state of its grammar.
+        eos: Whether the token is an end of text.
     """
     if constraint is None:
         return Finish.EOS if eos else Finish.NONE

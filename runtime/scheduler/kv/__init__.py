@@ -1,1 +1,1 @@
-"""Keys and values: where they stand, what they take, how long they are kept."""
+"""Keys and values: workspaces, the memory budget, the cache and pins."""

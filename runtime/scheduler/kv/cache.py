@@ -1,4 +1,4 @@
-"""Everything that is remembered: the trie, the working packs and the full vectors, under one byte budget."""
+"""The cache: the trie, the workspaces and the distributions, under one byte budget."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from runtime.scheduler.jobs import Job, ScoreJob
 from runtime.scheduler.kv.kv_budget import KvBudget
 from runtime.scheduler.kv.workspace import NOTHING, NoRoomError, SlotRun, Workspace
 from runtime.scheduler.prefill.prefill import Prefill
-from runtime.speculation.draft import Drafter
 from runtime.trie import Lease, Lost, Namespace, Node, Trie
 
 log = logging.getLogger(__name__)
-LARGEST_EDGES = 20
-TAIL_TOKENS = 8
+LARGEST_EDGES = 20  # in a report
+TAIL_TOKENS = 8  # of an edge in a report
 SHORT_TAIL = 64  # tokens
+INTERRUPTED_BYTES = 64 << 20
 
 
 class Cache:
-    """KV, scores and vectors of one backend; owner thread only.
+    """KV, scores and distributions of one backend; owner thread only.
 
     Args:
         backend: Splits, loads and weighs KV.
         budget: Bytes for everything together.
-        enabled: False computes everything afresh.
+        enabled: False: nothing is reused.
 
     Attributes:
-        recurrent: Whether a path goes on only from a checkpoint.
-        room: The budget's book-keeping.
+        recurrent: Whether generation resumes only from a checkpoint.
+        room: The budget's accounting.
         departures: Jobs that have left.
-        hits, misses: Paths that were placed and found a prefix in the trie, or none.
+        hits, misses: Placed paths with and without a prefix in the trie.
     """
 
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
@@ -55,22 +55,17 @@ class Cache:
         self.trie = self.room.trie
         self.vectors = self.room.vectors
         self.workspaces = self.room.workspaces
-        self.ahead: dict[tuple[Workspace, int, int], Payload] = {}  # copies to be published, by last slot and number of tokens
+        self.copied_tails: dict[tuple[Workspace, int, int], Payload] = {}  # not published yet, by last slot and token count
         self.pins = self.room.pins
-        self.interrupted = Interrupted() if enabled else Interrupted(0)  # beside the budget
+        self.interrupted = Interrupted() if enabled else Interrupted(0)  # outside the budget
         self._last: LastRequest | None = None
         self._largest: tuple[EdgeReport, ...] = ()
         self.departures = 0
         self.hits = self.misses = 0
-        self.before = backend.forwards, backend.pushed  # the self-test's
-
-    def beside(self, draft: Backend) -> Drafter:
-        """A draft model whose KV counts against the same budget."""
-        self.room.drafter = Drafter(draft, self.room.make)
-        return self.room.drafter
+        self.before = backend.forwards, backend.pushed  # counts of the self-test
 
     def check_room(self, tokens: int) -> None:
-        """Raises `MemoryBudgetError` for a path that cannot fit whatever is evicted."""
+        """Raises `MemoryBudgetError` for a path that exceeds the budget."""
         needed = tokens * self.backend.slot_bytes + self.backend.state_bytes
         if needed > self.room.budget:
             raise MemoryBudgetError(
@@ -79,7 +74,7 @@ class Cache:
             )
 
     def place(self, job: Job, first_wanted: int) -> Prefill:
-        """Puts what is known of a path into a workspace, up to the first row that must be pushed."""
+        """Places a job in a workspace and loads the cached part of its path, up to token `first_wanted`."""
         ids = job.ids[:first_wanted]
         tags = self.workspaces.tags
         if tags.several:
@@ -87,7 +82,7 @@ class Cache:
         tag = 0 if job.namespace == tags.base else tags.tag(job.namespace)
         tagged = self.tagged(job, job.ids) if tag or job.before else job.ids
         lease = self.trie.lookup(job.spans(ids))
-        if not job.counted:  # it may be placed again, as after blocks were looked for or while it waits for room
+        if not job.counted:  # a job may be placed again, after a restore or after it was parked
             job.counted = True
             self.hits, self.misses = self.hits + (lease.length > 0), self.misses + (lease.length == 0)
         clock, node = self.trie.eviction_log.clock, lease.node
@@ -95,8 +90,8 @@ class Cache:
         try:
             alone, reach, live = not self.enabled, lease.length, self.room.live
             workspace, trail = self.workspaces.place(tagged, alone=alone, reach=reach, live=live, node=node)
-            slot, depth = self._stand(workspace, trail, first_wanted, lease)
-        except BaseException:  # no memory for it: nothing stays pinned
+            slot, depth = self._load_prefix(workspace, trail, first_wanted, lease)
+        except BaseException:  # no memory: nothing stays pinned
             lease.release()
             if workspace is not None:
                 self.workspaces.leave(workspace, drop=not self.enabled)
@@ -122,13 +117,13 @@ class Cache:
         if workspace.held + count > workspace.capacity:
             try:
                 self.room.hint(workspace, count)
-            except BaseException:  # the library failed in the middle of it: nothing stays pinned
+            except BaseException:  # the library failed: nothing stays pinned
                 self.leave(prefill)
                 raise
         return prefill
 
     def join(self, prefill: Prefill, job: Job) -> Prefill:
-        """One more that stands where `prefill` does, on the same slot of the same workspace: nothing is copied."""
+        """Places a job at the same slot of the same workspace as `prefill`, without a copy."""
         lease = self.trie.lookup(job.spans(job.ids))
         job.order = prefill.job.order
         prefill.workspace.users += 1
@@ -148,7 +143,7 @@ class Cache:
         return joined
 
     def place_apart(self, job: Job) -> Prefill:
-        """An empty pack for a path that leaves nothing behind: no other job joins it, and `leave` frees it."""
+        """Places a job in an empty pack that no other job joins and that `leave` frees."""
         workspace, _ = self.workspaces.place(NOTHING, alone=True)
         workspace.retired = True
         lease = Lease(self.trie, self.trie.root)
@@ -158,42 +153,42 @@ class Cache:
         return prefill
 
     def answered(self, job: Job) -> None:
-        """The job needed no place: all that it asked for was remembered."""
+        """Notes for the report that a job was answered from the cache alone."""
         path, n = Job(job.ids, job.namespace, before=job.before), len(job.ids)
         self._last = LastRequest(path, n, n, n, 0, self.enabled, self.trie.root)
 
     def regain(self, prefill: Prefill, ids: Int32) -> tuple[int, int]:
-        """Where a job whose place was given up can go on along `ids`: the slot, and the tokens in place there.
+        """Loads what is cached of `ids` for a job that lost its place: the slot and the tokens up to it.
 
-        Recurrent state moves along with the job that appends: a place that two jobs share is lost to the second.
+        Recurrent state moves on with the job that appends, so that a second job at the same slot loses its place.
         """
         prefill.lease.release()
         prefill.lease = self.trie.lookup(prefill.job.spans(ids))
         trail = prefill.workspace.trail(self.tagged(prefill.job, ids))
-        return self._stand(prefill.workspace, trail, len(ids), prefill.lease)
+        return self._load_prefix(prefill.workspace, trail, len(ids), prefill.lease)
 
     def retag(self, prefill: Prefill) -> None:
-        """The job's route has changed: what follows its path is under other adapters."""
+        """Tags the path anew after the job's adapters have changed."""
         prefill.tagged = self.tagged(prefill.job, prefill.job.ids)
         prefill.tag = self.workspaces.tags.tag(prefill.job.namespace)
 
     def _numbers(self) -> set[int]:
-        """Of the namespaces whose tokens stand in a pack, or are on their way into one."""
+        """The numbers of the namespaces with tokens in packs, or in paths of running jobs."""
         tagged = [np.append(prefill.tagged, np.int64(prefill.tag)) >> Tags.SHIFT for prefill in self.room.live]
         return set[int]().union(*map(np.ndarray.tolist, tagged), *(each.paths.numbers() for each in self.workspaces.open))
 
     def tagged(self, job: Job, ids: Int32) -> npt.NDArray[Any]:
-        """The tokens of a job's path as workspaces tell them apart: with the number of the adapters they are under."""
+        """The tokens `ids` of a job's path, each with the number of its adapter stack, as workspaces identify them."""
         tags = [(self.workspaces.tags.tag(namespace), part) for namespace, part in job.spans(ids)]
         if not any(tag for tag, _ in tags):
             return ids
         return np.concatenate([part.astype(np.int64) + tag for tag, part in tags])
 
-    def _stand(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
-        """The deepest place on a path, within `limit` tokens, that the workspace or the lease can give: its slot and depth.
+    def _load_prefix(self, workspace: Workspace, trail: Sequence[int], limit: int, lease: Lease) -> tuple[int, int]:
+        """Loads the leased KV beyond the workspace's trail: the deepest resumable slot within `limit` tokens, and its depth.
 
-        What the lease holds is computed again where there is no room for it twice, in the trie and in the pack. Keys that
-        stand there and lack only a recurrent state are not copied once more, but for the token that brings the state along.
+        Without room for a second copy, in the pack, the leased KV is computed again. Keys in the pack that lack only a
+        recurrent state are not copied again, except for the last token, which carries the state.
         """
         depth = min(len(trail), limit) if self.enabled else 0
         if workspace.recurrent:
@@ -201,54 +196,55 @@ class Cache:
         slot = trail[depth - 1] if depth else ROOT
         if lease.length <= depth:
             return slot, depth
-        there = max(min(len(trail), lease.length - 1), depth) if self.enabled else depth
-        under = trail[there - 1] if there else ROOT
+        start = max(min(len(trail), lease.length - 1), depth) if self.enabled else depth
+        parent = trail[start - 1] if start else ROOT
         try:
-            workspace.reserve(lease.length - there, under)
-            return workspace.load(lease, under, there)
+            workspace.reserve(lease.length - start, parent)
+            return workspace.load(lease, parent, start)
         except NoRoomError:
             lease.move(self.trie.root, 0)
             return slot, depth
 
     def leave(self, prefill: Prefill) -> None:
-        """The job is done, or waits again: its lease and its place in the workspace are free."""
+        """Releases the lease of a job that is done or parked, and its place in the workspace."""
         self.room.live.discard(prefill)
         self.departures += 1
         prefill.lease.release()
         self.workspaces.leave(prefill.workspace, drop=not self.enabled)
 
     def known_scores(self, job: ScoreJob) -> Scores:
-        """What is known of the path's scores: n rows of ``job.k`` alternatives, rank 0 where nothing is."""
+        """The cached scores of the path: n rows of ``job.k`` alternatives, with rank 0 where unknown."""
         known = empty_scores(len(job.ids), job.k)
         with self.trie.lookup(job.spans(job.ids), exact=True) as lease:
             at = 0
-            for node in lease.node.path() if lease.length else ():
+            for node in lease.node.path():
                 if node.scores is not None and node.scores.top_ids.shape[1] >= job.k:
                     fill_gaps(known, narrow(node.scores, job.k), at)
                 at += len(node.tokens)
         return known
 
     def keep_scores(self, lease: Lease, scores: Scores) -> None:
-        """Puts scores of the path's first tokens beside the KV that the lease holds."""
+        """Stores scores of the path's first tokens in the leased nodes."""
         at = 0
-        for node in lease.node.path() if lease.held else ():
+        for node in lease.node.path():
             start, at = at, at + len(node.tokens)
             if at > len(scores):
                 return
             self.trie.set_scores(node, scores[start:at])
 
     def clear(self, *, vectors: bool = True) -> None:
-        """Drops everything that is not in use, pinned paths too; leased ones go when they are released."""
-        self.pins.lapse()
+        """Drops everything that is not in use, pinned paths too; leased paths are dropped when released."""
+        self.pins.release_all()
         self.trie.clear()
         self.interrupted.clear()
         if vectors:
             self.vectors.clear()
         self.workspaces.drop_idle()
-        self.workspaces.retire()
+        for workspace in self.workspaces.open:
+            workspace.retired = True
 
     def report(self, *, look: bool = False) -> CacheReport:
-        """What is held at this moment; the largest edges as of the last time when it was asked to `look` for them."""
+        """The present contents; the largest edges are those of the last call with `look`."""
         if look:
             edges = []
             for node in self.trie.largest(LARGEST_EDGES):
@@ -276,7 +272,7 @@ class Cache:
         )
 
     def reusable(self, job: Job, limit: int | None = None) -> int:
-        """Of the path's first `limit` tokens those that need no forward: with recurrent layers up to the last checkpoint.
+        """How many of the path's first `limit` tokens need no forward: with recurrent layers up to the last checkpoint.
 
         Touches nothing.
         """
@@ -287,52 +283,48 @@ class Cache:
                 found = at
         return found
 
-    def match(self, job: Job) -> int:
-        """Tokens of the path whose KV is held, without touching anything."""
-        return self.trie.match(job.spans(job.ids))
+    # ---- publishing computed KV to the trie -----------------------------------------------------------------------
 
-    # ---- what was computed goes into the trie ---------------------------------------------------------------------
+    def copy_new_tails(self, prefills: Sequence[Prefill]) -> None:
+        """Copies the short new tails of several jobs of one workspace in one call of the backend, for `publish`.
 
-    def take_ahead(self, prefills: Sequence[Prefill]) -> None:
-        """Copies the short new tails of several jobs of one workspace in one go, for their `publish` to find.
-
-        Where edges refer to slots nothing is copied, and there is no use in it.
+        Does nothing where edges refer to slots: `publish` copies nothing then.
         """
         if not self.enabled or self.room.in_place:
             return
-        self.forget_ahead()
+        self.drop_copied_tails()
         by_workspace: dict[Workspace, dict[tuple[int, int], None]] = {}
         for prefill in prefills:
             if not prefill.workspace.recurrent and _has_new_tail(prefill):
                 by_workspace.setdefault(prefill.workspace, {})[prefill.slot, prefill.at - prefill.lease.length] = None
         for workspace, tails in by_workspace.items():
             if len(tails) > 1:
-                self._take_tails(workspace, list(tails))
+                self._copy_tails(workspace, list(tails))
 
-    def _take_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
+    def _copy_tails(self, workspace: Workspace, tails: Sequence[tuple[int, int]]) -> None:
         chains = [workspace.chain(slot, count) for slot, count in tails]
-        needed = self.backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no states: all is by the token
+        needed = self.backend.take_cost(workspace.pack, np.concatenate(chains)).held  # no recurrent states
         if not self.room.make(3 * needed):
             return
         try:
             payloads = workspace.take_many(chains)
-        except BaseException:  # noqa: BLE001  # one by one, the guilty one alone fails
+        except BaseException:  # noqa: BLE001  # `publish` copies one by one: the faulty job alone fails
             return
-        self.ahead |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
+        self.copied_tails |= {(workspace, slot, count): payload for (slot, count), payload in zip(tails, payloads, strict=True)}
         self.room.pending += sum(self.backend.payload_bytes(payload) for payload in payloads)
 
-    def forget_ahead(self) -> None:
-        """What was copied ahead and not published, for its job has failed, is let go."""
-        self.ahead.clear()
+    def drop_copied_tails(self) -> None:
+        """Drops the copies of jobs that failed before they were published."""
+        self.copied_tails.clear()
         self.room.pending = 0
 
     def publish(self, prefill: Prefill, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """Hangs the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
+        """Inserts the tokens from the lease's end to `slot` into the trie; `scores` has one row for each."""
         lease, job, start, at = prefill.lease, prefill.job, prefill.lease.length, 0
         ends = [end - start for end, _ in job.before if start < end < start + len(tokens)] if job.before else []
-        for end in (*ends, len(tokens)):  # under one namespace each
+        for end in (*ends, len(tokens)):  # one namespace each
             if not self.enabled or at == end or not lease.node.attached or lease.length < start + at:
-                return  # under a cleared path, and where there was no room before, nothing is kept
+                return  # nothing is kept under a cleared path, or after a refusal
             namespace = job.namespace_at(start + at) if job.before else job.namespace
             place = prefill.workspace.paths.above(slot, len(tokens) - end) if end < len(tokens) else slot
             part, known = tokens[at:end], None if scores is None else scores[at:end]
@@ -343,11 +335,11 @@ class Cache:
             at = end
 
     def _publish_copy(self, prefill: Prefill, namespace: Namespace, tokens: Int32, slot: int, scores: Scores | None) -> None:
-        """`publish` of tokens under one namespace where the trie holds copies; none of what is there already."""
+        """`publish` for tokens of one namespace where the trie holds copies; copies only missing tokens."""
         lease, workspace = prefill.lease, prefill.workspace
-        if self.ahead and (ahead := self.ahead.pop((workspace, slot, len(tokens)), None)) is not None:
-            self.room.pending -= self.backend.payload_bytes(ahead)
-            self.trie.insert(lease, namespace, tokens, ahead, scores)  # what others have hung there since stays
+        if self.copied_tails and (copy := self.copied_tails.pop((workspace, slot, len(tokens)), None)) is not None:
+            self.room.pending -= self.backend.payload_bytes(copy)
+            self.trie.insert(lease, namespace, tokens, copy, scores)  # tokens that other jobs have inserted since stay
             return
         found = self.trie.follow(lease, namespace, tokens, scores)
         if found.already == len(tokens):
@@ -355,34 +347,34 @@ class Cache:
             return
         tokens = tokens[found.already :]
         scores = None if scores is None else scores[found.already :]
-        payload = None if found.refused else self._taken(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
+        payload = None if found.refused else self._copy_of(workspace, slot, len(tokens), 0 if scores is None else scores.nbytes)
         if payload is None:
             self._note_refusal(prefill, namespace, tokens)
         else:
             self.trie.insert(lease, namespace, tokens, payload, scores)
 
     def _complete(self, prefill: Prefill, slot: int) -> None:
-        """A path is all there already, but perhaps not the recurrent state to go on from."""
+        """Adds the recurrent state to a path whose tokens are all in the trie."""
         node, workspace = prefill.lease.node, prefill.workspace
         if not node.resumable and workspace.resumable(slot):
-            payload = self._taken(workspace, slot, len(node.tokens), 0)
+            payload = self._copy_of(workspace, slot, len(node.tokens), 0)
             if payload is not None:
                 self.trie.complete(node, payload)
 
-    def _taken(self, workspace: Workspace, slot: int, count: int, beside: int) -> Payload | None:
-        """A copy of the last `count` tokens of a path; None where there is no room for it and `beside` bytes of scores."""
+    def _copy_of(self, workspace: Workspace, slot: int, count: int, extra: int) -> Payload | None:
+        """A copy of the last `count` tokens of a path; None without room for it and `extra` bytes of scores."""
         slots = workspace.chain(slot, count)
-        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + beside):
+        if not self.room.make(self.backend.take_cost(workspace.pack, slots).moment + extra):
             return None
         try:
             return workspace.take(slots)
-        except MemoryBudgetError:  # the device itself; a copy for later must not end what runs
+        except MemoryBudgetError:  # of the device; a failed copy must not end the request
             log.exception("computed KV could not be kept")
             return None
 
     def _note_refusal(self, prefill: Prefill, namespace: Namespace, tokens: Int32) -> None:
-        """Remembers, once for each token, that there was no room to keep what was computed."""
-        prefill.workspace.sole = True
+        """Logs, once for each token, that there was no room to keep its KV."""
+        prefill.workspace.holds_refused = True
         end = prefill.lease.length + len(tokens)
         if end > prefill.refused:
             prefill.refused = end
@@ -390,33 +382,33 @@ class Cache:
 
 
 def fill_gaps(known: Scores, fresh: Scores, first: int) -> None:
-    """Takes rows of `fresh` into `known`, from row `first` on, where nothing was known."""
+    """Copies rows of `fresh` into the unknown rows of `known`, from row `first` on."""
     missing = np.flatnonzero(known.rank[first : first + len(fresh)] == 0)
     known.write(first + missing, fresh, missing)
 
 
 def _has_new_tail(prefill: Prefill) -> bool:
-    """Whether a few tokens were computed whose first one the trie does not have."""
+    """Whether the computed tokens beyond the lease are few, of one namespace, and not in the trie."""
     lease, job = prefill.lease, prefill.job
     if not lease.node.attached or not 0 < prefill.at - lease.length <= SHORT_TAIL:
         return False
-    if any(lease.length < end < prefill.at for end, _ in job.before):  # published in two parts
+    if any(lease.length < end < prefill.at for end, _ in job.before):  # two namespaces
         return False
     return (job.namespace_at(lease.length), int(job.ids[lease.length])) not in lease.node.children
 
 
 @dataclass(frozen=True, slots=True)
 class LastRequest:
-    """What is known when a request is placed; the reason is worked out when it is asked for.
+    """The state in which a request was placed, from which a report derives the reason of a cache miss.
 
     Args:
-        job: Its path alone, without whatever waits for the answer.
-        wanted: Tokens that could have been taken from the cache: beyond them rows are wanted.
-        depth: Tokens that were.
-        matched: Tokens whose KV was held, whether or not one could go on after them.
+        job: Only its path, without its caller.
+        wanted: Tokens that could have come from the cache; rows are needed beyond them.
+        depth: Tokens that came from the cache.
+        matched: Tokens with KV in the cache, resumable or not.
         clock: Of `EvictionLog`, at that time.
-        enabled: Whether there is a cache.
-        node: The edge at which the trie's part of the path ended.
+        enabled: Whether the cache is on.
+        node: The last node of the path in the trie.
     """
 
     job: Job
@@ -428,7 +420,7 @@ class LastRequest:
     node: Node
 
     def cause(self, trie: Trie) -> tuple[str, str]:
-        """One word for programs (see `CacheReport.last_cause`) and a sentence for people."""
+        """The reason as one word (see `CacheReport.last_cause`) and as a sentence."""
         at, total = self.depth, len(self.job.ids)
         if not self.enabled:
             return "off", "the cache is off (cache=False)"
@@ -460,23 +452,20 @@ _LOST = {
 }
 
 
-MOST_BYTES = 64 << 20
-
-
 class Interrupted:
-    """Parts of answers by what was asked for: the oldest go first. Owner thread only.
+    """Partial answers of cancelled jobs by their request; the oldest are dropped first. Owner thread only.
 
     Args:
         most: Bytes; 0 keeps nothing.
     """
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = INTERRUPTED_BYTES) -> None:
         self._most = most
         self._parts: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
     def keep(self, key: Hashable, part: Any, nbytes: int) -> None:
-        """Keeps a part in place of what stands under its key; one that is too large is left out."""
+        """Keeps a part in place of an earlier one with its key; drops a part that is too large."""
         self.take(key)
         if nbytes > self._most:
             return
@@ -486,7 +475,7 @@ class Interrupted:
             self.take(next(iter(self._parts)))
 
     def take(self, key: Hashable) -> Any:
-        """A part, which is not kept any longer; None where there is none."""
+        """Removes and returns a part; None if there is none."""
         part, nbytes = self._parts.pop(key, (None, 0))
         self._bytes -= nbytes
         return part

@@ -1,9 +1,9 @@
-"""The packs in use, what the edges of the trie carry, and one number of bytes for both and vectors.
+"""The memory budget: one number of bytes for workspaces, the trie and kept distributions, checked before every allocation.
 
-It is asked before anything is allocated. What gives way, in this order: idle packs (their tokens are in the trie, but for the
-latest, where the trie had no room for its tokens), the trie's least recently used leaves, pins of open sessions, slots of packs
-in use on which no row stands. For a running request also: kept vectors, leases of paths that stand in a pack anyway, spare
-capacity of other packs. Where that is not enough, live rows alone need more than the budget.
+Memory is freed in this order: idle packs (their tokens are in the trie, except for the latest pack if the trie had no room),
+least recently used leaves of the trie, pins of open sessions, slots of packs that no running request uses. For a running
+request also: kept distributions, leases of paths that are in a pack as well, spare capacity of other packs. If that is not
+enough, running requests alone need more than the budget.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from runtime.speculation.draft import Drafter
 from runtime.trie import Node, Trie
 from runtime.trie.tree import Weight, common_prefix
 
-GROWTH_SHARE = 16  # a pack grows by a sixteenth, and by as many slots at least as the backend says
-EVICT_SHARE = 32  # of the budget is evicted at a time where buffers must be copied to give it back
-STEP = 64  # slots that a pack grows by where memory is short
-QUARTER_STEP = 256  # slots that it grows by at least where it is not
-SPARE_SHARE = 16  # room that no slot fills yet takes no more than this fraction of the budget
-VECTOR_SHARE = 32  # full vectors get this fraction of the budget
-VECTOR_BYTES = 32 << 20  # and no more: what is written to the same memory again and again stays in the processor's cache
+GROWTH_SHARE = 16  # a pack grows by this fraction (1/16), and at least by `Backend.growth` slots
+EVICT_SHARE = 32  # fraction (1/32) of the budget that is evicted at a time where freeing it copies buffers
+STEP = 64  # slots that a pack grows by when memory is short
+QUARTER_STEP = 256  # fewest slots that it grows by when a quarter of it is affordable
+SPARE_SHARE = 16  # unused capacity of a pack is at most this fraction (1/16) of the budget
+VECTOR_SHARE = 32  # kept distributions get this fraction (1/32) of the budget
+VECTOR_BYTES = 32 << 20  # and at most this: memory that is written again and again stays in the processor's cache
 LEAST_CROWD = 1024  # slots
-CROWDED = 4  # times as much as it needs itself, or may share, is what a path would attend to behind a mask
-COPY_OUT_EDGES = 64  # that are copied out of a pack at a time
-COPY_OUT_BYTES = 64 << 20  # of their copies, about
-KIN_TOKENS = 4  # a common beginning of fewer tokens is computed twice where families attend apart
+CROWDED = 4  # a pack is crowded beyond this multiple of the slots that a path needs, or may share
+COPY_OUT_EDGES = 64  # most edges that are copied out of a pack at a time
+COPY_OUT_BYTES = 64 << 20  # of their copies, approximately
+KIN_TOKENS = 4  # a shared prefix of fewer tokens is computed twice where families of paths attend separately
 
 
 class Payloads:
     """Weighs, splits and exports both kinds of payload; the trie's `PayloadOps`. Owner thread only.
 
     Attributes:
-        in_place: Whether edges refer to slots. Not for recurrent models, whose state moves on with the path, nor where
-            keys are kept in another precision than they are computed in: there the trie holds copies.
-        tokens: Those of all runs that edges hold; their bytes are bytes of packs.
-        released: Workspaces some of whose runs were let go since the set was last emptied.
+        in_place: Whether edges refer to slots. For recurrent models, whose state moves on with the path, and for KV stored in
+            another precision than it is computed in, the trie holds copies instead.
+        tokens: Of all runs of edges; their bytes are in packs.
+        released: Workspaces with runs released since the set was last emptied.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -67,7 +67,7 @@ class Payloads:
         return self._backend.split(payload, n)
 
     def weigh(self, payload: Any) -> Weight:
-        """Bytes that are free once it is let go; a copy of a run takes none beside what is held already."""
+        """Bytes that its release frees; splitting a run needs no further bytes."""
         if isinstance(payload, SlotRun):
             return Weight(payload.n * self._backend.slot_bytes, 0, resumable=True)
         nbytes = self._backend.payload_bytes(payload)
@@ -78,7 +78,7 @@ class Payloads:
         return payload.workspace if isinstance(payload, SlotRun) else None
 
     def cut(self, payload: Any, n: int) -> tuple[Any, Any]:
-        """The same of one that an edge carries. Of a run, the rest is the run itself."""
+        """`split` of an edge's payload. The second part of a run is the run itself."""
         if not isinstance(payload, SlotRun):
             return self._backend.split(payload, n)
         payload.n -= n
@@ -87,7 +87,7 @@ class Payloads:
         return SlotRun(payload.workspace, payload.workspace.paths.above(payload.last, payload.n), n), payload
 
     def extend(self, payload: Any, more: Any) -> bool:
-        """Lengthens one that an edge carries; False where `more` does not follow it in the same workspace."""
+        """Appends a run to an edge's run; False unless `more` follows it in the same workspace."""
         if not isinstance(payload, SlotRun) or not isinstance(more, SlotRun) or payload.workspace is not more.workspace:
             return False
         if payload.workspace.paths.above(more.last, more.n) != payload.last:
@@ -98,7 +98,7 @@ class Payloads:
         return True
 
     def hold(self, payload: Any, node: Node) -> None:
-        """An edge carries it from now on."""
+        """Attaches the payload to an edge."""
         if isinstance(payload, SlotRun):
             payload.node = node
             payload.workspace.runs.add(payload)
@@ -106,7 +106,7 @@ class Payloads:
             self.tokens += payload.n
 
     def release(self, payload: Any) -> None:
-        """No edge carries it any more: its slots may be reused when no request stands on them."""
+        """Detaches the payload from its edge: slots that no request uses may be freed."""
         if isinstance(payload, SlotRun):
             payload.workspace.runs.discard(payload)
             payload.workspace.referenced -= payload.n
@@ -122,11 +122,11 @@ class Payloads:
 
 
 class Workspaces:
-    """A path goes where most of it stands already; strangers get a pack of their own.
+    """Assigns paths to workspaces: a path goes where most of it is already; unrelated ones get a pack of their own.
 
     Args:
         backend: Owner of the packs.
-        memory: Asked before packs grow.
+        memory: Makes room before packs grow.
         in_place: Whether edges of the trie refer to slots: then a pack stays until none does.
 
     Attributes:
@@ -137,22 +137,22 @@ class Workspaces:
         self._in_place = in_place
         self._backend = backend
         self._memory = memory
-        self._limit = 128 if backend.together else 8  # packs kept at a time: few where each costs a forward of its own
+        self._limit = 128 if backend.together else 8  # most packs at a time: few if each costs a separate forward
         self._kin = KIN_TOKENS if backend.together and backend.apart else 0
-        # One forward for all beats one for each as long as the attention that is wasted on strangers (two products over hidden
-        # size and layers per slot) is at most half of what a row costs in the weights.
+        # One forward for all is faster than one for each as long as the attention wasted on unrelated slots (two products over
+        # hidden size and layers per slot) is at most half of the cost of a row in the weights.
         info = backend.info
         self.crowd = max(info.parameters // max(4 * info.layers * info.hidden_size, 1), LEAST_CROWD)
         self.tags = Tags(info.kv_fingerprint)  # one pack may hold tokens under different adapters
         self._clock = 0
         self.open: dict[Workspace, None] = {}
-        self.busy: dict[Workspace, None] = {}  # those that requests use
-        self.nbytes = 0  # of all working buffers; kept by `memory`
-        self.closed_bytes = 0  # in all, since load
+        self.busy: dict[Workspace, None] = {}  # with users
+        self.nbytes = 0  # of all workspaces, which update it
+        self.closed_bytes = 0  # total since load
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of packs that nothing uses and no edge refers to."""
+        """Bytes of packs without users and without runs."""
         return 0 if self._in_place else sum(w.nbytes for w in self.open if not w.users)
 
     def place(
@@ -164,21 +164,19 @@ class Workspaces:
         live: Collection[Prefill] = (),
         node: Node | None = None,
     ) -> tuple[Workspace, list[int]]:
-        """The workspace for a path of tagged tokens, and the slots of those that stand there; counts a user.
-
-        `leave` takes it back.
+        """The workspace for a path of tagged tokens, and the slots of its prefix there; counts a user until `leave`.
 
         Args:
             ids: The path.
             alone: In a pack of its own.
-            reach: Tokens of it after which one can go on from what the trie holds: so far it is enough that keys stand there.
-            live: Other paths. What begins with the same tokens as one that is not done yet goes where that goes.
-            node: The edge at which the trie's part of the path ends.
+            reach: Resumable tokens of the path in the trie: up to there the workspace needs keys only, no recurrent state.
+            live: Running jobs. A path that shares a prefix with an unfinished one joins its workspace.
+            node: The last node of the path in the trie.
         """
         self._clock += 1
-        chosen, trail = (None, []) if alone else self._fitting(ids, reach, node)
+        chosen, trail = (None, []) if alone else self._best_match(ids, reach, node)
         if chosen is None and not alone:
-            chosen = self._joined(ids, live)
+            chosen = self._sharing(ids, live)
             trail = [] if chosen is None else chosen.trail(ids)
         if chosen is None:
             if not self._in_place and len(self.open) >= self._limit:
@@ -191,7 +189,7 @@ class Workspaces:
         return chosen, trail
 
     def leave(self, workspace: Workspace, *, drop: bool = False) -> None:
-        """One user less; an idle pack that holds much more than one path is freed."""
+        """Counts one user less; frees a pack that is left without users and runs, unless it may be used again."""
         workspace.users -= 1
         if workspace.users:
             return
@@ -208,37 +206,32 @@ class Workspaces:
         for workspace in self._idle()[: max(len(self.open) - keep, 0)]:
             self.close(workspace)
 
-    def free(self, size: int, *, spare_sole: bool = False) -> int:
+    def free(self, size: int, *, spare_refused: bool = False) -> int:
         """Frees idle packs, least recently used first, until `size` bytes are free or none is idle.
 
         Args:
             size: Bytes.
-            spare_sole: Leaves the pack that was used last, if it alone holds some tokens.
+            spare_refused: Keeps the pack used last if it holds tokens that the trie had no room for.
 
         Returns:
             The bytes freed.
         """
         freed, latest = 0, max((workspace.touched for workspace in self.open), default=0)
         for workspace in self._idle():
-            if freed >= size or (spare_sole and workspace.sole and workspace.touched == latest):
+            if freed >= size or (spare_refused and workspace.holds_refused and workspace.touched == latest):
                 break
             freed += workspace.nbytes
             self.close(workspace)
         return freed
 
-    def retire(self) -> None:
-        """Packs in use take no newcomers any more; they are freed when their last user leaves."""
-        for workspace in self.open:
-            workspace.retired = True
-
     def _idle(self) -> list[Workspace]:
         return sorted((w for w in self.open if w.users == 0 and not w.runs), key=lambda w: w.touched)
 
-    def _fitting(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
+    def _best_match(self, ids: Tagged, reach: int, node: Node | None) -> tuple[Workspace | None, list[int]]:
         best: Workspace | None = None
         deepest, found = -1, list[int]()
         candidates = self.open
-        if self._in_place:  # where the trie says, and wherever requests are at work
+        if self._in_place:  # the workspaces of the path's runs, and those in use
             candidates = {}
             while node is not None and node.parent is not None:
                 if isinstance(node.payload, SlotRun):
@@ -258,8 +251,8 @@ class Workspaces:
                 best, deepest, found = workspace, depth, trail
         return best, found
 
-    def _joined(self, ids: Tagged, live: Iterable[Prefill]) -> Workspace | None:
-        """Where a path with the same beginning is on its way, if it is worth while to share that, or costs nothing."""
+    def _sharing(self, ids: Tagged, live: Iterable[Prefill]) -> Workspace | None:
+        """The workspace of an unfinished path with a long enough shared prefix, or in which sharing costs nothing."""
         filled: dict[Workspace, int] = {}
         common: dict[Workspace, int] = {}
         for other in live:
@@ -273,7 +266,7 @@ class Workspaces:
         return None
 
     def close(self, workspace: Workspace) -> None:
-        """Frees a pack that nothing uses and no edge refers to."""
+        """Frees a pack without users and without runs."""
         del self.open[workspace]
         self.closed_bytes += workspace.nbytes
         workspace.close()
@@ -285,11 +278,11 @@ class KvBudget:
     Args:
         backend: Weighs packs.
         budget: Bytes for everything together.
-        enabled: False keeps nothing in the trie and no vectors.
+        enabled: False: nothing is kept in the trie, and no distributions.
 
     Attributes:
-        peak: The most that was held, or was about to be in the middle of a copy, under this budget.
-        live: Jobs that stand in a workspace.
+        peak: The most bytes in use under this budget, including temporary copies.
+        live: Jobs with a place in a workspace.
     """
 
     def __init__(self, backend: Backend, budget: int, *, enabled: bool) -> None:
@@ -304,38 +297,34 @@ class KvBudget:
         self.pins = Pins(self.trie, self.vectors, budget, self.make)
         self.workspaces = Workspaces(backend, self, in_place=self.in_place)
         self.drafter: Drafter | None = None
-        self.afloat = 0  # bytes on their way to or from the block file
-        self.pending = 0  # bytes that were copied for the trie and are not hung in yet
-        self._told = 0  # of the freed bytes, those the backend has heard of
-        self._growing: Workspace | None = None  # makes room for itself: its buffers are left as they are
-        self._allowed = 0  # bytes that may be held for a moment while the budget is lowered
+        self.in_transfer = 0  # bytes on their way to or from the block file
+        self.pending = 0  # bytes copied for the trie and not inserted yet
+        self._reported_freed = 0  # freed bytes that were reported to the backend
+        self._growing: Workspace | None = None  # makes room for itself: its buffers are not reallocated meanwhile
+        self._allowed = 0  # bytes that may be in use temporarily while the budget is lowered
 
     @property
     def bytes(self) -> int:
         """Bytes in use."""
         drafts = 0 if self.drafter is None else self.drafter.nbytes
-        moving = self.pending + self.afloat
+        moving = self.pending + self.in_transfer
         held = self.workspaces.nbytes + self.trie.bytes - self.payloads.tokens * self._backend.slot_bytes
         return held + self.vectors.bytes + self.pins.nbytes + moving + drafts
 
-    def weighed(self, more: int) -> None:
-        """A workspace holds so many bytes more, or fewer."""
-        self.workspaces.nbytes += more
-
-    def found_at(self, node: Node, run: SlotRun) -> None:
-        """The tokens of an edge were copied into a workspace: one copy is enough."""
+    def replace_with_run(self, node: Node, run: SlotRun) -> None:
+        """Replaces an edge's payload by its copy in a workspace, unless it is a run in a pack that stays and is not crowded."""
         held = node.payload
-        if not self.in_place or not node.attached or run.workspace.retired:  # that is to be freed when its last user leaves
+        if not self.in_place or not node.attached or run.workspace.retired:  # a retired pack is freed soon
             return
         few = CROWDED * max(self.workspaces.crowd, len(node.tokens))
         if not isinstance(held, SlotRun) or held.workspace.retired or held.workspace.held > few:
             self.trie.replace(node, run)
 
     def make(self, size: int) -> bool:
-        """Makes `size` more bytes free for something to keep: idle packs, old leaves and then old pins give way.
+        """Frees `size` bytes for data to keep: idle packs, old leaves and then old pins.
 
         Returns:
-            False, and nothing was given up, where that would not be enough.
+            False if that would not be enough; then nothing was freed.
         """
         held = self.bytes
         short = held + size - self.budget
@@ -345,9 +334,9 @@ class KvBudget:
             held = self.bytes
         elif short > 0:
             lacking = short - self.workspaces.idle_bytes - self.trie.evictable_bytes
-            if lacking > 0 and not self.pins.give_way(lacking):
+            if lacking > 0 and not self.pins.make_evictable(lacking):
                 return False
-            short -= self.workspaces.free(short, spare_sole=True)
+            short -= self.workspaces.free(short, spare_refused=True)
             short -= self.trie.evict(short)
             self.workspaces.free(short)
             held = self.bytes
@@ -357,27 +346,27 @@ class KvBudget:
         return free
 
     def _reclaim(self, target: int) -> bool:
-        """Evicts the trie's oldest leaves and gives back their slots until no more than `target` bytes are held.
+        """Evicts the trie's oldest leaves and frees their slots until at most `target` bytes are in use.
 
         Returns:
-            False, and nothing was given up, where that is known not to be enough; or it turned out so.
+            False if it is not enough; if that was known before, nothing was freed.
         """
-        # bytes of packs that no edge refers to; some of them running requests stand on
+        # bytes of packs without runs; running requests use some of them
         slack = self.workspaces.nbytes - self.payloads.tokens * self._backend.slot_bytes
         lacking = self.bytes - target - self.trie.evictable_bytes - slack
-        if lacking > 0 and not self.pins.give_way(lacking):
+        if lacking > 0 and not self.pins.make_evictable(lacking):
             return False
         self._close_empty()
-        spared: Workspace | None = None  # whose buffers cannot be reallocated before something else is free
+        spared: Workspace | None = None  # its buffers cannot be reallocated before other memory is free
         last = False
         while (before := self.bytes) > target:
             evicted = self.trie.evict(before - target, spared=spared)
             self._close_empty()
-            if self.bytes > target and evicted:  # slots of a pack in use: some more, so that buffers are copied seldom
+            if self.bytes > target and evicted:  # slots of a pack in use: evict more, so that buffers are copied seldom
                 evicted += self.trie.evict(self.budget // EVICT_SHARE - evicted, spared=spared)
                 self._close_empty()
             refused = self._shrink(target)
-            if self._growing is not None and self.bytes == before:  # what it needs is in the pack itself: `_make_dead`
+            if self._growing is not None and self.bytes == before:  # left to `_evict_and_compact`
                 break
             if not evicted and (last or spared is None):
                 break
@@ -386,112 +375,112 @@ class KvBudget:
         return self.bytes <= target
 
     def _close_empty(self) -> None:
-        """Frees the packs whose last edge is gone."""
+        """Frees released packs without runs and users."""
         for workspace in self.payloads.released:
             if not workspace.runs and not workspace.users and workspace in self.workspaces.open:
                 self.workspaces.close(workspace)
         self.payloads.released &= self.workspaces.open.keys()
 
     def _shrink(self, target: int) -> Workspace | None:
-        """Moves what is left of packs together and gives the rest of their buffers back, the emptiest first.
+        """Compacts packs and shrinks their buffers, the emptiest first, until `target` bytes are in use.
 
         Returns:
-            The first whose buffers could not be reallocated for want of memory.
+            The first pack whose buffers could not be reallocated for lack of memory.
         """
         if self.bytes <= target:
             return None
         refused: Workspace | None = None
         slot = max(self._backend.slot_bytes, 1)
-        standing = Counter(prefill.workspace for prefill in self.live)  # a request that is being placed is not among them
-        sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == standing[ws]}
+        users = Counter(prefill.workspace for prefill in self.live)  # without a request that is being placed
+        sizes = {ws: ws.nbytes - ws.referenced * slot for ws in self.workspaces.open if ws.users == users[ws]}
         if self._growing is not None:
             sizes.pop(self._growing, None)
         for workspace in sorted(sizes, key=lambda ws: -sizes[ws]):
             if self.bytes <= target or sizes[workspace] < slot:
                 break
-            with suppress(MemoryBudgetError):  # the device itself: it stays as it is
+            with suppress(MemoryBudgetError):  # of the device: the pack stays as it is
                 self._compact(workspace, [])
                 if not self._tighten(workspace):
                     refused = refused or workspace
         return refused
 
     def hint(self, workspace: Workspace, count: int) -> None:
-        """So many slots will be needed here, for which there is no room yet: reserved at once if that costs nothing in use.
+        """Announces `count` slots beyond the capacity: grows the pack at once if nothing in use must be freed.
 
-        Where memory is short no more than that; where it is not, `grow` adds a few for those that come next.
+        By exactly these slots if memory is short; otherwise `grow` adds spare ones.
         """
         if count <= self._backend.growth and 2 * self.bytes <= self.budget:
             return
         growing, self._growing = self._growing, workspace
         try:
-            if self.in_place or not self._grown_freely(workspace, count, 0):
-                self._widened(workspace, workspace.held + count, 0)
-        except MemoryBudgetError:  # the device itself: `grow` will ask for what is needed
+            if self.in_place or not self._grow_without_evicting(workspace, count, 0):
+                self._fit_slots(workspace, workspace.held + count, 0)
+        except MemoryBudgetError:  # of the device: `grow` asks again for the slots needed
             pass
         finally:
             self._growing = growing
 
-    def grow(self, workspace: Workspace, count: int, *, states: int, standing: Iterable[int]) -> None:
+    def grow(self, workspace: Workspace, count: int, *, states: int, parents: Iterable[int]) -> None:
         """Makes room for `count` more slots and `states` more recurrent states in a pack.
 
         Raises:
-            NoRoomError: Live rows alone need more than the budget; no path has changed.
+            NoRoomError: Running requests alone need more than the budget; no path has changed.
         """
-        extra, standing = states * self._backend.state_bytes, list(standing)
+        extra, parents = states * self._backend.state_bytes, list(parents)
         if not extra and workspace.held + count <= workspace.capacity and self.bytes <= self.budget:
             return
         growing, self._growing = self._growing, workspace
         try:
             lacks = workspace.held + count > workspace.capacity
-            if lacks and not self.in_place and workspace.held > CROWDED * self.workspaces.crowd:  # mostly where no job stands
-                self._compact(workspace, standing, least=workspace.held // 2)
-            if self._grown_freely(workspace, count, extra):
+            if lacks and not self.in_place and workspace.held > CROWDED * self.workspaces.crowd:  # mostly unused slots
+                self._compact(workspace, parents, least=workspace.held // 2)
+            if self._grow_without_evicting(workspace, count, extra):
                 return
-            self._compact(workspace, standing, least=count)
-            for _ in self._sacrifices(workspace, standing, count):
+            self._compact(workspace, parents, least=count)
+            for _ in self._release_steps(workspace, parents, count):
                 for spare in (self._spare_slots if self.in_place else STEP, 0):
-                    if self._widened(workspace, workspace.held + count + spare, extra):
+                    if self._fit_slots(workspace, workspace.held + count + spare, extra):
                         return
         finally:
             self._growing = growing
         raise NoRoomError(self._refusal(workspace, count, extra))
 
     def spare(self, before: int | None = None) -> int:
-        """Bytes that are free for one more path once every live one is read, whatever else gives way.
+        """Bytes left for one more path after the prefill of all running jobs, if all else is freed.
 
         Args:
-            before: Only jobs that were admitted before the one of this number count as live.
+            before: Only jobs admitted before the job of this number count as running.
         """
         live = [prefill for prefill in self.live if before is None or prefill.job.order < before]
-        unread: dict[Job, int] = {}  # one whose path was restored stands in two places for a moment
+        unread: dict[Job, int] = {}  # by job: a restored one has two cursors temporarily
         for prefill in live:
             if prefill.at < prefill.total:
                 unread[prefill.job] = min(prefill.total - prefill.at, unread.get(prefill.job, prefill.total))
         return self.budget - self._live_bytes(live) - sum(map(self.need, unread.values()))
 
     def _live_bytes(self, live: Iterable[Prefill]) -> int:
-        """Bytes that cannot give way: of the paths on which these jobs stand, of what is on its way, of drafts."""
+        """Bytes that cannot be freed: of these jobs' paths, of transfers, of the draft model."""
         places: dict[Workspace, list[int]] = {}
         for prefill in live:
             places.setdefault(prefill.workspace, []).append(prefill.slot)
-        taken = self.afloat + (0 if self.drafter is None else self.drafter.nbytes)
-        for workspace, standing in places.items():
-            kept, tips = workspace.live(standing)
+        taken = self.in_transfer + (0 if self.drafter is None else self.drafter.nbytes)
+        for workspace, slots in places.items():
+            kept, tips = workspace.live(slots)
             taken += len(kept) * self._backend.slot_bytes + len(tips) * self._backend.state_bytes
         return taken
 
     def need(self, tokens: int) -> int:
-        """Bytes that a path takes for so many more tokens."""
+        """Bytes for so many more tokens of a path."""
         return tokens * self._backend.slot_bytes + self._backend.state_bytes
 
     def lacking(self, tokens: int) -> int:
-        """Bytes that must be `spare` before a path of so many tokens, which has just found no room, is tried again."""
+        """The `spare` bytes at which a path of so many tokens, which has just found no room, is tried again."""
         needed, spare = self.need(tokens), self.spare()
         return needed if spare < needed else spare + self.need(STEP)
 
     @property
     def plenty(self) -> bool:
-        """Whether there is room for every live job even as buffers and leases are now: known faster than `spare`."""
+        """Whether every running job has room even if no buffer shrinks and no lease ends; cheaper than `spare`."""
         held = self.bytes - self.trie.bytes + self.trie.leased_bytes - (0 if self.in_place else self.workspaces.idle_bytes)
         for prefill in self.live:
             if (left := len(prefill.job.ids) - prefill.at) > 0:
@@ -499,71 +488,71 @@ class KvBudget:
         return held <= self.budget
 
     def lend(self, size: int) -> int:
-        """Up to `size` bytes for the moment of a copy: what is not in use gives way; fewer where that is not enough."""
+        """Frees up to `size` bytes of unused memory for a temporary copy; returns the bytes available, at most `size`."""
         if self.make(size):
             return size
         free = max(self.budget - self.bytes, 0)
         self.peak = max(self.peak, self.bytes + free)
         return free
 
-    def give_way(self) -> None:
-        """The device is full: idle packs, vectors and whatever no lease holds are freed, for good."""
+    def free_unused(self) -> None:
+        """Frees idle packs, kept distributions, pins and all evictable leaves, because the device is full."""
         self.workspaces.drop_idle()
         self.vectors.clear()
-        self.pins.lapse()
+        self.pins.release_all()
         self.trie.evict(self.trie.evictable_bytes)
         self._close_empty()
         self._backend.reclaim()
 
     def account(self) -> None:
-        """After a step: packs that are mostly empty are compacted, idle copies go, the device hears of what was freed."""
+        """After each step: compacts mostly empty packs, drops idle packs, and reports freed bytes to the backend."""
         if self.payloads.released:
             self._tidy()
         if not self.in_place and self.workspaces.nbytes > self.budget // 2:
             self.workspaces.drop_idle()
         self.peak = max(self.peak, self.bytes)
         freed = self.trie.evicted_bytes + self.trie.cleared_bytes + self.workspaces.closed_bytes
-        if freed > self._told:
-            self._backend.freed(freed - self._told)
-            self._told = freed
+        if freed > self._reported_freed:
+            self._backend.freed(freed - self._reported_freed)
+            self._reported_freed = freed
 
     def _tidy(self) -> None:
-        """Closes or compacts packs whose edges have gone; one large pack at a time."""
+        """Closes or compacts packs with released runs; one large pack per call."""
         self._close_empty()
         while self.payloads.released:
             workspace = self.payloads.released.pop()
             if workspace.held > max(2 * workspace.referenced, STEP):
-                with suppress(MemoryBudgetError):  # the device itself: it stays as it is
+                with suppress(MemoryBudgetError):  # of the device: the pack stays as it is
                     self._compact(workspace, [], least=workspace.held // 2)
                     if not workspace.users:
                         self._tighten(workspace)
                 return
 
     def copy_out(self, workspace: Workspace) -> None:
-        """Copies edges on which no running request stands out of a pack and frees their slots, if the budget has room.
+        """Copies edges that no running request uses out of a pack and frees their slots, if the budget has room.
 
-        A token of a branched pack reads all its slots, behind a mask: what earlier answers left there costs each token of the
-        next one. One path alone needs no mask.
+        A token in a branched pack reads all its slots, behind a mask: slots of earlier answers cost each token of the next
+        one. A single path needs no mask.
 
         Args:
-            workspace: Of decoding requests alone.
+            workspace: Used by decoding requests only.
         """
         places = [prefill.slot for prefill in self.live if prefill.workspace is workspace]
         kept = set(workspace.live(places)[0])
         before = workspace.held
         if before - len(kept) < (1 if len(places) == 1 else len(kept)):
             return
-        beside = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
+        unused = sorted((run for run in workspace.runs if run.last not in kept), key=lambda run: -run.last)
         leaving, copies = list[Node](), 0  # the newest first: an ancestor's slots stay as long as a descendant's do
-        for run in beside[:COPY_OUT_EDGES]:
+        for run in unused[:COPY_OUT_EDGES]:
             if copies <= COPY_OUT_BYTES:
                 copies += self._backend.take_cost(workspace.pack, workspace.chain(run.last, run.n)).moment
                 leaving.append(run.node)
-        # as much again may be needed where another answer leaves one of these in the middle: what was copied is cut by copying
+        # twice: another answer may leave one of these edges in the middle, and splitting a copy copies it again
         size = copies + self._backend.resize_cost(workspace.pack, len(kept)).moment
         room = bool(leaving) and 2 * size <= max(self.budget - self.bytes, self.budget // EVICT_SHARE) and self.make(size)
         for node in leaving if room else ():
-            if node.attached:  # it may have been the oldest, and what made room may have moved the slots
+            if node.attached:  # making room may have evicted it, or moved its slots
                 run = node.payload
                 self.trie.replace(node, self._backend.take(workspace.pack, workspace.chain(run.last, run.n)))
         self._compact(workspace, [])
@@ -571,14 +560,14 @@ class KvBudget:
             self._tighten(workspace, max(workspace.needed // GROWTH_SHARE, self._backend.growth))  # the answer grows on
 
     def set_budget(self, budget: int) -> None:
-        """Another budget; evicts down to it. The peak counts anew.
+        """Sets the budget in bytes, evicts down to it and resets the peak.
 
         Raises:
             MemoryBudgetError: Running requests hold more.
         """
         in_use = self.workspaces.nbytes - self.workspaces.idle_bytes
         least = self._live_bytes(self.live) if self.in_place else in_use
-        if least > budget:  # before anything is given up for it
+        if least > budget:  # before anything is freed
             raise MemoryBudgetError(_held_by_requests(least, budget))
         before, self.budget = self.budget, budget
         self.pins.set_budget(budget)
@@ -587,14 +576,14 @@ class KvBudget:
             try:
                 if not self._reclaim(budget):
                     self.vectors.clear()
-                    self.pins.lapse()
+                    self.pins.release_all()
                     self._reclaim(budget)
             finally:
                 self._allowed = 0
             held = self.bytes
         else:
             if in_use + self.trie.leased_bytes > budget:
-                self.pins.lapse()
+                self.pins.release_all()
                 self._release_leases()
             held = in_use + self.trie.leased_bytes
         if held > budget:
@@ -611,22 +600,22 @@ class KvBudget:
 
     # ---- growing ----------------------------------------------------------------------------------------------------
 
-    def _need(self, workspace: Workspace, slots: int) -> int:
-        """Bytes for a pack to hold `slots`, at the worst moment."""
+    def _growth_cost(self, workspace: Workspace, slots: int) -> int:
+        """Peak bytes while a pack grows to `slots`."""
         if slots <= workspace.capacity:
             return 0
         return self._backend.resize_cost(workspace.pack, slots).moment
 
-    def _widened(self, workspace: Workspace, slots: int, extra: int) -> bool:
-        """Whether a pack has room for `slots` now; what gives way gives way for `extra` bytes beside it."""
-        if not self.make(self._need(workspace, slots) + extra):
+    def _fit_slots(self, workspace: Workspace, slots: int, extra: int) -> bool:
+        """Grows a pack to at least `slots` and frees `extra` further bytes; False without room."""
+        if not self.make(self._growth_cost(workspace, slots) + extra):
             return False
         if slots > workspace.capacity:
             workspace.resize(slots)
         return True
 
-    def _grown_freely(self, workspace: Workspace, count: int, extra: int) -> bool:
-        """Grows by as much as is cheap without anybody giving way: double, a quarter, some, or what is needed."""
+    def _grow_without_evicting(self, workspace: Workspace, count: int, extra: int) -> bool:
+        """Grows a pack within the free bytes: by doubling, by a quarter, by some spare slots, or by `count`."""
         held = self.bytes
         free = self.budget - held - extra
         slots = workspace.held + count
@@ -653,48 +642,48 @@ class KvBudget:
 
     @property
     def _spare_slots(self) -> int:
-        """That a pack grows by beyond what it needs where memory is short."""
+        """Slots that a pack grows by beyond its need when memory is short."""
         return min(STEP, self.budget // SPARE_SHARE // max(self._backend.slot_bytes, 1))
 
-    def _sacrifices(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
-        """What is given up for a running request, step by step; tried again after each."""
+    def _release_steps(self, workspace: Workspace, parents: list[int], count: int) -> Iterator[None]:
+        """Frees memory for a running request, step by step; the caller tries again after each step."""
         yield
         self.vectors.clear()
         yield
         if self.in_place:
-            yield from self._make_dead(workspace, standing, count)
+            yield from self._evict_and_compact(workspace, parents, count)
         self._release_leases()
         yield
         for other in list(self.workspaces.busy):
             if other is workspace:
-                self._compact(workspace, standing)
+                self._compact(workspace, parents)
             elif other in self.workspaces.busy:
                 self._compact(other, [])
                 self._tighten(other)
         yield
 
-    def _make_dead(self, workspace: Workspace, standing: list[int], count: int) -> Iterator[None]:
-        """Evicts what has slots in this pack, among others, and compacts it: that needs no memory beside the pack's own."""
-        self._compact(workspace, standing)
+    def _evict_and_compact(self, workspace: Workspace, parents: list[int], count: int) -> Iterator[None]:
+        """Evicts leaves, some with slots in this pack, and compacts it in place, which needs no further memory."""
+        self._compact(workspace, parents)
         yield
         while self.trie.evictable_bytes or self.pins.leases:
             if not self.trie.evictable_bytes:
-                self.pins.lapse()
+                self.pins.release_all()
             if not self.trie.evict(max(self.budget // EVICT_SHARE, count * self._backend.slot_bytes)):
                 return
             self._close_empty()
-            self._compact(workspace, standing)
+            self._compact(workspace, parents)
             yield
 
     def _release_leases(self) -> None:
-        """What a live job's lease holds stands in its pack as well: it may be evicted, and is published anew later."""
+        """Releases the leases of running jobs: their KV is in their packs too, and is published again later."""
         for prefill in self.live:
             if prefill.lease.node.attached and prefill.lease.length > 0:
                 prefill.lease.move(self.trie.root, 0)
 
-    def _compact(self, workspace: Workspace, standing: list[int], least: int = 0) -> None:
-        """Drops slots on which no row stands, if they are as many as `least`; recurrent states along with them."""
-        places = [*standing, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
+    def _compact(self, workspace: Workspace, parents: list[int], least: int = 0) -> None:
+        """Drops unused slots and their recurrent states, if there are at least `least`."""
+        places = [*parents, *(prefill.slot for prefill in self.live if prefill.workspace is workspace)]
         kept, tips = workspace.live([*places, *(run.last for run in workspace.runs)])
         dead = workspace.held - len(kept)
         if dead < max(least, not workspace.recurrent):
@@ -703,7 +692,7 @@ class KvBudget:
             workspace.compact(kept, tips)
 
     def _tighten(self, workspace: Workspace, spare: int = 0) -> bool:
-        """Gives back what a pack has reserved and does not fill, but for `spare` slots; False: no room to copy the rest."""
+        """Shrinks a pack's buffers to the needed slots and `spare` more; False without room for the copy."""
         slots = workspace.needed + spare
         if workspace.capacity <= slots:
             return True
@@ -717,7 +706,7 @@ class KvBudget:
 
     def _refusal(self, workspace: Workspace, count: int, extra: int) -> str:
         slots = workspace.held + count
-        needed = workspace.nbytes + self._need(workspace, slots) + extra
+        needed = workspace.nbytes + self._growth_cost(workspace, slots) + extra
         others = self.bytes - workspace.nbytes
         return (
             f"{slots:,} tokens need {needed:,} bytes of KV while they are worked on, and {others:,} more are in use by "

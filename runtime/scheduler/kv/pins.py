@@ -1,4 +1,4 @@
-"""Paths that are kept although no job computes on them: what open sessions come back to, and what follows there."""
+"""Pinned paths of open sessions: their KV and the distribution after them stay in memory without a running job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from runtime.scheduler.prefill.distributions import FLOAT_BYTES, Distribution, L
 from runtime.trie import Lease, Span, Trie
 from runtime.trie.tree import Node
 
-SHARE = 2  # pins hold no more than this fraction of the budget
+SHARE = 2  # pins hold at most this fraction (1/2) of the budget
 
 
 class Pins:
     """Leases by number, least recently moved first, with the distribution after each path. Owner thread only.
 
     Args:
-        trie: Where the paths hang.
-        vectors: Where the distributions are.
-        budget: Bytes that the model may hold; pins take a part of them.
-        room: Asked for the bytes of each distribution before it is kept; False leaves it out.
+        trie: Holds the paths.
+        vectors: Holds the distributions.
+        budget: Of the whole model, in bytes.
+        room: Frees the bytes for a distribution; False: it is not kept.
 
     Attributes:
         leases: By number.
@@ -35,28 +35,28 @@ class Pins:
         self.nbytes = 0
 
     def hold(self, pin: int, spans: Sequence[Span], key: Hashable) -> int:
-        """Keeps what is held of a path; pins that were moved before others give way where all are too much.
+        """Pins the cached part of a path; beyond the limit, releases the least recently moved pins.
 
         Args:
-            pin: Its number; what it held before is let go.
+            pin: Its number; its previous path is released.
             spans: The path.
-            key: Of the distribution after it, which is kept too where it is known: on recurrent models nothing else gives it
-                back without a way from the checkpoint before.
+            key: Of the distribution after the path, which is kept too if it is known: recurrent models could only recompute
+                it from an earlier checkpoint.
 
         Returns:
-            Tokens of the path that are kept.
+            Tokens of the path that are pinned.
         """
         nodes = self._trie.walk(spans)
         tokens, fresh = sum(count for _, count in nodes), self._trie.hold(nodes)
         row = self._vectors.peek(key)
-        self.release(pin)  # after the new lease: what both hold is not let go in between
+        self.release(pin)  # after the new lease, so that nothing they share is evicted in between
         if fresh.node.parent is None:
             fresh.release()
             return 0
         self.leases[pin] = fresh
         if row is not None:
             self._keep(pin, key, row)
-        if self._trie.leased_bytes + self.nbytes <= self._limit:  # whatever leases it
+        if self._trie.leased_bytes + self.nbytes <= self._limit:  # an upper bound: other leases count too
             return tokens
         self._fit(keep=pin)
         if self._bytes() > self._limit:  # this one alone
@@ -67,7 +67,7 @@ class Pins:
         return tokens
 
     def release(self, pin: int) -> None:
-        """Lets a path go, if it is kept."""
+        """Releases a pin, if it exists."""
         lease = self.leases.pop(pin, None)
         if lease is not None:
             lease.release()
@@ -75,16 +75,16 @@ class Pins:
         if key is not None and key not in self._keys.values():
             self.nbytes -= FLOAT_BYTES * self._vectors.pinned.pop(key).vocab
 
-    def lapse(self) -> None:
-        """All paths are let go."""
+    def release_all(self) -> None:
+        """Releases all pins."""
         for pin in list(self.leases):
             self.release(pin)
 
-    def give_way(self, size: int) -> bool:
-        """Makes `size` more bytes evictable, the paths that were moved least recently first.
+    def make_evictable(self, size: int) -> bool:
+        """Makes `size` more bytes evictable by releasing pins, least recently moved first.
 
         Returns:
-            False where that would not be enough, or turned out not to be: running requests hold the same.
+            False if pins hold too little, or running requests lease the same nodes.
         """
         if not self.leases or size > self._bytes():
             return False
@@ -94,19 +94,19 @@ class Pins:
         return self._trie.evictable_bytes >= wanted
 
     def set_budget(self, budget: int) -> None:
-        """Another budget for the whole model, in bytes."""
+        """Sets the budget of the whole model in bytes."""
         self._limit = budget // SHARE
         self._fit()
         if self._bytes() > self._limit:
-            self.lapse()
+            self.release_all()
 
     def _keep(self, pin: int, key: Hashable, row: Distribution) -> None:
         pinned = self._vectors.pinned
         if key not in pinned:
-            if not self._room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may have taken the pin itself
+            if not self._room(FLOAT_BYTES * row.vocab) or pin not in self.leases:  # making room may release the pin itself
                 return
             try:
-                pinned[key] = row.alone()  # the array that it lies in may hold many
+                pinned[key] = row.alone()  # a copy: its array may hold other rows
             except MemoryBudgetError:  # the device itself has no room for a copy
                 return
             self.nbytes += FLOAT_BYTES * row.vocab
@@ -117,7 +117,7 @@ class Pins:
             self.release(next(iter(self.leases)))
 
     def _bytes(self) -> int:
-        """Of all edges on pinned paths, each counted once, and of the distributions."""
+        """Bytes of all pinned edges, each counted once, and of the distributions."""
         seen: set[int] = set()
         total = self.nbytes
         for lease in self.leases.values():
@@ -129,7 +129,7 @@ class Pins:
         return total
 
     def _shorten(self, lease: Lease) -> None:
-        """Moves a lease up its path until what it holds is allowed."""
+        """Moves a lease up its path until it fits the limit."""
         held, length = self.nbytes, 0
         place = self._trie.root
         for node in lease.node.path():

@@ -1,4 +1,4 @@
-"""One backend pack, and what stands in it: a tree of tokens that mirrors the part of the trie in work."""
+"""Workspaces: a backend pack with the tree of tokens in it, in which running requests compute."""
 
 from __future__ import annotations
 
@@ -24,42 +24,44 @@ from runtime.trie.tree import common_prefix
 if TYPE_CHECKING:  # it makes workspaces
     from runtime.scheduler.kv.kv_budget import KvBudget
 
-COPY_TOKENS = 256  # that are copied at a time from one workspace into another
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+COPY_TOKENS = 256  # copied at a time from one workspace into another
 
 
 @dataclass(slots=True, eq=False)
 class SlotRun:
-    """The last `n` tokens of the path that ends at slot `last` of a workspace: no copy, the keys stand there once."""
+    """A reference, without a copy, to the last `n` tokens of the path that ends at slot `last` of a workspace."""
 
     workspace: Workspace
     last: int
     n: int
-    node: Node = field(init=False, repr=False)  # the edge that carries it
+    node: Node = field(init=False, repr=False)  # its edge
 
 
 class NoRoomError(MemoryBudgetError):
-    """Live rows alone need more than the budget; callers get it as a plain `MemoryBudgetError`."""
+    """Running requests alone need more than the budget; callers get it as a plain `MemoryBudgetError`."""
 
 
-Tagged = npt.NDArray[Any]  # (n,) token ids, int32; int64 where some carry the number of an adapter stack
+Tagged = npt.NDArray[Any]  # (n,) token ids: int32, or int64 if some carry the number of an adapter stack
 NOTHING: Tagged = np.empty(0, np.int32)
 
 
 class SlotPaths:
-    """Slots numbered as they come, each with the one it follows and its token.
+    """A tree of slots, numbered in order of creation, each with its parent and its token.
 
-    A slot that says what another says at the same place already (a *twin*) is not found by its path: the first one is.
+    Of several slots with the same parent and token (*twins*) a lookup finds the first.
     """
 
     def __init__(self) -> None:
-        self.children: dict[tuple[int, int], int] = {}  # the slot of a token after a slot (or ROOT), as it is found
-        self.parents: list[int] = []  # the slot that each follows, or ROOT
-        self._tokens: list[int] = []
-        self._trail: list[int] = []  # the path that was found last: its slots
-        self._trail_ids: Tagged = NOTHING  # and its tokens
+        self.children: dict[tuple[int, int], int] = {}  # (parent slot or ROOT, token) -> slot; the first of twins
+        self.parents: list[int] = []  # by slot: its parent slot, or ROOT
+        self._tokens: list[int] = []  # by slot
+        self._trail: list[int] = []  # slots of the last path found
+        self._trail_ids: Tagged = NOTHING  # its tokens
 
     def add(self, slot: int, token: int) -> int:
-        """The next slot: `token` after `slot` (or ROOT)."""
+        """Creates a slot for `token` after `slot` (or ROOT) and returns its number."""
         fresh = len(self.parents)
         self.children.setdefault((slot, token), fresh)
         self.parents.append(slot)
@@ -67,7 +69,7 @@ class SlotPaths:
         return fresh
 
     def numbers(self) -> set[int]:
-        """Of the namespaces whose tokens are here."""
+        """The numbers of the namespaces of all tokens."""
         return set((np.array(self._tokens, np.int64) >> Tags.SHIFT).tolist())
 
     def above(self, slot: int, count: int) -> int:
@@ -77,10 +79,10 @@ class SlotPaths:
         return slot
 
     def walk(self, ids: Tagged) -> list[int]:
-        """The slots along a path, as far as it is there. Not to be changed."""
+        """The slots along a path, as far as it exists; read-only."""
         if not len(ids) or (ROOT, int(ids[0])) not in self.children:
             return []
-        same = common_prefix(self._trail_ids, ids)  # particles and chats ask for nearly the same path again and again
+        same = common_prefix(self._trail_ids, ids)  # particles and chats repeat nearly the same path
         trail = self._trail[:same]
         slot = trail[-1] if same else ROOT
         for token in ids[same:].tolist():
@@ -93,7 +95,7 @@ class SlotPaths:
         return trail
 
     def below(self, computed: int, places: Iterable[int]) -> tuple[list[int], set[int]]:
-        """The slots below number `computed` on the paths to `places`, ascending, and where those paths end among them."""
+        """The slots numbered below `computed` on the paths to `places`, ascending, and the last such slot of each path."""
         kept: set[int] = set()
         tips: set[int] = set()
         for place in places:
@@ -108,7 +110,7 @@ class SlotPaths:
         return sorted(kept), tips
 
     def cut(self, size: int) -> None:
-        """Forgets the slots from number `size` on."""
+        """Removes the slots from number `size` on."""
         for slot in range(size, len(self.parents)):
             place = self.parents[slot], self._tokens[slot]
             if self.children.get(place) == slot:
@@ -117,15 +119,15 @@ class SlotPaths:
         self._forget_trail()
 
     def find_only(self, kept: Sequence[int], computed: int) -> None:
-        """From now on only `kept` (ascending) are found, and those from number `computed` on; the others keep their numbers."""
-        there = set(kept)
-        self.children = {key: slot for key, slot in self.children.items() if slot in there or slot >= computed}
-        for slot in kept:  # in place of a twin that is gone
+        """Restricts lookups to `kept` (ascending) and the slots from number `computed` on; numbers do not change."""
+        found = set(kept)
+        self.children = {key: slot for key, slot in self.children.items() if slot in found or slot >= computed}
+        for slot in kept:  # replaces a removed twin
             self.children.setdefault((self.parents[slot], self._tokens[slot]), slot)
         self._forget_trail()
 
     def renumber(self, kept: Iterable[int]) -> dict[int, int]:
-        """Numbers `kept` (ascending, with all their ancestors) from 0 on, in their order, and forgets the others."""
+        """Renumbers `kept` (ascending, with all their ancestors) from 0 on and removes the others; returns old -> new."""
         numbers = {slot: number for number, slot in enumerate(kept)}
         numbers[ROOT] = ROOT
         parents = [numbers[self.parents[slot]] for slot in numbers if slot != ROOT]
@@ -141,22 +143,22 @@ class SlotPaths:
 
 
 Slots = npt.NDArray[np.int64]
-Answer = npt.NDArray[np.float32] | RankedRows  # raw logits ``(rows, vocab)``, or rows that stay on the device
-Fetch = Callable[[], Answer]  # waits for it
+Answer = npt.NDArray[np.float32] | RankedRows  # raw logits ``(rows, vocab)``, or rows on the device
+Fetch = Callable[[], Answer]  # waits for the answer
 
 
 @dataclass(slots=True)
 class Inflight:
-    """A forward that computes by itself: its slots are reserved until it is settled."""
+    """An asynchronous forward; its slots are reserved until it is settled."""
 
-    base: int  # the number of its first slot
-    count: int
-    fetch: Fetch | None  # None: it is settled
-    logits: Answer | None = None  # None: not settled, or it failed
+    base: int  # number of its first slot
+    count: int  # slots
+    fetch: Fetch | None  # None once settled
+    logits: Answer | None = None  # None until settled, or after a failure
 
     @property
     def finite(self) -> bool:
-        """Whether they are numbers."""
+        """Whether all logits are finite."""
         assert self.logits is not None
         rows = self.logits.finite if isinstance(self.logits, RankedRows) else np.isfinite(self.logits)
         return bool(rows.all())
@@ -164,47 +166,43 @@ class Inflight:
 
 @dataclass(slots=True)
 class PartialForward:
-    """What one workspace contributes to a forward: the reserved slots that it fills, and the rows whose logits are wanted."""
+    """One workspace's part of a forward."""
 
     workspace: Workspace
-    tokens: Sequence[int]  # tagged
-    parents: Sequence[int]
-    want: Sequence[int]
+    tokens: Sequence[int]  # tagged; of the reserved slots to fill
+    parents: Sequence[int]  # slot of each token's predecessor, or ROOT
+    want: Sequence[int]  # indices of the tokens whose logits are wanted
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A forward over some workspaces that lacks its tokens alone. Each of them holds it, and drops it when it is written to."""
+    """A forward over some workspaces, complete but for its tokens. A write to any of the workspaces drops it."""
 
     workspaces: Sequence[Workspace]
-    parents: Sequence[Slots]  # the packs' own slots
-    tags: Sequence[Slots]  # of the tokens: the adapters that they will be computed under
+    parents: Sequence[Slots]  # pack slots
+    tags: Sequence[Slots]  # of the tokens: the numbers of their adapter stacks
     request: RankRequest | None
-    begin: Callable[[Slots], Fetch] | None
+    begin: Callable[[Slots], Fetch] | None  # None once dropped
 
     def fits(self, parts: Sequence[PartialForward], arrays: Sequence[Part], request: RankRequest | None) -> bool:
-        """Whether it is what these parts need."""
+        """Whether it matches these parts."""
         if self.begin is None or self.request != request or [part.workspace for part in parts] != list(self.workspaces):
             return False
         tags = (np.array(part.tokens, np.int64) - array.tokens for part, array in zip(parts, arrays, strict=True))
         parents = (array.parents for array in arrays)
         return all(map(np.array_equal, parents, self.parents)) and all(map(np.array_equal, tags, self.tags))
 
-    def drop(self) -> None:
-        """It will not be begun: the buffers and adapters' weights that it holds are let go."""
-        self.begin = None
-
 
 class SharedFetch:
-    """The logits of a forward over several workspaces; the first that asks waits for all, an error is everybody's."""
+    """The logits of a forward over several workspaces; the first access waits for all, an error is raised at each."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch: Fetch | None = fetch
-        self.logits: Answer | None = None  # of all parts
+        self.logits: Answer | None = None  # of all parts, once fetched
         self._error: BaseException | None = None
 
     def part(self, rows: slice) -> Answer:
-        """Some of the rows, not copied."""
+        """A slice of the rows, not copied."""
         if self._fetch is not None:
             fetch, self._fetch = self._fetch, None
             try:
@@ -218,18 +216,13 @@ class SharedFetch:
         return self.logits.part(rows) if isinstance(self.logits, RankedRows) else self.logits[rows]
 
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
 class Workspace:
-    """Slots by token path. Several jobs share one, so that a common prefix stands there once.
+    """Slots by token path. Several jobs share a workspace, so that a common prefix is stored once.
 
-    Tokens are *tagged* with the number of the adapters that they are computed under (`runtime.adapters.stacks.Tags`): the
-    same id under another stack is another token, and one pack holds both.
+    Tokens are *tagged* with the number of their adapter stack (`runtime.adapters.stacks.Tags`): the same id under another
+    stack is another token, and one pack holds both.
 
-    Slots are numbered as they come and keep their numbers (`SlotPaths`); where `compact` has moved them, `_where` leads to
-    the pack's own.
+    Slots keep their numbers (`SlotPaths`); after `compact` has moved them, `where` maps the numbers to pack slots.
     """
 
     def __init__(self, backend: Backend, tags: Tags, memory: KvBudget) -> None:
@@ -237,44 +230,44 @@ class Workspace:
         self.memory = memory
         self.tags = tags
         self.pack = backend.open_pack()
-        self.users = 0  # jobs that hold slots here
-        self.retired = False  # takes no newcomers
+        self.users = 0  # jobs with slots here
+        self.retired = False  # takes no new jobs
         self.touched = 0  # logical time of the last use
-        self.sole = False  # holds tokens that the trie had no room for
-        self.runs: set[SlotRun] = set()  # of edges whose tokens stand here
-        self.referenced = 0  # tokens of them
+        self.holds_refused = False  # holds tokens that the trie had no room for
+        self.runs: set[SlotRun] = set()  # of trie edges
+        self.referenced = 0  # tokens of `runs`
         self.paths = SlotPaths()
         self.inflight: Inflight | None = None
-        self.prepared: Prepared | None = None  # a write to the pack drops it
-        self.computed = 0  # slots that were filled; those numbered from here on are reserved
-        self.held = 0  # of the computed ones, those that stand in the pack still
-        self.where: list[int] | None = None  # the pack's number of each computed slot, -1 if it was dropped; None: its own
+        self.prepared: Prepared | None = None  # dropped by a write to the pack
+        self.computed = 0  # filled slots; those numbered from here on are reserved
+        self.held = 0  # computed slots that are still in the pack
+        self.where: list[int] | None = None  # pack slot of each computed slot, -1 if dropped; None: the same numbers
         self.recurrent = "recurrent" in backend.info.attention_kinds
-        self.nbytes = 0  # of the working buffers and states
-        self.capacity = 0  # slots that the buffers have room for
+        self.nbytes = 0  # of the buffers and states
+        self.capacity = 0  # of the buffers, in slots
         self.weigh()
 
     @property
     def size(self) -> int:
-        """Slots that were ever given out, reserved ones too: the number of the next."""
+        """The number of the next slot: all slots so far, dropped and reserved ones included."""
         self.settle()
         return len(self.paths.parents)
 
     @property
     def needed(self) -> int:
-        """Slots that stand in the pack or are reserved in it."""
+        """Slots that are in the pack or reserved."""
         return self.held + len(self.paths.parents) - self.computed
 
     def weigh(self) -> None:
-        """The buffers have changed."""
+        """Updates `nbytes` and `capacity` after a change of the buffers."""
         nbytes = self.backend.pack_bytes(self.pack)
-        self.memory.weighed(nbytes - self.nbytes)
+        self.memory.workspaces.nbytes += nbytes - self.nbytes
         self.nbytes, self.capacity = nbytes, self.backend.capacity(self.pack)
 
     def trail(self, ids: Tagged) -> list[int]:
-        """The slots along a path, as far as it stands here; not to be changed.
+        """The slots along a path, as far as it is in the workspace; read-only.
 
-        Waits for what was begun only where the path leads there: a job that looks for a place waits for no other one's forward.
+        Waits for the forward in flight only if the path leads into its slots: placing a job waits for no other job's forward.
         """
         trail = self.paths.walk(ids)
         if trail and trail[-1] >= self.computed:
@@ -283,32 +276,32 @@ class Workspace:
         return trail
 
     def resumable_depth(self, trail: Sequence[int], depth: int) -> int:
-        """The most tokens of a path's trail, up to `depth`, after which one can be appended."""
+        """The largest number of tokens of a trail, up to `depth`, after which a token can be appended."""
         while depth and not self.resumable(trail[depth - 1]):
             depth -= 1
         return depth
 
     def follow(self, slot: int, token: int) -> int | None:
-        """The slot of `token` after `slot`, if it stands here and a token can be appended after it."""
+        """The slot of `token` after `slot`, if it exists and a token can be appended after it."""
         self.settle()
         found = self.paths.children.get((slot, token))
         return found if found is not None and (not self.recurrent or self.resumable(found)) else None
 
     def resumable(self, slot: int) -> bool:
         """Whether a token can be appended after `slot`."""
-        return not self.recurrent or self.backend.resumable(self.pack, self._own(slot))
+        return not self.recurrent or self.backend.resumable(self.pack, self._pack_slot(slot))
 
-    def reserve(self, count: int, standing: int) -> None:
-        """Makes room for `count` more slots.
+    def reserve(self, count: int, parent: int) -> None:
+        """Makes room for `count` more slots under `parent`.
 
         Raises:
-            MemoryBudgetError: The budget does not allow it, whatever gives way.
+            MemoryBudgetError: The budget has no room.
         """
         self.settle()
-        self.memory.grow(self, count, states=0, standing=[standing])
+        self.memory.grow(self, count, states=0, parents=[parent])
 
     def load(self, lease: Lease, slot: int, depth: int) -> tuple[int, int]:
-        """Copies what the lease holds beyond `depth` under `slot`, for which there is room; the last slot and its depth."""
+        """Copies the leased KV beyond `depth` under `slot`, where `reserve` made room; the last slot and its depth."""
         at = 0
         with self._in_use():
             self.settle(to_write=True)
@@ -319,30 +312,30 @@ class Workspace:
                 skip = max(depth - start, 0)
                 tokens = node.tokens[skip:].astype(np.int64) + self.tags.tag(node.namespace)
                 for payload, first, count in self._parts(node.payload, skip):
-                    self.twice(partial(self.backend.load, self.pack, payload, self._own(slot), first))
+                    self.retry_when_full(partial(self.backend.load, self.pack, payload, self._pack_slot(slot), first))
                     for token in tokens[:count].tolist():
                         slot = self.paths.add(slot, token)
                     tokens = tokens[count:]
                     self.filled(len(self.paths.parents) - self.computed)
-                self.memory.found_at(node, SlotRun(self, slot, len(node.tokens)))
+                self.memory.replace_with_run(node, SlotRun(self, slot, len(node.tokens)))
             self.weigh()
         return slot, max(at, depth)
 
     def _parts(self, payload: Payload, skip: int) -> Iterator[tuple[Payload, int, int]]:
-        """What is loaded one after the other: a payload, its first tokens that are left out, and how many are not."""
+        """The payloads to load one after the other, each with the number of tokens to skip and the number to load."""
         if not isinstance(payload, SlotRun):
             yield payload, skip, np.iinfo(np.int64).max
             return
         size = min(payload.n - skip, COPY_TOKENS) * self.backend.slot_bytes
         if self.memory.lend(size) < size:
             raise NoRoomError("the budget has no room for a copy of these keys")
-        slots = payload.workspace.chain(payload.last, payload.n - skip)  # making room may have moved them
+        slots = payload.workspace.chain(payload.last, payload.n - skip)  # after `lend`, which may move them
         for start in range(0, len(slots), COPY_TOKENS):
             part = slots[start : start + COPY_TOKENS]
             yield payload.workspace.take(part), 0, len(part)
 
     def rollback(self, size: int) -> None:
-        """Forgets the slots numbered `size` and above, on which no row stands: reserved ones, and those of a bad forward."""
+        """Removes the slots from number `size` on, which no job uses: reserved ones, and those of a bad forward."""
         self.settle()
         if size < self.computed:
             self.truncate(size)
@@ -350,24 +343,24 @@ class Workspace:
             self.paths.cut(size)
 
     def broken(self, base: int) -> bool:
-        """Whether slot `base` or a newer one holds keys, values or a state that are no numbers.
+        """Whether slot `base` or a newer one holds NaN or infinity.
 
-        Attention gives what a token does not see the weight 0, and 0 times NaN is NaN: such a slot spoils whatever else is
-        computed in its pack. So bad logits lead to a look there, and the forward is rolled back where it is so, or unknown.
+        Attention gives masked tokens the weight 0, and 0 times NaN is NaN: such a slot spoils all later forwards of its pack.
+        So this is checked after bad logits, and the forward is rolled back if it is true or unknown.
         """
         self.settle()
         try:
             return not self.backend.sound(self.pack)[self.held - (self.computed - base) :].all()
-        except BaseException:  # the library again: what it cannot say is taken for the worst
+        except BaseException:  # the library failed: assume the worst
             log.exception("whether computed KV holds numbers could not be told")
             return True
 
     def truncate(self, size: int) -> None:
-        """Drops the newest slots, on which no row stands: those numbered below `size` stay."""
+        """Drops the slots from number `size` on, which no job uses."""
         self.settle(to_write=True)
-        gone = self.computed - size
-        self.backend.truncate(self.pack, self.held - gone)
-        self.computed, self.held = size, self.held - gone
+        left = self.held - (self.computed - size)
+        self.backend.truncate(self.pack, left)
+        self.computed, self.held = size, left
         if self.where is not None:
             del self.where[size:]
         self.paths.cut(size)
@@ -375,37 +368,28 @@ class Workspace:
             self.weigh()
 
     def chain(self, slot: int, count: int) -> Slots:
-        """The pack's own numbers of the last `count` slots of the path that ends at `slot`, in order."""
+        """The pack slots of the last `count` tokens of the path that ends at `slot`, in order."""
         self.settle()
         slots = []
         for _ in range(count):
             slots.append(slot)
             slot = self.paths.parents[slot]
-        return self.own(reversed(slots))
-
-    def forward(self, tokens: Sequence[int], parents: Sequence[int], want: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Fills the reserved slots: raw logits ``(len(want), vocab)``.
-
-        Raises:
-            MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
-        """
-        logits: npt.NDArray[np.float32] = forward([PartialForward(self, tokens, parents, want)], self.backend.compute)
-        return logits
+        return self.pack_slots(reversed(slots))
 
     def extend(self, tokens: Tagged, slot: int, read: str) -> tuple[npt.NDArray[np.float32], int]:
-        """Appends to a pack that is one chain and ends at `slot`: what is read of each token ``(n, ...)``, and its new end.
+        """Appends to a pack that is one chain and ends at `slot`: the values read per token ``(n, ...)``, and the new end.
 
         Raises:
-            MemoryBudgetError, UnsupportedFeatureError: As `forward`, and `Backend.extend`; the pack is as it was.
+            MemoryBudgetError, UnsupportedFeatureError: As in `forward` and `Backend.extend`; the pack is unchanged.
         """
         ids, stacks = self.tags.untag(tokens.tolist()) if self.tags.several else (tokens.astype(np.int64), None)
         base, end = self.size, slot
         try:
             for token in tokens.tolist():
                 end = self.paths.add(end, token)
-            self.memory.grow(self, len(tokens), states=int(self.recurrent), standing=[] if slot == ROOT else [slot])
+            self.memory.grow(self, len(tokens), states=int(self.recurrent), parents=[] if slot == ROOT else [slot])
             self.unprepare()
-            answer = self.twice(lambda: self.backend.extend(self.pack, ids, read, stacks))
+            answer = self.retry_when_full(lambda: self.backend.extend(self.pack, ids, read, stacks))
         except BaseException:
             self.rollback(base)
             raise
@@ -413,47 +397,47 @@ class Workspace:
         return answer, end
 
     def collect(self) -> Answer | None:
-        """The logits of what was begun; None where it failed, and its slots are gone.
+        """The logits of the forward in flight; None if it failed, and its slots were removed.
 
-        They were not looked at, unless another job has settled it before.
+        The caller checks them, unless another job has settled the forward before.
         """
-        self.settle(looked_at=True)
+        self.settle(caller_checks=True)
         begun, self.inflight = self.inflight, None
         return None if begun is None else begun.logits
 
     def abandon(self) -> None:
-        """What was begun is not wanted any more; its tokens stand here all the same, if they are numbers."""
+        """Drops the logits of the forward in flight; its slots stay if they are finite."""
         self.settle(to_write=True)
         self.inflight = None
 
     def unprepare(self) -> None:
-        """What was prepared will not be begun."""
+        """Drops the prepared forward."""
         if self.prepared is not None:
-            self.prepared.drop()
+            self.prepared.begin = None  # frees its buffers and adapter weights
             self.prepared = None
 
     def take(self, slots: Slots) -> Payload:
-        """An immutable copy of the pack's own `slots`, a chain."""
+        """An immutable copy of a chain of pack slots."""
         self.settle()
-        return self.twice(lambda: self.backend.take(self.pack, slots))
+        return self.retry_when_full(lambda: self.backend.take(self.pack, slots))
 
     def take_many(self, chains: Sequence[Slots]) -> list[Payload]:
         """`take` of several chains at once."""
         self.settle()
-        return self.twice(lambda: self.backend.take_many(self.pack, chains))
+        return self.retry_when_full(lambda: self.backend.take_many(self.pack, chains))
 
     def resize(self, capacity: int) -> None:
-        """Other buffers, of exactly `capacity` slots; room for the moment of copying is there."""
+        """Reallocates the buffers to exactly `capacity` slots; the caller has made room for the copy."""
         self.settle(to_write=True)
         try:
             with self._in_use():
-                self.twice(lambda: self.backend.resize(self.pack, capacity))
+                self.retry_when_full(lambda: self.backend.resize(self.pack, capacity))
         finally:
             self.weigh()
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Not closed, nor compacted for others, while room is made for what is done here."""
+        """Prevents closing, and compacting for others, while room is made for this workspace."""
         self.users += 1
         try:
             yield
@@ -461,18 +445,18 @@ class Workspace:
             self.users -= 1
 
     def live(self, places: Iterable[int]) -> tuple[list[int], set[int]]:
-        """The computed slots on the paths to `places` and to what was begun, ascending, and where those paths end."""
+        """The computed slots on the paths to `places` and to the forward in flight, ascending, and the ends of these paths."""
         self.settle()
-        begun = self.inflight
-        wanted = () if begun is None or begun.logits is None else range(begun.base, begun.base + begun.count)
+        inflight = self.inflight
+        wanted = () if inflight is None or inflight.logits is None else range(inflight.base, inflight.base + inflight.count)
         return self.paths.below(self.computed, (*places, *wanted))
 
     def compact(self, kept: Sequence[int], tips: Iterable[int]) -> None:
-        """Drops every slot but `kept`, in place, and every recurrent state but those at `tips`; see `live`."""
+        """Drops all slots but `kept`, in place, and all recurrent states but those at `tips`; see `live`."""
         self.settle(to_write=True)
-        slots, ends = self.own(kept), self.own(tips)
+        slots, ends = self.pack_slots(kept), self.pack_slots(tips)
         with self._in_use():
-            self.twice(lambda: self.backend.retain(self.pack, slots, ends))
+            self.retry_when_full(lambda: self.backend.retain(self.pack, slots, ends))
         self.where, self.held = [-1] * self.computed, len(kept)
         for number, slot in enumerate(kept):
             self.where[slot] = number
@@ -482,7 +466,7 @@ class Workspace:
         self.weigh()
 
     def renumber(self) -> None:
-        """Forgets the numbers of dropped slots, where no request knows any by its number."""
+        """Reuses the numbers of dropped slots; no request may hold a slot number."""
         if self.where is None or len(self.paths.parents) > self.computed:
             return
         kept = [slot for slot, own in enumerate(self.where) if own >= 0]
@@ -497,11 +481,11 @@ class Workspace:
         self.backend.close(self.pack)
         self.paths = SlotPaths()
         self.computed, self.held, self.where = 0, 0, None
-        self.memory.weighed(-self.nbytes)
+        self.memory.workspaces.nbytes -= self.nbytes
         self.nbytes = self.capacity = 0
 
     def filled(self, count: int) -> None:
-        """The next `count` slots stand in the pack."""
+        """Marks the next `count` reserved slots as computed."""
         if self.where is not None:
             self.where.extend(range(self.held, self.held + count))
         self.computed += count
@@ -509,49 +493,49 @@ class Workspace:
         if self.recurrent:
             self.weigh()
 
-    def settle(self, *, looked_at: bool = False, to_write: bool = False) -> None:
-        """Waits for what was begun: from here on its slots stand in the pack, or are gone.
+    def settle(self, *, caller_checks: bool = False, to_write: bool = False) -> None:
+        """Waits for the forward in flight; afterwards its slots are computed, or removed if it failed.
 
-        Gone, too, where its logits show that they are no numbers; `looked_at`: the caller sees to that. `to_write`: the pack
-        is about to change, and what was prepared over it will not be begun.
+        They are also removed if its logits and slots are not finite, unless the caller checks that (`caller_checks`).
+        `to_write`: the pack is about to change, which drops the prepared forward.
         """
         if to_write and self.prepared is not None:
             self.unprepare()
-        begun = self.inflight
-        if begun is None or begun.fetch is None:
+        inflight = self.inflight
+        if inflight is None or inflight.fetch is None:
             return
-        fetch, begun.fetch = begun.fetch, None
+        fetch, inflight.fetch = inflight.fetch, None
         try:
-            begun.logits = fetch()
-        except BaseException:  # noqa: BLE001  # pushed again, and bisected, by the job that wants it
+            inflight.logits = fetch()
+        except BaseException:  # noqa: BLE001  # pushed again, and bisected, by its job
             self.unprepare()
-            self.rollback(begun.base)
+            self.rollback(inflight.base)
             return
-        self.filled(begun.count)
-        if not looked_at and not begun.finite and self.broken(begun.base):
-            begun.logits = None
-            self.rollback(begun.base)
+        self.filled(inflight.count)
+        if not caller_checks and not inflight.finite and self.broken(inflight.base):
+            inflight.logits = None
+            self.rollback(inflight.base)
 
-    def borrow(self, own: Slots, states: int) -> bool:
-        """Memory for the copies of chains that go side by side, beside that for states that stay; False: none is needed."""
-        if copies := self.backend.copy_cost(self.pack, own):
+    def borrow(self, pack_slots: Slots, states: int) -> bool:
+        """Lends the backend memory for copies of parallel chains, besides new states; False if it needs none."""
+        if copies := self.backend.copy_cost(self.pack, pack_slots):
             kept = states * self.backend.state_bytes
             self.backend.lent = max(self.memory.lend(copies + kept) - kept, 0)
         return copies > 0
 
-    def twice(self, act: Callable[[], T]) -> T:
-        """Once more, with what is not in use given up, when the device is full."""
-        with suppress(MemoryBudgetError):  # left before the second try: its traceback would hold what the first computed
+    def retry_when_full(self, act: Callable[[], T]) -> T:
+        """Calls `act`; if the device is full, frees unused memory and calls it again."""
+        with suppress(MemoryBudgetError):  # left before the second try: the traceback would keep arrays of the first
             return act()
-        self.memory.give_way()
+        self.memory.free_unused()
         return act()
 
-    def own(self, slots: Iterable[int]) -> Slots:
-        """The pack's numbers of slots; of reserved ones those which they will have."""
-        return np.fromiter(slots if self.where is None else map(self._own, slots), np.int64)
+    def pack_slots(self, slots: Iterable[int]) -> Slots:
+        """The pack slots of slots; of reserved slots, the future ones."""
+        return np.fromiter(slots if self.where is None else map(self._pack_slot, slots), np.int64)
 
-    def _own(self, slot: int) -> int:
-        """The pack's number of a slot; of a reserved one that which it will have."""
+    def _pack_slot(self, slot: int) -> int:
+        """The pack slot of a slot; of a reserved slot, the future one."""
         if self.where is None or slot == ROOT:
             return slot
         return self.where[slot] if slot < self.computed else slot - self.computed + self.held
@@ -561,33 +545,33 @@ def forward(parts: Sequence[PartialForward], compute: Callable[[Sequence[Part]],
     """One forward over some workspaces, whose reserved slots it fills.
 
     Args:
-        parts: Of each workspace.
+        parts: One per workspace.
         compute: The backend's `compute`, or `forward_on_device`.
 
     Returns:
-        What that answers: the wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
+        The result of `compute`: the wanted raw logits ``(sum of len(part.want), vocab)``, in the order of `parts`.
 
     Raises:
-        MemoryBudgetError: No room for them in the budget, or on the device even after others gave way.
+        MemoryBudgetError: No room in the budget, or on the device even after freeing unused memory.
     """
     first = parts[0].workspace
     for part in parts:
         part.workspace.settle(to_write=True)
-    computed = first.twice(partial(compute, _arrays(parts)))
+    computed = first.retry_when_full(partial(compute, _arrays(parts)))
     for part in parts:
         part.workspace.filled(len(part.tokens))
     return computed
 
 
 def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -> SharedFetch:
-    """`forward` in two halves: `Workspace.collect` waits, as does whatever else is done in one of them.
+    """Begins an asynchronous `forward`; `Workspace.collect`, or any other use of one of the workspaces, waits for it.
 
     Args:
-        parts: Of each workspace.
-        request: What is wanted in place of logits.
+        parts: One per workspace.
+        request: Requests ranked rows instead of logits.
 
     Raises:
-        MemoryBudgetError: No room for them in the budget.
+        MemoryBudgetError: No room in the budget.
     """
     first = parts[0].workspace
     arrays = _arrays(parts)
@@ -598,7 +582,7 @@ def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -
         for part in parts:
             part.workspace.unprepare()
     else:
-        prepared = None  # let go before: it holds the buffers, and what another writes to would be copied
+        prepared = None  # freed first: it holds the buffers, which a write would then copy
         for part in parts:
             part.workspace.unprepare()
         fetch = first.backend.begin(arrays, request)
@@ -612,12 +596,12 @@ def begin(parts: Sequence[PartialForward], request: RankRequest | None = None) -
 
 
 def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None) -> None:
-    """Does what can be done of the next `begin` while the last one computes, before its tokens are known.
+    """Prepares the next `begin` while the last one computes, before its tokens are known.
 
-    Nothing is lost where another one follows, or none: it is dropped.
+    The preparation is dropped if another forward follows, or none.
 
     Args:
-        parts: With the tags of the tokens for the tokens; parents are slots of what was begun, each of one token.
+        parts: `tokens` holds the tags of the tokens; each parent is a slot of the forward in flight with one child.
         request: Of the next `begin`.
     """
     arrays = []
@@ -625,9 +609,9 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
         ws, inflight = part.workspace, part.workspace.inflight
         if inflight is None or inflight.fetch is None:
             return
-        own = np.array(part.parents, np.int64) - inflight.base + ws.held
-        ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(own), np.int64), None)
-        arrays.append(Part(ws.pack, ids, own, np.arange(len(own)), stacks))
+        pack_slots = np.array(part.parents, np.int64) - inflight.base + ws.held
+        ids, stacks = ws.tags.untag(part.tokens) if ws.tags.several else (np.zeros(len(pack_slots), np.int64), None)
+        arrays.append(Part(ws.pack, ids, pack_slots, np.arange(len(pack_slots)), stacks))
     backend = parts[0].workspace.backend
     ready = backend.prepare(arrays, request)
     if ready is not None:
@@ -638,22 +622,22 @@ def prepare(parts: Sequence[PartialForward], request: RankRequest | None = None)
 
 
 def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part]:
-    """Room for a forward, also for the copies of chains that go side by side in it; what the backend is given for it.
+    """Makes room for a forward, including copies of its parallel chains, and builds the arguments of the backend.
 
-    Plain ids, the packs' own slots, wanted rows, and the adapters where there are any.
+    They are plain ids, pack slots, wanted rows, and adapters if any.
 
     Args:
-        parts: Of each workspace.
-        lent: There is room for the copies already.
+        parts: One per workspace.
+        lent: Whether there is room for the copies already.
 
     Raises:
-        NoRoomError: There is none, or the last workspaces found it at the expense of the first: fewer at a time may fit.
+        NoRoomError: No room, or the last workspaces took that of the first: fewer at a time may fit.
     """
     arrays, states = [], 0
     for part in parts:
         workspace = part.workspace
         kept = count_chains(np.array(part.parents, np.int64) - workspace.computed) if workspace.recurrent else 0
-        workspace.memory.grow(workspace, len(part.tokens), states=kept, standing=part.parents)
+        workspace.memory.grow(workspace, len(part.tokens), states=kept, parents=part.parents)
         states += kept
     for part in parts:
         workspace = part.workspace
@@ -662,9 +646,9 @@ def _arrays(parts: Sequence[PartialForward], *, lent: bool = False) -> list[Part
         ids, stacks = np.array(part.tokens, np.int64), None
         if workspace.tags.several:
             ids, stacks = workspace.tags.untag(part.tokens)
-        own = np.array(part.parents, np.int64) if workspace.where is None else workspace.own(part.parents)
-        arrays.append(Part(workspace.pack, ids, own, np.array(part.want, np.int64), stacks))
+        pack_slots = np.array(part.parents, np.int64) if workspace.where is None else workspace.pack_slots(part.parents)
+        arrays.append(Part(workspace.pack, ids, pack_slots, np.array(part.want, np.int64), stacks))
     first = parts[0]
     if not lent and len(parts) == 1 and len(first.tokens) > 1 and first.workspace.borrow(arrays[0].parents, states):
-        return _arrays(parts, lent=True)  # making room may have moved its slots
+        return _arrays(parts, lent=True)  # again: making room may have moved its slots
     return arrays

@@ -1,1 +1,1 @@
-"""Prompts and queries on their way in, and what is answered at their end."""
+"""Prefill of prompts and queries, and the distributions after them."""

@@ -1,4 +1,4 @@
-"""What follows paths: from the raw logits of a forward to distributions, and those that are kept."""
+"""Distributions after paths: normalisation of raw logits, and the cache of kept distributions."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ FLOAT_BYTES = 4  # of an entry
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """What a forward says of the next tokens."""
+    """The next-token distributions after one forward."""
 
-    finite: npt.NDArray[np.bool_]  # (n,) which rows held numbers only
-    entropy: npt.NDArray[np.float64] | None  # (n,) nats, where it was asked for
+    finite: npt.NDArray[np.bool_]  # (n,) whether each row is finite
+    entropy: npt.NDArray[np.float64] | None  # (n,) nats, if requested
     shift: Float32  # (n,) normalisers: raw logits less log-probabilities
-    # n: log-probabilities, uniform where the logits are no numbers, with what draws learn of their order, for the records
+    # n rows of log-probabilities, uniform if not finite, with the sorted part found so far, which draws and records share
     ranked: list[Ranked]
 
     @classmethod
     def known(cls, last: Distribution, temperature: float = 1.0) -> Distributions:
-        """One row, that is remembered.
+        """The distributions of one kept row.
 
         Args:
             last: The row.
-            temperature: At which draws will ask for the weight of all of it; 1 where they will not.
+            temperature: At which draws need the total mass of the row; 1 if they do not.
         """
         logprobs = last.logprobs()
         ranked = Ranked(logprobs, last.mass)
@@ -56,15 +56,15 @@ class Distributions:
         return cls(np.ones(1, np.bool_), None, np.array([last.top + last.log_total], np.float32), [ranked])
 
     def alone(self, chosen: Sequence[int]) -> Distributions:
-        """Some rows in memory of their own."""
+        """A copy of some rows."""
         places, known = np.array(chosen), [self.ranked[i] for i in chosen]
         ranked = [Ranked(row.row.copy(), row.mass, row.entropy, row.peaks.copy(), row.heated) for row in known]
         entropy = None if self.entropy is None else self.entropy[places]
         return Distributions(self.finite[places], entropy, self.shift[places], ranked)
 
 
-class StayingRow(NamedTuple):
-    """One of some rows on the device."""
+class DeviceRow(NamedTuple):
+    """A row on the device."""
 
     logits: DeviceLogits
     place: int
@@ -72,19 +72,19 @@ class StayingRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """What follows one path: raw logits, and what makes log-probabilities of them where and when they are wanted.
+    """The distribution after one path: raw logits and their normalisers, so that log-probabilities are computed on demand.
 
     Attributes:
-        raw: ``(vocab,)``, read-only; the array that it lies in may hold others'. Or where it is on the device.
-        top: The largest of them.
-        log_total: The logarithm of the sum over what lies below it.
-        mass: The sum of exp over the log-probabilities; 1 but for rounding.
-        memory: What keeps the memory of `raw` alive: the array, or rows on the device.
+        raw: ``(vocab,)`` logits, read-only, perhaps a row of a larger array; or a row on the device.
+        top: The largest logit.
+        log_total: The logarithm of the sum of exp(logit - top).
+        mass: The sum of exp over the log-probabilities; 1 up to rounding.
+        memory: The owner of the memory of `raw`: an array, or rows on the device.
         vocab: Entries.
-        head: The likeliest ids and their log-probabilities, falling, where `raw` is on the device.
+        head: The likeliest ids and their log-probabilities, descending, if `raw` is on the device.
     """
 
-    raw: Float32 | StayingRow
+    raw: Float32 | DeviceRow
     top: np.float32
     log_total: np.float32
     mass: float
@@ -93,14 +93,14 @@ class Distribution:
     head: tuple[npt.NDArray[np.int64], Float32] = (np.empty(0, np.int64), np.empty(0, np.float32))
 
     def logprobs(self, out: Float32 | None = None) -> Float32:
-        """The log-probabilities ``(vocab,)``, in `out` or an array of their own."""
+        """The log-probabilities ``(vocab,)``, in `out` or a new array."""
         raw = self.raw if isinstance(self.raw, np.ndarray) else self.raw.logits.rows(np.array([self.raw.place]))[0]
         below: Float32 = np.subtract(raw, self.top, out=out)
         np.subtract(below, self.log_total, out=below)
         return below
 
     def likeliest(self, k: int, chosen: Sequence[int] = ()) -> TopLogprobs:
-        """The `k` likeliest, as far as the vocabulary goes, and some ids; few numbers cross where the row is on the device."""
+        """The `k` likeliest tokens, at most the vocabulary, and the chosen ids; copies few numbers of a row on the device."""
         k = min(k, self.vocab)
         if isinstance(self.raw, np.ndarray) or len(self.head[0]) < k:
             row = self.logprobs()
@@ -114,18 +114,18 @@ class Distribution:
         return TopLogprobs.of(best, values, self.vocab, dict(zip(chosen, named.tolist(), strict=True)))
 
     def score(self, target: Int32, k: int) -> Scores:
-        """What it says of the token ``(1,)`` that followed."""
+        """The scores of the token ``(1,)`` that followed."""
         if isinstance(self.raw, np.ndarray):
             return summarise(self.logprobs()[None], target, k)
         return self.raw.logits.score(np.array([self.raw.place]), target, k)[0]
 
     def alone(self) -> Distribution:
-        """The same in memory of its own, where it is."""
+        """A copy, on the same device."""
         if isinstance(self.raw, np.ndarray):
             raw = self.raw.copy()
             return replace(self, raw=raw, memory=raw)
         taken = self.raw.logits.take(np.array([self.raw.place]))
-        return replace(self, raw=StayingRow(taken, 0), memory=taken)
+        return replace(self, raw=DeviceRow(taken, 0), memory=taken)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,9 +133,9 @@ class ChunkLogits:
     """The raw logits of one forward; the rows at which paths end are normalised together.
 
     Args:
-        raw: ``(n, vocab)``, read-only from here on; or where they were computed.
-        ends: Rows after which a path is complete, ascending: whether every entry is wanted, else it may stay on the device.
-        unfinished: Rows after which the forward's part of a path ends that is not complete: whether they hold numbers is all.
+        raw: ``(n, vocab)``, read-only from here on; or rows on the device.
+        ends: Rows at the ends of complete paths, ascending: whether the whole row is wanted; else it may stay on the device.
+        unfinished: Last rows of incomplete paths, which are only checked to be finite.
         block_bytes: Of `LogitsCache`.
     """
 
@@ -143,24 +143,24 @@ class ChunkLogits:
     ends: Mapping[int, bool]
     unfinished: Sequence[int] = ()
     block_bytes: int = 0
-    _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # row, target, k: part, place in it
+    _scored: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)  # (row, target, k) -> (part, index)
     _parts: list[tuple[Scores, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    after: dict[int, Distribution] = field(init=False)  # what follows those of `ends` that hold numbers
-    broken: set[int] = field(init=False)  # those of `ends` and `unfinished` that do not
+    after: dict[int, Distribution] = field(init=False)  # by row: the finite ones of `ends`
+    broken: set[int] = field(init=False)  # rows of `ends` and `unfinished` that are not finite
 
     def __post_init__(self) -> None:
         if isinstance(self.raw, np.ndarray):
             ends = [*self.ends, *self.unfinished]
             rows = self.raw if len(self.ends) == len(self.raw) else self.raw[ends]
             tops, log_totals, masses, finite = normalisers(rows)
-            if self.unfinished:  # what is kept must hold no others in memory
+            if self.unfinished:  # kept rows must not keep the others in memory
                 rows = rows[: len(self.ends)].copy()
         else:
             ends = [*sorted(self.ends, key=lambda end: not self.ends[end]), *self.unfinished]
             chosen, n = np.array(ends), sum(self.ends.values())
             rows, tops, log_totals, masses, finite, heads = self.raw.normalised(chosen, n)
             rest, staying = chosen[n : len(self.ends)], self.raw
-            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # else none is kept, or each by itself
+            if 0 < len(rest) * FLOAT_BYTES * rows.shape[1] <= self.block_bytes:  # else none is kept, or each as a copy
                 staying = self.raw.take(rest)
         rows.flags.writeable = False
         memory, vocab, self.after = rows, rows.shape[1], {}
@@ -174,13 +174,13 @@ class ChunkLogits:
             elif place < len(rows):
                 self.after[end] = Distribution(rows[place], *numbers, memory, vocab)
             elif place < len(self.ends):
-                row = StayingRow(staying, end if staying is self.raw else place - n)
+                row = DeviceRow(staying, end if staying is self.raw else place - n)
                 self.after[end] = Distribution(row, *numbers, staying, vocab, heads[place - n])
 
     def score(self, chosen: Sequence[int], targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
-        """What some rows, ascending, say of the tokens that followed: see `score_logits`.
+        """Scores of the tokens `targets` after some rows, ascending: see `score_logits`.
 
-        A row that paths share is worked out for the first of them alone.
+        A row shared by several paths is scored once.
         """
         keys = [(row, target, k) for row, target in zip(chosen, targets.tolist(), strict=True)]
         new = [place for place, key in enumerate(keys) if key not in self._scored]
@@ -204,38 +204,38 @@ class ChunkLogits:
         if not isinstance(self.raw, np.ndarray):
             return self.raw.score(places, targets, k)
         start, stop = chosen[0], chosen[-1] + 1
-        alongside = stop - start == len(chosen)  # then nothing is copied
-        return score_logits(self.raw[start:stop] if alongside else self.raw[places], targets, k)
+        adjacent = stop - start == len(chosen)  # then nothing is copied
+        return score_logits(self.raw[start:stop] if adjacent else self.raw[places], targets, k)
 
 
 @dataclass(slots=True)
 class Block:
-    """Rows that lie in one array, as a forward made them: they are kept without a copy, and go together."""
+    """Rows in the array of one forward: they are kept without a copy, and dropped together."""
 
     nbytes: int
     keys: set[Hashable] = field(default_factory=set)
 
 
 class LogitsCache:
-    """Whole distributions by path, least recently used out first, with what else lies in the same array of logits.
+    """Whole distributions by path; drops the least recently used first, with all rows in the same array of logits.
 
     Args:
         budget: Bytes; 0 keeps nothing.
-        room: Asked for the bytes of each array before it is kept; False leaves it out.
+        room: Frees the bytes for an array; False: it is not kept.
     """
 
     def __init__(self, budget: int, room: Callable[[int], bool] = lambda _: True) -> None:
-        self._budget = self.block_bytes = budget  # the largest array that is kept with all that lies in it
+        self._budget = self.block_bytes = budget  # `block_bytes`: the largest array that is kept whole
         self._room = room
-        self._most: int | None = None  # rows
+        self._most: int | None = None  # rows; None: no limit
         self._rows: OrderedDict[Hashable, Distribution] = OrderedDict()
-        self._blocks: dict[int, Block] = {}  # by the array's identity, which a kept row keeps alive
+        self._blocks: dict[int, Block] = {}  # by id() of the array, which a kept row keeps alive
         self.pinned: dict[Hashable, Distribution] = {}  # kept and counted elsewhere
         self.bytes = 0
         self.hits = 0
 
     def get(self, key: Hashable) -> Distribution | None:
-        """What follows the path, which then counts as just used."""
+        """The distribution after the path, which then counts as just used."""
         row = self._rows.get(key)
         if row is not None:
             self._rows.move_to_end(key)
@@ -245,12 +245,12 @@ class LogitsCache:
         return row
 
     def peek(self, key: Hashable) -> Distribution | None:
-        """The same; nothing is refreshed or counted."""
+        """`get` without counting a hit or a use."""
         row = self._rows.get(key)
         return self.pinned.get(key) if row is None else row
 
     def put(self, key: Hashable, row: Distribution) -> None:
-        """Keeps a distribution; a copy of it where the array it lies in is too large to keep."""
+        """Keeps a distribution, or a copy of it if its array is too large to keep."""
         if FLOAT_BYTES * row.vocab > self._budget or self._most == 0:
             return
         if key in self._rows:
@@ -275,12 +275,12 @@ class LogitsCache:
             self._shrink(self._budget)
 
     def limit(self, rows: int) -> None:
-        """At most so many rows from now on, whatever their bytes; 0 keeps none."""
+        """Keeps at most this many rows from now on, each as a copy; 0 keeps none."""
         self._most, self.block_bytes = rows, 0
         self._shrink(self._budget)
 
     def drop(self, key: Hashable) -> None:
-        """Forgets one row, if it is there."""
+        """Drops one row, if it is there."""
         row = self._rows.pop(key, None)
         if row is not None:
             place = id(row.memory)
@@ -289,13 +289,13 @@ class LogitsCache:
                 self.bytes -= self._blocks.pop(place).nbytes
 
     def set_budget(self, budget: int) -> None:
-        """Another budget in bytes; the least recently used rows beyond it go."""
+        """Sets the budget in bytes; drops the least recently used rows beyond it."""
         self._budget = budget
         self.block_bytes = budget if self._most is None else 0
         self._shrink(budget)
 
     def clear(self) -> None:
-        """Forgets every row."""
+        """Drops all rows."""
         self._rows.clear()
         self._blocks.clear()
         self.bytes = 0
@@ -308,14 +308,14 @@ class LogitsCache:
 
 
 def normalise(logits: Float32 | RankedRows, *, entropy: bool, temperatures: Sequence[float] = ()) -> Distributions:
-    """Log-probabilities of raw logits ``(n, vocab)``, in their place where they may be written to.
+    """Log-probabilities of raw logits ``(n, vocab)``, computed in place if the array is writeable.
 
     A pass over memory that the forward has just written costs half of one over other memory.
 
     Args:
-        logits: Of a forward; rows that stayed on the device are normalised already.
-        entropy: Whether the rows' entropies are wanted.
-        temperatures: For each row the one at which draws will ask for the weight of all of it; 1 where they will not.
+        logits: Of a forward; rows on the device are normalised already.
+        entropy: Whether to compute the rows' entropies.
+        temperatures: Per row, the temperature at which draws need its total mass; 1 if they do not.
     """
     if isinstance(logits, RankedRows):
         entropies = np.array([math.nan if row.entropy is None else row.entropy for row in logits.rows])
@@ -353,7 +353,7 @@ def normalise(logits: Float32 | RankedRows, *, entropy: bool, temperatures: Sequ
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:
-    """The error for a row whose logits are not numbers."""
+    """The error for a row of logits that is not finite."""
     return NonFiniteLogitsError(
         f"the model's logits at position {position:,} hold NaN or infinity; the weights may be damaged (verify the model) "
         "or the dtype too narrow (load with dtype='float32')"

@@ -1,4 +1,4 @@
-"""One job on its way through the model: what is in place, what is still to be pushed, which rows are wanted."""
+"""Prefill: a job's cursor along its path, and the batch of new tokens for one forward."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runtime.scheduler.kv.workspace import NOTHING, PartialForward, Workspace, f
 from runtime.scheduler.prefill.distributions import ChunkLogits, non_finite
 from runtime.trie import Lease
 
-CHECKPOINT_TOKENS = 512  # at most so many lie between two states of a recurrent model from which one can go on
+CHECKPOINT_TOKENS = 512  # most tokens between two resumable states of a recurrent model
 
 
-class _Standing(Protocol):
+class _InWorkspace(Protocol):
     @property
     def workspace(self) -> Workspace: ...
 
 
-Placed = TypeVar("Placed", bound=_Standing)
+Item = TypeVar("Item", bound=_InWorkspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,10 +31,10 @@ class Prefill:
     """A job's cursor along its path.
 
     Args:
-        job: Whose path it is.
+        job: Owner of the path.
         workspace: Where it is computed.
-        lease: Pins the part of the path that the trie holds.
-        slot: The last token that is in place.
+        lease: Pins the path's part in the trie.
+        slot: Of the last token in place.
         at: Tokens in place.
         first_wanted: Rows from here on are wanted (row i holds the logits after token i).
         last_only: Whether only the last row is wanted.
@@ -51,26 +51,21 @@ class Prefill:
     total: int
     reused: int = 0
     computed: int = 0
-    tagged: npt.NDArray[Any] = field(default_factory=lambda: NOTHING)  # the path's tokens as workspaces tell them apart
-    tag: int = 0  # what makes such a token of one that follows the path
-    served: int = 0  # the round in which it was last pushed
+    tagged: npt.NDArray[Any] = field(default_factory=lambda: NOTHING)  # the path's tokens, tagged with their adapter stacks
+    tag: int = 0  # of the tokens that follow the path
+    served: int = 0  # the last round in which it was pushed
     chunk: ChunkLogits | None = None  # of the last forward
-    rows: list[tuple[int, int]] = field(default_factory=list)  # (token index, row of `chunk`), as wanted
-    refused: int = 0  # the depth up to which its tokens are known to have found no room in the trie
+    rows: list[tuple[int, int]] = field(default_factory=list)  # wanted rows: (token index, row of `chunk`)
+    refused: int = 0  # depth up to which refused tokens were logged
     mark: tuple[int, int, int, int] = (0, 0, 0, 0)  # slot, `at`, reused and computed before the last forward
 
     @property
     def progress(self) -> PromptProgress:
-        """How far it is."""
+        """The progress for the caller."""
         return PromptProgress(self.at, self.total, self.reused, self.computed, self.job.number)
 
-    def go_back(self, slot: int, at: int) -> None:
-        """Stands at an earlier place of the path: what lies between is pushed or found again."""
-        self.slot, self.at = slot, at
-        self.reused = min(self.reused, at)  # beyond that tokens may have been computed, not found
-
     def undo(self) -> None:
-        """Back to the mark: the batch failed."""
+        """Returns to the mark after a failed batch."""
         self.slot, self.at, self.reused, self.computed = self.mark
         self.chunk = None
         self.rows.clear()
@@ -78,10 +73,10 @@ class Prefill:
 
 @dataclass(slots=True)
 class Portion:
-    """The new tokens of one workspace in a forward, as a tree under what stands there."""
+    """The new tokens of one workspace in a forward, as a tree under its slots."""
 
     workspace: Workspace
-    base: int  # slots before the call
+    base: int  # number of the first new slot
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     wanted: dict[int, list[tuple[Prefill, int]]] = field(default_factory=dict)  # row -> (prefill, token index)
@@ -93,26 +88,26 @@ class Portion:
 class Batch:
     """The new tokens of one forward, by workspace."""
 
-    most_rows: int  # of logits that are wanted, about
+    most_rows: int  # limit of wanted rows of logits, approximately
     block_bytes: int  # of `LogitsCache`
     portions: dict[Workspace, Portion] = field(default_factory=dict)
     size: int = 0  # tokens
-    rows: int = 0  # of logits that are wanted so far
+    rows: int = 0  # wanted rows of logits so far
 
     def advance(self, prefill: Prefill, quota: int, stop: int) -> None:
-        """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with jobs that are in the batch already."""
+        """Adds up to `quota` of the job's next tokens before `stop`, sharing rows with other jobs of the batch."""
         ids, ws, added = prefill.tagged, prefill.workspace, 0
         first_wanted = prefill.total - 1 if prefill.last_only else prefill.first_wanted
         portion = self.portions.get(ws)
         if portion is None:
             portion = self.portions[ws] = Portion(ws, ws.size)
-        slot, stood = prefill.slot, prefill.slot  # the slot it is on, and that of the same tokens which stood here before
-        own = False  # whether it is on one that it has appended just now: nothing follows that
+        slot, stood = prefill.slot, prefill.slot  # its slot, and the earlier slot of the same tokens, if any
+        own = False  # whether it has just appended its slot, which has no successors then
         while prefill.at < stop:
             token, wanted = int(ids[prefill.at]), prefill.at >= first_wanted
             there = None if own or (wanted and ws.recurrent) else ws.follow(stood, token)
             if slot != stood and (there is None or there >= portion.base):
-                # on from where the tokens stood that were pushed again for their rows
+                # continues at the earlier slots of tokens that were pushed again for their rows
                 portion.last[slot - portion.base] = prefill.at - 1
                 slot = stood
             place = slot, token
@@ -142,27 +137,27 @@ class Batch:
         self.size += added
 
     def rollback(self) -> None:
-        """Forgets the reserved slots, or those of a forward whose numbers are bad."""
+        """Removes the reserved slots, or those of a forward that is not finite."""
         for portion in self.portions.values():
             portion.workspace.rollback(portion.base)
 
     def run(self, interrupted: Callable[[], bool] | None = None) -> None:
-        """Pushes the rows through the model and hands each job its logits.
+        """Runs the forward and gives each job its logits.
 
         Args:
-            interrupted: What the backend asks between two layers.
+            interrupted: Called by the backend between two layers; True interrupts the forward.
 
         Raises:
-            ForwardInterrupted: It said so.
-            NonFiniteLogitsError: A slot that was computed holds no numbers, and may have spoilt others in its workspace.
+            ForwardInterrupted: `interrupted` returned True.
+            NonFiniteLogitsError: A computed slot holds NaN or infinity, and may have spoilt others in its workspace.
         """
         calls: list[PartialForward] = []
-        rows: list[tuple[Portion, int]] = []  # of the answer
+        rows: list[tuple[Portion, int]] = []  # of the logits
         ends: dict[int, bool] = {}
         unfinished: list[int] = []
         for portion in self.portions.values():
             if portion.tokens:
-                want = sorted({*portion.wanted, *portion.last})  # a job's last row has seen all that was computed for it
+                want = sorted({*portion.wanted, *portion.last})  # last rows show whether a job's tokens are finite
                 calls.append(PartialForward(portion.workspace, portion.tokens, portion.parents, want))
                 for row in want:
                     if row in portion.last:
@@ -192,25 +187,25 @@ class Batch:
                 prefill.rows.append((index, i))
 
 
-def by_workspace(items: Sequence[Placed]) -> list[list[Placed]]:
-    """Those that stand in one workspace together."""
-    groups: dict[Workspace, list[Placed]] = {}
+def by_workspace(items: Sequence[Item]) -> list[list[Item]]:
+    """Groups items by their workspace."""
+    groups: dict[Workspace, list[Item]] = {}
     for item in items:
         groups.setdefault(item.workspace, []).append(item)
     return list(groups.values())
 
 
 def stop_of(prefill: Prefill, group: Sequence[Prefill]) -> int:
-    """How far a job of a recurrent model may go in one forward, in tokens of its path.
+    """The path length up to which a job of a recurrent model may go in one forward.
 
-    Such a model can go on only where a forward has ended. So a path is cut where another one of the group ends inside it,
-    for jobs that go on from there, and every `CHECKPOINT_TOKENS`, for later ones.
+    Such a model resumes only where a forward has ended. So a path is cut where a path of the group ends inside it, for jobs
+    that resume there, and every `CHECKPOINT_TOKENS`, for later ones.
     """
     inside = (end.total for end in group if prefill.at < end.total < prefill.total and _leads(end, prefill))
     return min((prefill.at + CHECKPOINT_TOKENS, prefill.total, *inside))
 
 
 def _leads(end: Prefill, prefill: Prefill) -> bool:
-    """Whether a shorter path is the beginning of a longer one."""
+    """Whether the path of `end` is a prefix of that of `prefill`."""
     part = prefill.tagged[: end.total]
     return bool(part[-1] == end.tagged[-1]) and np.array_equal(part, end.tagged)

@@ -1,4 +1,4 @@
-"""Queries and prompts on their way in: chunks sized by time, packed into one forward per workspace."""
+"""Prefill of queries and prompts: chunks sized by time, packed into one forward per workspace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.options.load import LoadOptions
 from runtime.options.priority import Priority
 from runtime.records import Scores
 from runtime.scheduler.faults import bisect, typed
-from runtime.scheduler.jobs import CallJob, Job, QueryJob, ScoreJob, StayingJob
+from runtime.scheduler.jobs import CallJob, DecodingJob, Job, QueryJob, ScoreJob
 from runtime.scheduler.kv.cache import Cache, fill_gaps
 from runtime.scheduler.kv.workspace import NoRoomError
 from runtime.scheduler.metrics import Counters, RequestMetrics
@@ -25,58 +25,54 @@ from runtime.scheduler.prefill.distributions import ChunkLogits, Distribution, n
 from runtime.scheduler.prefill.prefill import Batch, Prefill, by_workspace, stop_of
 
 CHUNK_SECONDS = 0.08  # a prefill chunk while another request waits for a token
-ALONE_SECONDS = 0.4  # and when none does
-LONG_SECONDS = 1.5  # of one that other jobs interrupt, or of background work, at most
-CALM_SECONDS = 3.0  # without jobs of two callers at once, before a forward that can be interrupted is so long
-QUIET_SHARE = 0.1  # of the time in which only background work was there: so long may its forwards be that cannot
-MIN_CHUNK = 32  # tokens; on a slow machine the first chunk, too: a larger one may take minutes
-LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc uses memory of 32 MiB again, and pages in anew what is larger
-MOST_LOGITS_BYTES = 64 << 20  # the same of a large model: beside half a byte for each parameter paging in is cheap
-FEWEST_ROWS = 128  # that a forward may give, however large the vocabulary: fewer tokens do not fill a processor
-SHORT = 2  # tokens; what needs no more goes in together, even if others wait as long as when none waits
+ALONE_SECONDS = 0.4  # a prefill chunk while none does
+LONG_SECONDS = 1.5  # the longest chunk that other jobs can interrupt, or of background work
+CALM_SECONDS = 3.0  # without jobs of two callers at once, after which an interruptible chunk takes `LONG_SECONDS`
+QUIET_SHARE = 0.1  # uninterruptible background forwards take at most this part of the time without other work
+MIN_CHUNK = 32  # tokens; also of the first chunk on a slow machine, where a larger one may take minutes
+LOGITS_BYTES = 30 << 20  # of a forward's rows on the host: glibc reuses blocks up to 32 MiB, and pages in larger ones anew
+MOST_LOGITS_BYTES = 64 << 20  # the same for a large model: compared with half a byte per parameter, paging in is cheap
+FEWEST_ROWS = 128  # of logits per forward, however large the vocabulary: fewer tokens do not fill a processor
+SHORT = 2  # tokens; jobs that need no more share one forward of up to `ALONE_SECONDS`, even while others wait
 
 
 class Pace:
-    """How many tokens go into one forward: what takes a given time at the speed that was measured.
+    """Sizes forwards: the number of tokens that take a given time at the measured speed.
 
     Args:
-        speed: Tokens per second, as far as it is known before the first chunk.
-        most: Tokens, however fast the model is.
+        speed: Tokens per second, an estimate before the first chunk.
+        most: Upper limit of tokens.
     """
 
     def __init__(self, speed: float, most: int) -> None:
         self._speed, self._most = speed, most
-        self.measured = False  # else the speed is a guess
-        self.urgent = time.monotonic()  # when work that is not in the background was last seen
+        self.measured = False  # whether the speed was measured
+        self.urgent = time.monotonic()  # when there was last work other than in the background
 
     def chunk(self, seconds: float) -> int:
-        """Tokens of a forward that takes so long."""
+        """Tokens of a forward that takes `seconds`."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
 
-    def busy(self) -> None:
-        """Work that is not in the background is there."""
-        self.urgent = time.monotonic()
-
     def background(self) -> int:
-        """Tokens of a forward of background work that cannot be interrupted: the more, the longer nothing else came."""
+        """Tokens of an uninterruptible background forward: more, the longer there was no other work."""
         quiet = time.monotonic() - self.urgent
         return self.chunk(min(max(QUIET_SHARE * quiet, ALONE_SECONDS), LONG_SECONDS))
 
     def seconds(self, tokens: int) -> float:
-        """How long a forward of so many tokens takes."""
+        """The duration of a forward of so many tokens."""
         return tokens / self._speed
 
     def measure(self, tokens: int, seconds: float) -> None:
-        """A forward of so many tokens has taken so long."""
+        """Updates the speed by the duration of a forward."""
         if tokens >= MIN_CHUNK // 2:
             self._speed += 0.5 * (tokens / max(seconds, 1e-6) - self._speed)
             self.measured = True
 
 
 def _interrupts(job: Job, others: Sequence[Job]) -> bool:
-    """Whether a job that has just come ends a long forward of others, the most urgent first.
+    """Whether a new job interrupts a long forward of `others`, which are sorted by priority.
 
-    Not one that is less urgent, nor one of the same call, nor background work, nor what asks the same as they.
+    Less urgent jobs, jobs of the same call, background jobs, and queries equal to one of the others do not.
     """
     if isinstance(job, CallJob):
         return True
@@ -85,25 +81,25 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
     return not (isinstance(job, QueryJob) and any(isinstance(other, QueryJob) and job.key == other.key for other in others))
 
 
-def yields(job: Job, tokens: int, other: Job) -> bool:
-    """Whether a job in work, of so many tokens, gives way to one that has just come."""
+def preemptible(job: Job, tokens: int, other: Job) -> bool:
+    """Whether a running job of so many tokens may be preempted for a new one, `other`."""
     if job.priority != other.priority:
         return job.priority > other.priority
-    return not job.parks and tokens > len(other.ids) + other.beside
+    return not job.parks and tokens > len(other.ids) + other.extra_tokens
 
 
 class Prompts:
-    """The prefills that run. Owner thread only.
+    """The running prefills. Owner thread only.
 
     Args:
         options: Batch limits.
-        cache: Where prefills stand.
-        counters: What was done.
-        ledger: Told when they are in place and when they end.
-        fail: Ends a job that is no longer here with an error.
-        starts: For each kind of job that goes on from its prompt, what takes it when that is in place, with what follows it.
-        park: The job must wait until another has left.
-        others_give_way: Frees what less urgent work of another kind holds; False: there is none.
+        cache: Places prefills.
+        counters: Of the work done.
+        ledger: Request metrics.
+        fail: Ends a job that has left its prefill with an error.
+        starts: For each kind of `DecodingJob`, starts its generation with the cursor and the distribution after the prompt.
+        park: Parks a job until another has left.
+        preempt_others: Preempts less urgent work of another kind; False if there is none.
     """
 
     def __init__(
@@ -116,7 +112,7 @@ class Prompts:
         fail: Callable[[Job, BaseException], None],
         starts: Mapping[type[Job], Callable[[Prefill, Distribution], None]],
         park: Callable[[Job], None],
-        others_give_way: Callable[[], bool],
+        preempt_others: Callable[[], bool],
     ) -> None:
         self._batch_rows, self._batch_tokens = options.batch_rows, options.max_batch_tokens
         self._cache = cache
@@ -125,10 +121,10 @@ class Prompts:
         self._fail = fail
         self._starts = starts
         self._park = park
-        self._others_give_way = others_give_way
+        self._preempt_others = preempt_others
         self._round = 0
-        self._disturbed = -math.inf  # when two callers last had jobs here at once
-        self._hurried = False  # whether a job for which a forward was interrupted waits for the next one
+        self._disturbed = -math.inf  # when two callers last had jobs at once
+        self._hurried = False  # whether the last forward was interrupted: a job waits for the next one
         self.arrived: Callable[[], Sequence[Job] | None] = tuple  # see `Scheduler.listen`
         backend = cache.backend
         rows_bytes = min(max(backend.info.parameters // 2, LOGITS_BYTES), MOST_LOGITS_BYTES)
@@ -138,11 +134,11 @@ class Prompts:
         self.running: list[Prefill] = []
 
     def step(self, *, decoding: bool) -> None:
-        """One forward within the quota, over all workspaces where the backend can.
+        """One forward within the quota, over all workspaces if the backend can.
 
-        The more urgent prompts come first, then those of the caller that has waited longest.
+        The most urgent prompts come first, then those of the caller that has waited longest.
 
-        While generations wait (`decoding`) there is one forward only: one chunk stands between two of their tokens.
+        While generations wait (`decoding`) there is one forward only: one chunk between two of their tokens.
         """
         self._round += 1
         self.running.sort(key=attrgetter("job.priority", "job.turn.served", "served"))
@@ -158,8 +154,8 @@ class Prompts:
                 return
 
     def _alone(self) -> int:
-        """Tokens of the next forward, where no generation waits for it: a longer one costs less for each."""
-        now, first = time.monotonic(), self.running[0].job  # the most urgent one
+        """Tokens of the next forward while no generation waits: longer forwards cost less per token."""
+        now, first = time.monotonic(), self.running[0].job  # the most urgent job
         if first.priority < Priority.BACKGROUND:
             self.pace.urgent = now
             for prefill in self.running:
@@ -174,9 +170,9 @@ class Prompts:
         return self.pace.background()
 
     def _interrupted(self, group: Sequence[Prefill], until: float) -> bool:
-        """Whether a forward of `group` is to be given up: for other jobs that came, or because no caller waits for any of it.
+        """Whether to interrupt a forward of `group`: for new jobs, or because no caller waits for any of its jobs.
 
-        Not after `until`: what is left of it takes no longer than a short one.
+        Not after the time `until`: the rest takes no longer than a short forward.
         """
         if time.monotonic() > until:
             return False
@@ -184,14 +180,14 @@ class Prompts:
         return arrived is None or any(_interrupts(job, jobs) for job in arrived) or all(job.abandoned for job in jobs)
 
     def _push(self, group: list[Prefill], quota: int) -> int:
-        """One forward over the group's next tokens; how many rows were pushed."""
-        standing = []
+        """One forward over the group's next tokens; returns the tokens pushed, or the quota if the forward failed."""
+        resumed = []
         for prefill in group:
-            if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._stands(prefill):
+            if (prefill.workspace.recurrent or isinstance(prefill.job, ScoreJob)) and not self._resume(prefill):
                 continue
             prefill.mark = prefill.slot, prefill.at, prefill.reused, prefill.computed
-            standing.append(prefill)
-        group = standing
+            resumed.append(prefill)
+        group = resumed
         if not group:
             return 0
         batch, backend = Batch(self._most_rows, self._cache.vectors.block_bytes), self._cache.backend
@@ -205,7 +201,7 @@ class Prompts:
                 until = started + self.pace.seconds(batch.size) - ALONE_SECONDS
                 interrupted = partial(self._interrupted, group, until)
             batch.run(interrupted)
-        except BaseException as error:  # noqa: BLE001  # bisected: only the guilty request fails
+        except BaseException as error:  # noqa: BLE001  # bisected: only the faulty request fails
             batch.rollback()
             for prefill in group:
                 prefill.undo()
@@ -213,14 +209,14 @@ class Prompts:
                 self._disturbed, self._hurried = time.monotonic(), True
                 self._counters.prefill_seconds += self._disturbed - started
                 self._counters.tokens_prefilled += batch.size
-                for prefill in group:  # the jobs that came go first
+                for prefill in group:  # so that the new jobs go first
                     prefill.served = prefill.job.turn.served = self._round
                 return quota
             if isinstance(error, NoRoomError):
-                if len(batch.portions) > 1:  # one after the other: then each finds all that the others do not need
+                if len(batch.portions) > 1:  # one after the other: each may use all memory that the others do not need
                     groups = by_workspace(group)
                     return sum(self._push([p for p in part if p in self.running], quota) for part in groups)
-                if self._others_give_way() or self.make_way(group):
+                if self._preempt_others() or self.preempt(group):
                     rest = [prefill for prefill in group if prefill in self.running]
                     return self._push(rest, quota) if rest else quota
             bisect(group, error, lambda part: self._push(part, quota), self.end)
@@ -230,7 +226,7 @@ class Prompts:
         self.pace.measure(pushed, seconds)
         self._counters.prefill_seconds += seconds
         self._counters.tokens_prefilled += pushed
-        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
+        self._counters.publish(self._cache)  # before the answers, so that their readers see the numbers
         moved = []
         for prefill in group:
             if prefill.at > prefill.mark[1]:
@@ -239,17 +235,17 @@ class Prompts:
                 if prefill.job.on_progress is not None:
                     prefill.job.on_progress(prefill.progress)
         if not self._cache.room.in_place:
-            self._cache.take_ahead(moved)
+            self._cache.copy_new_tails(moved)
         complete: list[tuple[Job, Prefill, Distribution]] = []
         for prefill in moved:
             self._settle_chunk(prefill, complete)
-        if self._cache.ahead:
-            self._cache.forget_ahead()
-        self._counters.publish(self._cache)  # before the answers: with one the caller sees its numbers
+        if self._cache.copied_tails:
+            self._cache.drop_copied_tails()
+        self._counters.publish(self._cache)  # before the answers, so that their readers see the numbers
         with together():
             for job, prefill, last in complete:
                 try:
-                    if isinstance(job, StayingJob):
+                    if isinstance(job, DecodingJob):
                         self._starts[type(job)](prefill, last)
                     else:
                         job.answer(last)
@@ -257,21 +253,21 @@ class Prompts:
                     self._fail(job, error)
         return pushed
 
-    def make_way(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
-        """Live rows need more than the budget: a prompt goes back to wait until there is room, its KV in the trie.
+    def preempt(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
+        """Preempts a prompt when running requests need more than the budget: it is parked, its KV stays in the trie.
 
-        The least urgent, of those one that has not been sent back before, of those the longest.
+        Takes the least urgent prompt, of these one that was not preempted before, of these the longest.
 
         Args:
-            among: One of these; None: of all that run.
-            job: The one that asks, where it is not running: an equally urgent prompt gives way to a shorter one, once.
+            among: The candidates; None: all running prompts.
+            job: The job that needs room, if it is not running yet; see `preemptible`.
 
         Returns:
-            False when there is none, or nothing else for which it could wait.
+            False if there is no candidate, or no other running job that it could wait for.
         """
         prefills = self.running if among is None else among
         if job is not None:
-            prefills = [prefill for prefill in prefills if yields(prefill.job, prefill.total, job)]
+            prefills = [prefill for prefill in prefills if preemptible(prefill.job, prefill.total, job)]
         if not prefills or len(self._cache.room.live) < 2:
             return False
         chosen = max(prefills, key=lambda prefill: (prefill.job.priority, not prefill.job.parks, prefill.total))
@@ -279,17 +275,18 @@ class Prompts:
         self._park(chosen.job)
         return True
 
-    def _stands(self, prefill: Prefill) -> bool:
-        """Whether a token can be appended where the job stands, or where it is brought back to; if not, it has ended."""
+    def _resume(self, prefill: Prefill) -> bool:
+        """Makes sure that a token can be appended at the job's slot; False: that failed, and the job has ended."""
         ws, job = prefill.workspace, prefill.job
         try:
             if ws.recurrent and not ws.resumable(prefill.slot):
-                prefill.go_back(*self._cache.regain(prefill, job.ids[: prefill.at]))
+                prefill.slot, prefill.at = self._cache.regain(prefill, job.ids[: prefill.at])
+                prefill.reused = min(prefill.reused, prefill.at)  # later tokens may have been computed, not found
             if (
                 isinstance(job, ScoreJob)
                 and prefill.first_wanted <= prefill.at < prefill.total
                 and ws.follow(prefill.slot, int(prefill.tagged[prefill.at])) is not None
-            ):  # another has computed it meanwhile, and its scores with it
+            ):  # another job has computed it meanwhile, and its scores
                 prefill.first_wanted = max(self.first_unscored(job) - 1, 0)
         except BaseException as error:  # noqa: BLE001  # the border: this job alone fails
             self.end(prefill, typed(error))
@@ -297,7 +294,7 @@ class Prompts:
         return True
 
     def _settle_chunk(self, prefill: Prefill, complete: list[tuple[Job, Prefill, Distribution]]) -> None:
-        """Publishes a chunk's tokens and keeps its scores. A path that is complete has its lease released, and is listed."""
+        """Publishes a chunk's tokens and scores; appends a complete path to `complete` and releases its place if not needed."""
         job, chunk, rows = prefill.job, prefill.chunk, sorted(prefill.rows)
         prefill.chunk, scores, last = None, None, None
         prefill.rows.clear()
@@ -324,7 +321,7 @@ class Prompts:
             return
         complete.append((job, prefill, last))
         self.running.remove(prefill)
-        if not isinstance(job, StayingJob):  # else it stays there, and is counted at its end
+        if not isinstance(job, DecodingJob):  # a generation keeps its place, and is counted at its end
             self._cache.leave(prefill)
             self._counters.tokens_reused += prefill.reused
         if isinstance(job, ScoreJob):
@@ -333,7 +330,7 @@ class Prompts:
             self._ledger.leave(job, "done", reused=prefill.reused, computed=prefill.computed)
 
     def _score_rows(self, job: ScoreJob, chunk: ChunkLogits, rows: Sequence[tuple[int, int]]) -> Scores:
-        """Scores of the tokens that follow the rows, merged into what the job knows; rows for the whole path."""
+        """The job's known scores, for the whole path, with those of the tokens after the rows merged in."""
         known = job.known
         assert known is not None
         inner = [row for row in rows if row[0] + 1 < len(job.ids)]
@@ -350,22 +347,19 @@ class Prompts:
         self._cache.leave(prefill)
 
     def end(self, prefill: Prefill, error: BaseException | None) -> None:
-        """The job ends here: with the error, or because no caller waits."""
+        """Ends the job: with the error, or because no caller waits."""
         self._drop(prefill)
         how = "cancelled" if error is None else "error"
         self._ledger.leave(prefill.job, how, reused=prefill.reused, computed=prefill.computed)
-        self._counters.publish(self._cache)  # before the answer: with it the caller sees the numbers
-        if error is not None:
-            prefill.job.fail(error)
-        elif isinstance(prefill.job, StayingJob):
-            prefill.job.leave()
+        self._counters.publish(self._cache)  # before the answer, so that its reader sees the numbers
+        prefill.job.end(error)
 
     # ---- scores -----------------------------------------------------------------------------------------------------
 
     def first_unscored(self, job: ScoreJob) -> int:
-        """The first position from `job.start` whose score must be computed; past the end when all are known."""
+        """The first position from `job.start` on whose score must be computed; the path's length if all are known."""
         known = self._cache.known_scores(job)
-        if job.known is not None:  # worked out by the job itself; the trie may have had no room for them
+        if job.known is not None:  # computed by the job itself; the trie may have had no room for them
             fill_gaps(known, job.known, 0)
         first, n = max(job.start, 1), len(job.ids)
         unknown = np.flatnonzero(known.rank[first:] == 0) if first < n else np.empty(0, np.int64)
@@ -377,9 +371,9 @@ class Prompts:
         return first + int(unknown[0])
 
     def _score_by_vector(self, job: ScoreJob, known: Scores, at: int) -> bool:
-        """Scores a text's first new token by the distribution that was kept where the old text ended, if it was.
+        """Scores token `at` by the kept distribution before it; False if there is none.
 
-        Without it the last old token would have to be pushed again, from a checkpoint before it on recurrent models.
+        Without it the token before would be pushed again, on recurrent models from an earlier checkpoint.
         """
         last = self._cache.vectors.get((job.key[0], job.ids[:at].tobytes()))
         if last is None:
@@ -388,7 +382,7 @@ class Prompts:
         return True
 
     def scores_are_known(self, job: ScoreJob) -> None:
-        """Answers from what is remembered."""
+        """Answers a job from known scores."""
         self._counters.tokens_reused += len(job.ids)
         self._counters.last_reused, self._counters.last_computed = len(job.ids), 0
         number, listener = job.number, job.on_progress

@@ -37,7 +37,7 @@ class Meter:
             weigh(node.scores, found)
         weigh(list(self._cache.vectors._rows.values()), found)
         weigh(list(self._cache.vectors.pinned.values()), found)
-        weigh(self._cache.ahead, found)
+        weigh(self._cache.copied_tails, found)
         return sum(found.values())
 
     def note(self, what: str, *more: Any) -> None:

@@ -18,7 +18,7 @@ from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.options.load import LoadOptions
 from runtime.records import TokenRun
 from runtime.scheduler.kv.kv_budget import KvBudget
-from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, forward
 from tests.fakes import assert_right, engine_of, fake_model, generate_job, reference, settled, some_ids
 from tests.runtime.backends.reference import TOLERANCE, expected
 from tests.runtime.model.trouble import audit, poison
@@ -35,7 +35,7 @@ def begun() -> tuple[Workspace, list[int]]:
     backend = FakeBackend(LoadOptions(), behaviour)
     workspace = Workspace(backend, Tags(backend.info.kv_fingerprint), KvBudget(backend, 1 << 30, enabled=True))
     workspace.paths.add(workspace.paths.add(ROOT, 1), 2)
-    workspace.forward([1, 2], [ROOT, 0], [])
+    forward([PartialForward(workspace, [1, 2], [ROOT, 0], [])], workspace.backend.compute)
     workspace.paths.add(1, 3)
     begin([PartialForward(workspace, [3], [1], [0])])
     waited.clear()

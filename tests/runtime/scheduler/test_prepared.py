@@ -18,7 +18,7 @@ from runtime.backends.fake import Behaviour
 from runtime.options.generation import GenerationOptions, SamplingOptions
 from runtime.records import Float32
 from runtime.scheduler.kv.kv_budget import KvBudget
-from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, prepare
+from runtime.scheduler.kv.workspace import PartialForward, Workspace, begin, forward, prepare
 from tests.fakes import engine_of, query_job, reference, settled
 from tests.runtime.backends.reference import HF, RECURRENT, TOLERANCE, expected, log_softmax
 from tests.runtime.model.trouble import NativePanic, audit
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_gone_before_another_forward_begins() -> None:
         prompt = [5, 6, 7, 8]
         for at, token in enumerate(prompt):
             workspace.paths.add(at - 1, token)
-        workspace.forward(prompt, range(-1, 3), [])
+        forward([PartialForward(workspace, prompt, range(-1, 3), [])], workspace.backend.compute)
         workspace.resize(40_000)
         path = list(prompt)
         for at in range(4, 12):

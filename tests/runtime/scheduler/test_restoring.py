@@ -264,7 +264,7 @@ def test_leaving_in_the_middle_leaves_nothing_behind(kind: str, store: MemoryBlo
     with fake_model(behaviour(kind), blocks=options) as model:
         asyncio.run(play(model))
         audit(model)
-        assert engine_of(model).scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.in_transfer == 0
 
 
 def test_closing_in_the_middle_tells_who_waits(store: MemoryBlocks, options: BlockOptions) -> None:
@@ -336,7 +336,7 @@ def test_a_storm_of_paths_that_come_go_and_are_saved(kind: str, store: MemoryBlo
     ) as model:
         asyncio.run(crowd(model))
         audit(model)
-        assert engine_of(model).scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.in_transfer == 0
         # then the store serves as before; whether it did meanwhile is a matter of time
         model.save_blocks(stems[0])
         model.clear_kv_cache()

@@ -279,7 +279,7 @@ def test_who_does_not_wait_any_more_stops_it(
         assert model.prefix_match(ids).tokens == 1000
         assert len(store.blocks) <= 3  # those that were cut already
         assert model.save_blocks(ids).tokens == 1000
-        assert engine_of(model).scheduler.cache.room.afloat == 0
+        assert engine_of(model).scheduler.cache.room.in_transfer == 0
         audit(model)
 
 

@@ -124,7 +124,8 @@ class TrieMachine(RuleBasedStateMachine):
 
     @rule(budget=st.sampled_from([0, 100, 300, 1000]))
     def resize(self, budget: int) -> None:
-        self.trie.set_budget(budget)
+        self.trie.budget = budget
+        self.trie.evict(self.trie.bytes - budget)
         assert self.trie.bytes <= max(budget, self.trie.leased_bytes)
 
     @invariant()
