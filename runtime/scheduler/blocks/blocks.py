@@ -133,7 +133,7 @@ class Blocks:
             return links[-1].stop if links else warm
 
         found = self.thread.ask(Urgency.READ, look)
-        found.add_done_callback(lambda done: future.set_result(warm if done.exception() else done.result()))
+        found.add_done_callback(lambda done: settle(future, warm if done.exception() else done.result()))
 
     def failed(self, error: BaseException) -> None:
         """Logs and reports an error of the block file, each text once; the model works on without the file."""
