@@ -104,10 +104,7 @@ class Sampler:
             spec = STAGES[name]
             if temperature == 0.0 and spec.kind is not Kind.EDIT:
                 continue  # greedy: what changes scores counts, what cuts has no say
-            for each in spec.parameters:
-                if each.switch and chosen[each.name] not in (None, each.default, []):
-                    break  # it is on
-            else:
+            if not any(each.switch and chosen[each.name] not in (None, each.default, []) for each in spec.parameters):
                 continue
             stages[name] = spec, spec.kernel(chosen)
             remembers |= spec.remembers
@@ -117,7 +114,7 @@ class Sampler:
         on = tuple(stages)
         heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
         settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())  # before the draw, by some entries' weights alone
-        looks = [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)] if cuts else None
+        looks = [first_look(on, cuts, chosen, traced=traced) if cuts else SHALLOW for traced in (False, True)]
         made = {
             "temperature": temperature,
             "heats": (1.0 if settled else heat, heat),
@@ -126,7 +123,7 @@ class Sampler:
             "greedy": temperature == 0.0 and not on,
             "stages": on,
             "_kernels": tuple(stages.values()),
-            "_looks": looks or [SHALLOW, SHALLOW],
+            "_looks": looks,
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -206,7 +203,10 @@ class Sampler:
         if not isinstance(history, History):
             history = NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
         if allowed is not None:
-            pool.allow(_fitting(allowed, len(pool.row)))
+            vocab = len(pool.row)
+            if allowed.shape != (vocab,) or allowed.dtype != np.bool_:
+                raise InvalidRequestError(f"allowed is a mask of ({vocab:,},) bool, not {allowed.shape} {allowed.dtype}")
+            pool.allow(allowed)
             if steps is not None:
                 _alive(pool, allowed)
                 steps.append(Step("grammar", pool.view, float("nan")))
@@ -262,12 +262,6 @@ def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *,
         return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if cold else Look(times=_MORE_TIMES, fewest=_FEWEST)
     share = 0.0 if searches[0] is Search.WEIGHT else value
     return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
-
-
-def _fitting(allowed: Bool, vocab: int) -> Bool:
-    if allowed.shape != (vocab,) or allowed.dtype != np.bool_:
-        raise InvalidRequestError(f"allowed is a mask of ({vocab:,},) bool, not {allowed.shape} {allowed.dtype}")
-    return allowed
 
 
 def _alive(pool: Pool, allowed: Bool | None) -> None:

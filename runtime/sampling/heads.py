@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from itertools import compress
+from typing import Self
 
 import numpy as np
 
@@ -94,18 +95,9 @@ class Heads:
 
     def known(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """The stages without the tokens that stand for the others."""
-        return tuple(self._known(stage) for stage in stages)
-
-    def _known(self, stage: Stage) -> Stage:
-        places = [place for place, token in enumerate(stage.ids) if token in self.ids]
-
-        def some(column: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(column[place] for place in places)
-
-        return replace(
-            stage,
-            ids=some(stage.ids),
-            before=some(stage.before),
-            after=some(stage.after),
-            cumulative=some(stage.cumulative),
-        )
+        found = []
+        for stage in stages:
+            known = [token in self.ids for token in stage.ids]
+            columns = {name: tuple(compress(getattr(stage, name), known)) for name in ("ids", "before", "after", "cumulative")}
+            found.append(replace(stage, **columns))
+        return tuple(found)

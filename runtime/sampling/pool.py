@@ -117,15 +117,11 @@ class Pool:
         """The scores ``(vocab,)`` without what is not written down yet."""
         return self._ranked.row if self._written is None else self._written
 
-    @_row.setter
-    def _row(self, row: Float32) -> None:
-        self._written = row
-
     @property
     def row(self) -> Float32:
         """The scores ``(vocab,)`` as they are now."""
         if self._changed is not None:
-            self._row, self._changed = _written(self._row, *self._changed), None
+            self._written, self._changed = _written(self._row, *self._changed), None
         return self._row
 
     @property
@@ -258,7 +254,7 @@ class Pool:
     def allow(self, mask: npt.NDArray[np.bool_]) -> None:
         """Takes away what the mask ``(vocab,)`` does not allow."""
         self._settle(copy=False)
-        self._row = masked(self._row, mask)
+        self._written = masked(self._row, mask)
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
@@ -276,12 +272,12 @@ class Pool:
         """Before scores change: all that was done is written down, in a row of our own or one of which nothing was changed."""
         self._restrict()
         if self.temperature != 1.0:
-            self._row = self.row / np.float32(max(self.temperature, 1e-30))
+            self._written = self.row / np.float32(max(self.temperature, 1e-30))
             self.temperature, self._own, self._mass, self._edited = 1.0, True, None, None
         elif copy and self._traced:
-            self._row, self._own = self.row.copy(), True
+            self._written, self._own = self.row.copy(), True
         elif self._changed is not None:
-            self._row = self.row
+            self._written = self.row
         self._order = self._now = None
 
     def _restrict(self) -> None:
@@ -289,6 +285,6 @@ class Pool:
         if self.first is None and self.last is None:
             return
         left = self.view.holds(np.arange(len(self.row)))
-        self._row = masked(self.row, left)
+        self._written = masked(self.row, left)
         self.first = self.last = None
         self._own, self._order, self._now, self._mass, self._edited = True, None, None, None, None
