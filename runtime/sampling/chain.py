@@ -329,7 +329,7 @@ def fresh_seed() -> int:
 def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) -> float:
     """The number in [0, 1) of a stage at a position of a stream.
 
-    From the first word of Philox4x64-10 (Salmon et al. 2011), equal to that of ``numpy.random.Philox`` without its set-up cost.
+    From the first word of Philox4x64-10 (Salmon et al. 2011), as ``numpy.random.Philox`` gives it, without its set-up cost.
     """
     c0, c1, c2, c3 = 1, position, branch, stage
     for k0, k1 in _keys(seed):
