@@ -29,7 +29,7 @@ from storage.errors import (
     is_write_fault,
     typed_errors,
 )
-from storage.files import beside, journal_of
+from storage.files import journal_of, sidecar
 
 T = TypeVar("T")
 Rows = list[dict[str, Any]]
@@ -164,7 +164,7 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     copy = Path(folder.name) / path.name
     try:
         shutil.copyfile(path, copy)
-        shutil.copyfile(journal, beside(copy, "-wal"))
+        shutil.copyfile(journal, sidecar(copy, "-wal"))
         db = _connection(copy, read_only=True)
     except BaseException:
         folder.cleanup()

@@ -28,8 +28,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def beside(path: Path, ending: str) -> Path:
-    """The file of the same name with `ending` behind it, such as "-wal"."""
+def sidecar(path: Path, ending: str) -> Path:
+    """The path with `ending` appended to its name, such as "-wal"."""
     return path.with_name(path.name + ending)
 
 
@@ -56,16 +56,15 @@ def keep_as(file: Path, name: Path) -> None:
 
 def journal_of(path: Path) -> Path:
     """The WAL of a database: SQLite keeps it beside what a link leads to."""
-    return beside(path.resolve(), "-wal")
+    return sidecar(path.resolve(), "-wal")
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; what is there at the end takes its place, and after an error nothing changes."""
     with typed_errors(path):
-        handle = os.open(_draft_name(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        os.close(handle)
-        draft = _draft_name(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             yield draft
             with draft.open("rb") as written:
@@ -82,7 +81,3 @@ def written(path: Path) -> Iterator[BinaryIO]:
     """A file to write in binary; it takes its place when it is whole."""
     with draft_of(path) as draft, draft.open("wb") as file:
         yield file
-
-
-def _draft_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -14,7 +14,7 @@ import sqlite_utils
 
 from storage.database import connect, fetch, scalar, transaction
 from storage.errors import StoreDamagedError, StoreMissingError, StoreNewerError, StoreReadOnlyError
-from storage.files import ensure_file, journal_of, sync_folder
+from storage.files import ensure_file, journal_of, sidecar, sync_folder
 from storage.migrations import APPLICATION_ID, migrations
 from storage.repair.backup import back_up_before, clear_drafts
 from storage.tables.sessions import LISTED
@@ -67,7 +67,7 @@ def create(path: Path) -> None:
     """Makes a whole, empty store under another name first: at `path` there is never half of one, so 0 bytes are damage."""
     if _size(journal_of(path)):
         raise StoreDamagedError(f"{path} is missing, but its journal {journal_of(path).name} is there; put the file back")
-    draft = path.with_name(path.name + ".new")
+    draft = sidecar(path, ".new")
     for leftover in (draft, journal_of(draft)):
         leftover.unlink(missing_ok=True)
     ensure_file(draft)

@@ -389,11 +389,7 @@ class SessionStore:
             StoreDamagedError: The file is damaged; the backups that are there stay.
             StoreFullError: The disk has too little room for it.
         """
-        stop = threading.Event()
-        try:
-            return await asyncio.to_thread(back_up_daily, self.path, stop)
-        finally:
-            stop.set()
+        return await self._back_up(back_up_daily)
 
     async def back_up_now(self) -> Path:
         """Makes a backup that is never deleted automatically, reads every row of it again, and returns where it is.
@@ -404,13 +400,16 @@ class SessionStore:
             StoreDamagedError: The file is damaged; the backups that are there stay.
             StoreFullError: The disk has too little room for it.
         """
-        stop = threading.Event()
-        try:
-            made = await asyncio.to_thread(back_up_now, self.path, stop)
-        finally:
-            stop.set()
+        made = await self._back_up(back_up_now)
         assert made is not None  # only set together with this task's cancellation
         return made
+
+    async def _back_up(self, make: Callable[[Path, threading.Event], Path | None]) -> Path | None:
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(make, self.path, stop)
+        finally:
+            stop.set()
 
     async def close(self) -> None:
         """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""

@@ -74,7 +74,7 @@ def put(
     needed = {key for block in blocks for key in (block.key, block.parent) if key is not None}
     freed = rows.delete(conn, _replaced(conn, [key for key in superseded if key not in needed]))
     evicted: list[BlockRow] = []
-    over = _total(conn) + sum(sizes[block.key] for block in new) - budget
+    over = total(conn) + sum(sizes[block.key] for block in new) - budget
     if over > 0:
         loose = list(eviction_order(rows.everything(conn), needed | pins(conn)))
         loose_bytes = sum(row.nbytes for row in loose)
@@ -104,17 +104,13 @@ def evict(conn: sqlite3.Connection, nbytes: int) -> Change:
     return Change(evicted=len(gone), freed=rows.delete(conn, gone))
 
 
-def evict_to(conn: sqlite3.Connection, budget: int) -> Change:
-    """Frees what is there beyond `budget`."""
-    return evict(conn, _total(conn) - budget)
-
-
 def drop(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
     """Deletes the row that was found for `key` and all that hang under it, pinned or not."""
     rows.delete(conn, {found.id: found for found in (row, *below(rows.everything(conn), key))}.values())
 
 
-def _total(conn: sqlite3.Connection) -> int:
+def total(conn: sqlite3.Connection) -> int:
+    """Bytes of all blocks."""
     return int(conn.execute("SELECT total(bytes) FROM kv_blocks").fetchone()[0])
 
 

@@ -62,7 +62,7 @@ class BlockFile:
             if not read_only:
                 self._last_use = self._write(eviction.repair_use_sequence)
                 self._damaged += self._write(eviction.drop_cycles).damaged
-                self._evicted += self._write(lambda conn: eviction.evict_to(conn, budget)).evicted
+                self._evicted += self._write(lambda conn: eviction.evict(conn, eviction.total(conn) - budget)).evicted
                 self._shrink()
         except BaseException:
             self.close()

@@ -15,7 +15,7 @@ from typing import Final
 
 from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
 from storage.database import Connection
-from storage.files import ensure_file, free_name, keep_as, sync_folder
+from storage.files import ensure_file, free_name, keep_as, sidecar, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def create(path: Path, *, portable: bool = False) -> None:
     One that is not `portable` has a WAL from the start: a program that is killed while it changes a file's mode leaves a
     journal beside it that no reader may roll back.
     """
-    draft = path.with_name(path.name + ".new")
-    for leftover in (draft, *_beside(draft)):
+    draft = sidecar(path, ".new")
+    for leftover in (draft, *_sidecars(draft)):
         leftover.unlink(missing_ok=True)
     ensure_file(draft)
     with as_os_errors(draft), closing(_connect(draft)) as conn:
@@ -83,7 +83,7 @@ def create(path: Path, *, portable: bool = False) -> None:
             conn.execute(f"PRAGMA {pragma}")
         if not portable:
             conn.execute("PRAGMA journal_mode = WAL")
-    for leftover in _beside(path):  # of a file that is gone
+    for leftover in _sidecars(path):  # of a file that is gone
         leftover.unlink(missing_ok=True)
     draft.replace(path)
     sync_folder(path.parent)
@@ -136,10 +136,10 @@ def set_aside(path: Path, reason: str) -> None:
         kept = free_name(path.with_stem(path.stem + ".foreign"))
     logger.warning("%s: %s; it was moved to %s and a new one made, KV is computed again", path, reason, kept.name)
     if not ours:  # what was not merged into it yet is in its journals; the -shm is made from them
-        for journal in (file for file in _beside(path) if not file.name.endswith("-shm") and file.exists()):
-            keep_as(journal, kept.with_name(kept.name + journal.name.removeprefix(path.name)))
+        for journal in (file for file in _sidecars(path) if not file.name.endswith("-shm") and file.exists()):
+            keep_as(journal, sidecar(kept, journal.name.removeprefix(path.name)))
     path.replace(kept)
-    for leftover in _beside(path):
+    for leftover in _sidecars(path):
         leftover.unlink(missing_ok=True)
     sync_folder(path.parent)
 
@@ -167,10 +167,10 @@ def _open(path: Path) -> sqlite3.Connection:
 def _survey(path: Path) -> None:
     """Refuses a file that is not for this version to open, without changing a byte of it."""
     _check_regular(path)
-    size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _beside(path))
+    size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _sidecars(path))
     if size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
-    if _is_ours(path) and path.with_name(path.name + "-journal").exists():  # no reader may roll it back
+    if _is_ours(path) and sidecar(path, "-journal").exists():  # no reader may roll it back
         raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
     with as_os_errors(path), closing(_connect(path, read_only=True, immutable=alone)) as conn:
         application, version, pages, page = (
@@ -215,5 +215,5 @@ def _is_ours(path: Path) -> bool:
     return header[68:72] == APPLICATION_ID.to_bytes(4, "big") or os.path.getsize(path) < _HEADER_BYTES  # noqa: PTH202  # symmetric
 
 
-def _beside(path: Path) -> tuple[Path, ...]:
-    return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+def _sidecars(path: Path) -> tuple[Path, ...]:
+    return tuple(sidecar(path, ending) for ending in ("-wal", "-shm", "-journal"))

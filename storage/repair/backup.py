@@ -17,7 +17,7 @@ import sqlite_utils
 
 from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreFullError, typed_errors
-from storage.files import ensure_file, free_name, journal_of, keep_as, sync_folder
+from storage.files import ensure_file, free_name, journal_of, keep_as, sidecar, sync_folder
 from storage.tables import checksums
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
         StoreDamagedError: The copy is not sound, so the original is not either.
     """
     final = free_name(target)
-    draft = final.with_name(final.name + _DRAFT)
+    draft = sidecar(final, _DRAFT)
     draft.unlink(missing_ok=True)
     ensure_file(draft)
     try:
@@ -185,7 +185,8 @@ def _check_room(path: Path) -> None:
 def daily_backups(path: Path) -> list[Path]:
     """The daily backups of a database, oldest first."""
     found = (path.parent / FOLDER).glob(f"{path.stem}.daily-*{path.suffix}")
-    return sorted((each for each in found if _DAILY.search(each.stem)), key=_number)
+    numbers = {each: int(match[1]) for each in found if (match := _DAILY.search(each.stem))}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def keep_daily(path: Path, change: str) -> Path | None:
@@ -215,11 +216,6 @@ def findings(conn: sqlite3.Connection) -> list[str]:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
     except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
         return [str(error)]
-
-
-def _number(backup: Path) -> int:
-    found = _DAILY.search(backup.stem)
-    return int(found[1]) if found is not None else 0
 
 
 def _unsound_rows(copy: Path, stop: threading.Event) -> str:

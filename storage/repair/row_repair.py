@@ -26,7 +26,7 @@ import sqlite_utils
 
 from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
-from storage.files import beside, free_name, keep_as, sync_folder
+from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
 from storage.repair.backup import RECOVERING, daily_backups, findings, keep_daily
 from storage.rows import DamageKind, DamageRow, Role, Salvage
@@ -332,8 +332,8 @@ def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, in
 def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
     copy = folder / "damaged.db"
     shutil.copyfile(path, copy)
-    if beside(path, "-wal").exists():
-        shutil.copyfile(beside(path, "-wal"), beside(copy, "-wal"))
+    if sidecar(path, "-wal").exists():
+        shutil.copyfile(sidecar(path, "-wal"), sidecar(copy, "-wal"))
     _mend_header(copy, folder)
     with suppress(sqlite3.Error), closing(_connect(copy)) as conn:
         for name, sql in definitions().items():
@@ -427,13 +427,13 @@ def _put_in_place(path: Path, draft: Path) -> Path:
     if found != ["ok"]:
         raise StoreDamagedError(f"{path}: the recovered file would be damaged, nothing was changed: {'; '.join(found)}")
     kept = free_name(path.with_stem(f"{path.stem}.damaged"))
-    wal = beside(path, "-wal")
+    wal = sidecar(path, "-wal")
     if wal.exists():
-        keep_as(wal, beside(kept, "-wal"))
+        keep_as(wal, sidecar(kept, "-wal"))
     keep_as(path, kept)
     sync_folder(path.parent)
     for name in ("-wal", "-shm"):  # they belong to the damaged file
-        beside(path, name).unlink(missing_ok=True)
+        sidecar(path, name).unlink(missing_ok=True)
     draft.replace(path)
     sync_folder(path.parent)
     return kept

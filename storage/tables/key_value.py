@@ -30,7 +30,7 @@ def save_vocabulary(db: sqlite_utils.Database, digest: str, tokens: Sequence[byt
 
 def vocabulary(db: sqlite_utils.Database, digest: str) -> list[bytes] | None:
     """The bytes of every token; None when that tokenizer was never saved."""
-    row = _require_intact(db, "vocabularies", "SELECT * FROM vocabularies WHERE digest = ?", digest)
+    row = _require_intact(db, "vocabularies", digest)
     return None if row is None else _vocabulary.decode(row["tokens"])
 
 
@@ -41,7 +41,7 @@ def save_model(db: sqlite_utils.Database, kv_fingerprint: str, info: Mapping[str
 
 def model(db: sqlite_utils.Database, kv_fingerprint: str) -> dict[str, Any] | None:
     """What a fingerprint stands for; None when it was never saved."""
-    row = _require_intact(db, "models", "SELECT * FROM models WHERE kv_fingerprint = ?", kv_fingerprint)
+    row = _require_intact(db, "models", kv_fingerprint)
     return None if row is None else from_json(row["info"])
 
 
@@ -52,7 +52,7 @@ def set_setting(db: sqlite_utils.Database, key: str, value: Any) -> None:
 
 def setting(db: sqlite_utils.Database, key: str) -> Any:
     """The value of a setting; None when it was never set."""
-    row = _require_intact(db, "settings", "SELECT * FROM settings WHERE key = ?", key)
+    row = _require_intact(db, "settings", key)
     return None if row is None else from_json(row["value"])
 
 
@@ -85,8 +85,9 @@ def saved_ends(db: sqlite_utils.Database, session_id: int) -> dict[int, int]:
     return {pair[0]: pair[1] for pair in pairs if isinstance(pair, list) and [type(each) for each in pair] == [int, int]}
 
 
-def _require_intact(db: sqlite_utils.Database, table: str, sql: str, key: str) -> dict[str, Any] | None:
-    rows = fetch(db, sql, [clean(key)])
+def _require_intact(db: sqlite_utils.Database, table: str, key: str) -> dict[str, Any] | None:
+    column = checksums.COVERED[table][0]
+    rows = fetch(db, f"SELECT * FROM {table} WHERE {column} = ?", [clean(key)])  # noqa: S608  # our own names
     if rows and not checksums.intact(table, rows[0]):
         raise StoreDamagedError(f"{table}: the row {key!r} fails its checksum; saving it anew repairs it")
     return rows[0] if rows else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -121,11 +121,8 @@ def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
     """A session and where its runs stand; every row is read and checked, one at a time, and none is kept."""
     session = sessions.require(db, session_id)
     columns = NodeColumns(session_id)
-    cursor = db.execute(_SHAPE, {"session": session_id, "some": None, "after": 0})
-    names = [column[0] for column in cursor.description]
-    for values in cursor:
-        row = dict(zip(names, values, strict=True))
-        columns.append(_view(row, int(row.pop("saved") or 0)))
+    for node in _views(db, session_id, None, 0):
+        columns.append(node)
     view = sessions.view(session)
     return SessionShape(view if len(columns) == session["node_count"] else replace(view, damaged=True), columns)
 
@@ -133,10 +130,7 @@ def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
 def some(db: sqlite_utils.Database, session_id: int, node_ids: Sequence[int], after: int | None) -> list[NodeRow]:
     """Runs of a session, in the order made, with those of higher numbers than `after`; those it does not have are left out."""
     wanted = json.dumps([int(n) for n in node_ids])
-    cursor = db.execute(_SHAPE, {"session": session_id, "some": wanted, "after": sys.maxsize if after is None else after})
-    names = [column[0] for column in cursor.description]
-    rows = [dict(zip(names, values, strict=True)) for values in cursor]
-    return [_view(row, int(row.pop("saved") or 0)) for row in rows]
+    return list(_views(db, session_id, wanted, sys.maxsize if after is None else after))
 
 
 def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
@@ -158,15 +152,19 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
     """
     rows = fetch(db, "SELECT * FROM nodes WHERE status = 'open'")
     for row in rows:
-        _close(db, row)
+        text, count = token_chunks.text_so_far(db, row)
+        changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
+        checksums.update(db, "nodes", row, changes)
+        search.index_node(db, row["session_id"], row["id"], text)
     return len(rows)
 
 
-def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
-    text, count = token_chunks.text_so_far(db, row)
-    changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
-    checksums.update(db, "nodes", row, changes)
-    search.index_node(db, row["session_id"], row["id"], text)
+def _views(db: sqlite_utils.Database, session_id: int, some: str | None, after: int) -> Iterator[NodeRow]:
+    cursor = db.execute(_SHAPE, {"session": session_id, "some": some, "after": after})
+    names = [column[0] for column in cursor.description]
+    for values in cursor:
+        row = dict(zip(names, values, strict=True))
+        yield _view(row, int(row.pop("saved") or 0))
 
 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from storage.files import draft_of
 from storage.tables import columns
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
-from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
 from storage.transfer.json_format import model_record, node_record, session_record
@@ -167,7 +166,8 @@ class PortableFile:
         except sqlite3.Error as fault:
             raise self._fault(f"it cannot be opened ({fault})") from fault
         try:
-            self.total: int = self._typed(lambda: self._survey(path.stat().st_size))  # rows
+            with self._typed_errors():
+                self.total = self._survey(path.stat().st_size)  # rows
         except BaseException:
             self._conn.close()
             raise
@@ -178,7 +178,8 @@ class PortableFile:
 
     def snapshot(self) -> dict[str, Any] | None:
         """What the engine said of the session (`Snapshot.from_mapping` reads it); None where nothing."""
-        found: dict[str, Any] | None = self._typed(lambda: self._about().get("snapshot"))
+        with self._typed_errors():
+            found = self._about().get("snapshot")
         return found if isinstance(found, dict) else None
 
     def parts(self) -> Iterator[ImportPart]:
@@ -187,10 +188,8 @@ class PortableFile:
         Raises:
             InvalidFileError: A row is damaged, or not what it should be; the table and the row are named.
         """
-        try:
+        with self._typed_errors():
             yield from self._parts()
-        except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
-            raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _parts(self) -> Iterator[ImportPart]:
         about = self._about()
@@ -198,11 +197,11 @@ class PortableFile:
         tree, current = ImportTree(), fields.maybe_whole("current")
         yield session_part(fields)
         if setup := portable_setup(about.get("setup")):  # validated piece by piece where it is used
-            yield SetupPart(text_of_json(setup))
+            yield SetupPart(to_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")
             if isinstance(info, dict) and isinstance(row["kv_fingerprint"], str):
-                yield ModelPart(clean(row["kv_fingerprint"]), text_of_json(info))
+                yield ModelPart(clean(row["kv_fingerprint"]), to_json(info))
         for row in self._rows("vocabularies"):
             yield from self._vocabulary(row)
         for row in self._rows("nodes"):
@@ -293,9 +292,10 @@ class PortableFile:
     def _ask(self, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
         return self._conn.execute(sql, parameters).fetchall()
 
-    def _typed(self, work: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
         try:
-            return work()
+            yield
         except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
