@@ -89,12 +89,12 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     return found
 
 
-def mend_indexes(db: sqlite_utils.Database) -> None:
+def rebuild_indexes(db: sqlite_utils.Database) -> None:
     """Builds every index anew: a flipped bit in an indexed column, or in an index, looks like a broken file until then."""
     db.execute("REINDEX")
 
 
-def mend_search(db: sqlite_utils.Database) -> None:
+def rebuild_search(db: sqlite_utils.Database) -> None:
     """Builds the search index anew from its texts, where it does not fit to them: nothing can be taken out of it till then."""
     try:
         db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")
