@@ -326,7 +326,7 @@ class SessionStore:
             InvalidFileError: The file is invalid; names the line and the node or message.
             StoreNewerError: A newer version wrote it.
         """
-        return await self._importer().take(path, progress)
+        return await self._importer().import_file(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
         """Deletes the remains of interrupted imports, copies and deletions, in slices; returns how many sessions."""
