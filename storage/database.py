@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -227,9 +227,13 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
 
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
     """All rows of a query, as dictionaries. Raises errors of reading, which are never taken for "no rows"."""
-    cursor = db.execute(sql, parameters)
+    return list(dictionaries(db.execute(sql, parameters)))
+
+
+def dictionaries(cursor: sqlite3.Cursor) -> Iterator[dict[str, Any]]:
+    """The rows of a query, as dictionaries, one at a time."""
     names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 def scalar(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] = ()) -> Any:

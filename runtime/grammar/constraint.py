@@ -92,12 +92,8 @@ class Constraint:
         self._asked = math.inf
         return True
 
-    def accept(self, token: int) -> None:
-        """Advances by one token."""
-        self.advance([token])
-
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advances by several tokens, without masks.
+        """Advances by the next tokens of the answer.
 
         Raises:
             GrammarError: Names the first token that is not allowed.

@@ -227,11 +227,8 @@ def top_k(logprobs: Float32, k: int, peaks: Float32 | None = None) -> tuple[Int3
         k: How many.
         peaks: ``(n, vocab // STRIPES)``, `Ranked.peaks` of the rows, if known.
     """
-    if k == 0:
-        n = len(logprobs)
-        return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
     ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
-    for i, row in enumerate(logprobs):
+    for i, row in enumerate(logprobs if k else ()):
         chosen = likeliest(row, k, None if peaks is None else peaks[i])
         ids[i], values[i] = chosen, row[chosen]
     return ids, values

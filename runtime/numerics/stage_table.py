@@ -222,12 +222,9 @@ class StageTable:
             raise InvalidRequestError("column stage_names tells of stages, and no token is shown")
         if int(np.max(found["rows"], initial=0)) > edits:
             raise InvalidRequestError(f"column stage_rows names row {int(found['rows'].max())} of {edits + 1}")
-        there: npt.NDArray[np.bool_] = found["names"] > 0
-        there = there.any(axis=1).reshape(n)
-        ids, raw = (
-            _joined(top_ids[:, :shared], found.pop("ids"), there),
-            _joined(top_logprobs[:, :shared], found.pop("raw"), there),
-        )
+        there: npt.NDArray[np.bool_] = np.any(found["names"], axis=1)
+        ids = _joined(top_ids[:, :shared], found.pop("ids"), there)
+        raw = _joined(top_logprobs[:, :shared], found.pop("raw"), there)
         del found["shared"]
         edited = found.pop("scores")
         scores = np.concatenate([raw[:, None], edited], axis=1) if edits else raw[:, None]

@@ -23,7 +23,7 @@ from typing import Any, Final, cast, get_args
 import msgspec
 import sqlite_utils
 
-from storage.database import connect, fetch
+from storage.database import connect, dictionaries, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
 from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
@@ -402,9 +402,7 @@ def _ranges(
         while stack:
             first, last = stack.pop()
             try:
-                cursor = conn.execute(sql, [first, last])
-                names = [column[0] for column in cursor.description]
-                rows = [dict(zip(names, row, strict=True)) for row in cursor]
+                rows = list(dictionaries(conn.execute(sql, [first, last])))
             except (sqlite3.Error, OverflowError, MemoryError) as error:
                 if isinstance(error, sqlite3.Error) and not is_damage(error):
                     raise

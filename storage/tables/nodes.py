@@ -12,7 +12,7 @@ import msgspec
 import sqlite_utils
 from msgspec.structs import replace
 
-from storage.database import fetch, scalar
+from storage.database import dictionaries, fetch, scalar
 from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
 from storage.tables import checksums, search, sessions, token_chunks
@@ -160,10 +160,7 @@ def close_open_runs(db: sqlite_utils.Database) -> int:
 
 
 def _views(db: sqlite_utils.Database, session_id: int, some: str | None, after: int) -> Iterator[NodeRow]:
-    cursor = db.execute(_SHAPE, {"session": session_id, "some": some, "after": after})
-    names = [column[0] for column in cursor.description]
-    for values in cursor:
-        row = dict(zip(names, values, strict=True))
+    for row in dictionaries(db.execute(_SHAPE, {"session": session_id, "some": some, "after": after})):
         yield _view(row, int(row.pop("saved") or 0))
 
 

@@ -56,11 +56,8 @@ def forget_session(db: sqlite_utils.Database, session_id: int) -> None:
 
 def find(db: sqlite_utils.Database, query: str) -> set[int]:
     """The ids of the sessions that match every word of `query`."""
-    found: set[int] | None = None
-    for word in query.split():
-        hits = _with_word(db, word)
-        found = hits if found is None else found & hits
-    return found or set()
+    matches = [_with_word(db, word) for word in query.split()]
+    return set.intersection(*matches) if matches else set()
 
 
 def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:

@@ -124,7 +124,7 @@ class Stream:
             self._forced.add(len(self.new_ids))
             u = math.nan
         if job.constraint is not None:
-            job.constraint.accept(token)
+            job.constraint.advance([token])
         return token, u
 
     def take(self, token: int, u: float) -> None:
