@@ -281,7 +281,7 @@ def _require_tokens(pool: Pool, allowed: Bool | None) -> None:
 
 
 def breaker_ids(breakers: Collection[Breaker], pieces: Sequence[bytes]) -> tuple[int, ...]:
-    """The ids that DRY's breakers stand for.
+    """The ids of DRY's breakers.
 
     Args:
         breakers: Ids, and texts, each for all tokens that contain it.

@@ -181,7 +181,7 @@ class Pool:
                 self._now.reach(self._look.head, self._look)
         return self._now
 
-    # ---- what stages do --------------------------------------------------------------------------------------------
+    # ---- used by stages --------------------------------------------------------------------------------------------
 
     def add(self, ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.floating]) -> None:
         """Adds to the scores of `ids`, which are distinct."""
