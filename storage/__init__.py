@@ -1,9 +1,8 @@
 """Sessions on disk: one SQLite file, one thread, one writer.
 
-`SessionStore` holds sessions, the tree of runs, and their tokens as columns; `DataFolderLock` lets one process write.
-`open_blocks` opens a second file for KV, which is only a cache, from another process.
-The SQL views for other tools are described in `storage.tables.views`, errors in `storage.errors`. The store and its library are
-loaded when they are first asked for.
+`SessionStore` holds sessions, their trees of runs, and tokens as columns; `DataFolderLock` lets one process write.
+`open_blocks` opens a second file for KV, which is only a cache, from another process. `storage.tables.views` describes the SQL
+views for other tools, `storage.errors` the errors. The store and its library are loaded on first use.
 """
 
 from __future__ import annotations
@@ -66,22 +65,22 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*(name for name in globals() if name.endswith("Error")), *_HOMES]
 
 
-if not TYPE_CHECKING:  # or a name that is not there would pass the type checker
+if not TYPE_CHECKING:  # else unknown names would pass the type checker
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module 'storage' has no attribute {name!r}")
         _import_library()
         found = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = found  # from now on it is found without asking
+        globals()[name] = found  # later lookups do not come here
         return found
 
 
 def _import_library() -> None:
-    """Without pandas, which sqlite-utils imports where it is installed and which delays the window's start by half a second."""
+    """Imports sqlite-utils without pandas, which it loads if installed, and which would delay the window by half a second."""
     if "sqlite_utils" in sys.modules or "pandas" in sys.modules:
         return
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # says that there is none
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # makes its import fail
     try:
         import_module("sqlite_utils")
     finally:

@@ -1,7 +1,7 @@
-"""The one connection and the one thread it lives on.
+"""The one connection of the store and its thread.
 
-Everything that touches SQLite is a function `(sqlite_utils.Database) -> T`, run on the store thread by `Database.read`
-or `Database.write`. The results come back through `concurrent.futures`, so any event loop, or none, can wait for them.
+All access to SQLite is a function `(sqlite_utils.Database) -> T` that `Database.read` or `Database.write` runs on the store
+thread. Results are `concurrent.futures`, so any event loop, or none, can wait for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from storage.errors import (
     is_write_fault,
     typed_errors,
 )
-from storage.files import beside, journal_of
+from storage.files import journal_of, sidecar
 
 T = TypeVar("T")
 Rows = list[dict[str, Any]]
@@ -38,9 +38,9 @@ Job = Callable[[sqlite_utils.Database], T]
 _PRAGMAS = (
     "foreign_keys = ON",
     "synchronous = FULL",  # a commit is on disk when it returns
-    "trusted_schema = OFF",  # a schema made by someone else cannot call functions with side effects
+    "trusted_schema = OFF",  # a foreign schema cannot call functions with side effects
     "cell_size_check = ON",
-    "journal_size_limit = 67108864",  # bytes the WAL file may keep after a checkpoint
+    "journal_size_limit = 67108864",  # bytes of the WAL file after a checkpoint
 )
 # Elsewhere fsync reaches the disk; on macOS only F_FULLFSYNC does.
 _PRAGMAS_MACOS = ("fullfsync = ON", "checkpoint_fullfsync = ON")
@@ -59,7 +59,7 @@ class Database:
         self._pid = os.getpid()
 
     def open(self, opener: Callable[[], sqlite_utils.Database]) -> None:
-        """Makes the connection by `opener` on the store thread; blocking. A failure leaves nothing open."""
+        """Opens the connection by `opener` on the store thread; blocking. A failure leaves nothing open."""
         try:
             self._thread.submit(self._open, opener).result()
         except BaseException:
@@ -67,7 +67,7 @@ class Database:
             raise
 
     def submit(self, job: Job[T]) -> Future[T]:
-        """Runs `job` on the store thread; its SQLite errors arrive typed.
+        """Runs `job` on the store thread; SQLite errors become those of `storage.errors`.
 
         Raises:
             StoreClosedError: The store was closed.
@@ -89,12 +89,12 @@ class Database:
     async def write(self, job: Job[T]) -> T:
         """Runs `job` in one transaction, durable on return.
 
-        It runs to its end even when the caller is cancelled meanwhile: a write is never half wanted.
+        It runs to its end even if the caller is cancelled.
         """
         return await self.read(lambda db: transaction(db, job))
 
     def close(self) -> None:
-        """Carries out what was submitted, closes the connection and ends the thread; blocking, may be repeated.
+        """Completes submitted jobs, closes the connection and ends the thread; blocking, may be repeated.
 
         In a forked child it does nothing.
         """
@@ -106,13 +106,13 @@ class Database:
         self._thread.shutdown()
 
     async def close_async(self) -> None:
-        """The same without blocking the event loop while work is still waiting."""
+        """`close` without blocking the event loop while jobs are pending."""
         if self._forked:
             return
         if not self._closed:
             self._closed = True
             await asyncio.wrap_future(_relay(self._thread.submit(self._disconnect)))
-        self._thread.shutdown()  # the thread has nothing left to do: this waits for its last few instructions
+        self._thread.shutdown()  # short: the thread has no jobs left
 
     @property
     def _forked(self) -> bool:
@@ -138,13 +138,13 @@ class Database:
 def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite_utils.Database:
     """A connection with our pragmas to an existing file, for the calling thread.
 
-    A file that is only read may be on a disk that is read-only or full, where SQLite cannot make the files that a WAL needs
-    beside it: then it is read as it stands, or with its WAL as a copy in the temporary folder.
+    On a read-only or full disk SQLite cannot make the files that a WAL needs. A file opened `read_only` there is read without
+    them, or together with its WAL as a copy in the temporary folder.
 
     Args:
         path: The file.
         read_only: Nothing is written.
-        immutable: There is no writer meanwhile; no lock is taken and no file is made beside it.
+        immutable: The file has no writer meanwhile; SQLite takes no lock and makes no other files.
     """
     if read_only and not path.exists():
         raise StoreMissingError(f"{path}: there are no saved sessions here yet")
@@ -164,7 +164,7 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
     copy = Path(folder.name) / path.name
     try:
         shutil.copyfile(path, copy)
-        shutil.copyfile(journal, beside(copy, "-wal"))
+        shutil.copyfile(journal, sidecar(copy, "-wal"))
         db = _connection(copy, read_only=True)
     except BaseException:
         folder.cleanup()
@@ -175,7 +175,7 @@ def connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> 
 
 
 class Connection(sqlite3.Connection):
-    """Belongs to the process that opened it: SQLite allows a forked child not so much as to close it.
+    """A connection of the process that opened it: SQLite does not allow a forked child even to close it.
 
     May own the folder of the copy that it reads.
     """
@@ -188,7 +188,7 @@ class Connection(sqlite3.Connection):
         _connections.add(self)
 
     def close(self) -> None:
-        """Closes it and deletes the copy; in a forked child it does nothing."""
+        """Closes it and deletes the copy; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         super().close()
@@ -199,26 +199,26 @@ class Connection(sqlite3.Connection):
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
-def _never_collected() -> None:
-    """In a forked child: the end of the interpreter would close the connections too, and take their files for its own."""
+def _keep_connections() -> None:
+    """Keeps the connections of a forked child alive, since the end of its interpreter would close them in SQLite."""
     for connection in list(_connections):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
-os.register_at_fork(after_in_child=_never_collected)
+os.register_at_fork(after_in_child=_keep_connections)
 
 
 def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqlite_utils.Database:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}{'&immutable=1' if immutable else ''}"
     conn = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, factory=Connection)
     try:
-        # damaged text must reach the checksum, not fail in the decoder
+        # damaged text must reach the checksum instead of failing in the decoder
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
         db = sqlite_utils.Database(conn, execute_plugins=False)
         for pragma in _PRAGMAS + (_PRAGMAS_MACOS if sys.platform == "darwin" else ()):
             db.execute(f"PRAGMA {pragma}")
         if read_only:
-            db.execute("PRAGMA user_version").fetchone()  # now and not at the first query: can it be read
+            db.execute("PRAGMA user_version").fetchone()  # fails now, not at the first query
     except BaseException:
         conn.close()
         raise
@@ -226,20 +226,24 @@ def _connection(path: Path, *, read_only: bool, immutable: bool = False) -> sqli
 
 
 def fetch(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Rows:
-    """All rows of a query, as dictionaries. An error while reading is raised, never taken for "no rows"."""
-    cursor = db.execute(sql, parameters)
+    """All rows of a query, as dictionaries. Raises errors of reading, which are never taken for "no rows"."""
+    return list(dictionaries(db.execute(sql, parameters)))
+
+
+def dictionaries(cursor: sqlite3.Cursor) -> Iterator[dict[str, Any]]:
+    """The rows of a query, as dictionaries, one at a time."""
     names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 def scalar(db: sqlite_utils.Database, sql: str, parameters: Sequence[Any] = ()) -> Any:
-    """The first column of the first row; None when there is none."""
+    """The first column of the first row; None without rows."""
     row = db.execute(sql, parameters).fetchone()
     return None if row is None else row[0]
 
 
 def transaction(db: sqlite_utils.Database, job: Job[T]) -> T:
-    """Runs `job` in one transaction; after a disk fault SQLite has rolled all of it back, so all of it is tried again, once."""
+    """Runs `job` in one transaction; repeats it once after a disk fault, which makes SQLite roll it back."""
     try:
         with db.atomic():
             return job(db)

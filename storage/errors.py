@@ -1,7 +1,7 @@
-"""Every error the store raises on purpose.
+"""The errors of the store.
 
 StoreError
-├── StoreMissingError                   there is no store at that path (read-only opening, or a link)
+├── StoreMissingError                   no store exists at that path (read-only opening, or a broken link)
 ├── StoreNewerError                     written by a newer version; untouched
 ├── StoreDamagedError                   not a database, not ours, or its pages are broken
 ├── StoreReadOnlyError                  the file or its folder cannot be written
@@ -10,9 +10,9 @@ StoreError
 ├── StoreBusyError                      another program holds the database
 ├── StoreClosedError                    the store was closed
 │   └── StoreForkedError                it belongs to the process that this one was forked from
-├── UnknownRowError (LookupError)       no session, node or chunk has that number
-├── InvalidRowError (ValueError)        what was to be saved makes no sense; nothing was written
-└── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was
+├── UnknownRowError (LookupError)       no session, node or chunk has that id
+├── InvalidRowError (ValueError)        the values to save are invalid; nothing was written
+└── InvalidFileError (ValueError)       a file cannot be imported; nothing of it was taken
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 
 
 class StoreError(Exception):
-    """Root of the tree: catch this for "anything the store refuses or fails at"."""
+    """Base of all errors of the store."""
 
 
 class StoreMissingError(StoreError):
-    """There is no store at that path."""
+    """No store exists at that path."""
 
 
 class StoreNewerError(StoreError):
@@ -65,21 +65,21 @@ class StoreForkedError(StoreClosedError):
 
 
 class UnknownRowError(StoreError, LookupError):
-    """No row has that number."""
+    """No row has that id."""
 
 
 class InvalidRowError(StoreError, ValueError):
-    """What was to be saved makes no sense; nothing was written."""
+    """The values to save are invalid; nothing was written."""
 
 
 class InvalidFileError(StoreError, ValueError):
-    """A file that was to be imported is not what it should be; nothing of it was taken.
+    """A file cannot be imported; nothing of it was taken.
 
     Args:
         name: Of the file.
         what: What is wrong, in plain words.
-        line: Where, counted from 1; None for a file without lines.
-        place: Which part of it ("node 17"); empty for the file as a whole.
+        line: Line number from 1; None for a file without lines.
+        place: The part of the file ("node 17"); empty for the whole file.
     """
 
     def __init__(self, name: str, what: str, *, line: int | None = None, place: str = "") -> None:
@@ -88,7 +88,7 @@ class InvalidFileError(StoreError, ValueError):
         super().__init__(f"{', '.join(where)}: {what}")
 
 
-# Primary result codes of SQLite (the low byte of the extended code), and what each means to a person.
+# By primary result code of SQLite (the low byte of the extended code): error and message.
 _MEANING: dict[int, tuple[type[StoreError], str]] = {
     sqlite3.SQLITE_FULL: (StoreFullError, "the disk is full; free some space, nothing that was saved is lost"),
     sqlite3.SQLITE_READONLY: (StoreReadOnlyError, "it cannot be written; check the permissions of the file and its folder"),
@@ -103,13 +103,13 @@ _WRITE_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE)
 
 
 def is_write_fault(error: sqlite3.Error) -> bool:
-    """Whether the whole transaction is worth one more try: the disk was full or failed."""
+    """Whether the disk was full or failed, so that the transaction is tried once more."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of a query of ours comes from broken pages or a broken schema, not from the disk or another program."""
+    """Whether an error comes from broken pages or a broken schema, not from the disk or another program."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -117,7 +117,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def typed(error: sqlite3.Error, path: Path) -> StoreError:
-    """The error of this module that says what `error` means for the database at `path`."""
+    """`error` of the database at `path` as an error of this module."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return StoreError(f"{path}: {error}")
@@ -132,7 +132,7 @@ def typed(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def typed_errors(path: Path) -> Iterator[None]:
-    """Turns the errors of SQLite and of files inside the block into the ones of this module."""
+    """Converts errors of SQLite and of files inside the block to those of this module."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are whole, and other steps on names, durable when they return."""
+"""Durable file operations: atomic replacement, links, and syncs of folders."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def beside(path: Path, ending: str) -> Path:
-    """The file of the same name with `ending` behind it, such as "-wal"."""
+def sidecar(path: Path, ending: str) -> Path:
+    """The path with `ending` appended to its name, such as "-wal"."""
     return path.with_name(path.name + ending)
 
 
 def free_name(target: Path) -> Path:
-    """`target`, or the next name like it that nothing has."""
+    """`target`, or the next numbered name like it that is free."""
     names = [target, *(target.with_stem(f"{target.stem}-{n}") for n in range(2, 1000))]
     return next(name for name in names if not name.exists())
 
 
 def keep_as(file: Path, name: Path) -> None:
-    """Gives a file a second name, which replaces what is there: a link, or where there are none a copy that is on the disk.
+    """Gives a file a second name, replacing a file there: a link, or a synced copy where links are not supported.
 
-    The folder is not synced.
+    Does not sync the folder.
     """
     name.unlink(missing_ok=True)
     try:
@@ -55,17 +55,16 @@ def keep_as(file: Path, name: Path) -> None:
 
 
 def journal_of(path: Path) -> Path:
-    """The WAL of a database: SQLite keeps it beside what a link leads to."""
-    return beside(path.resolve(), "-wal")
+    """The WAL of a database, which SQLite keeps beside the target of a link."""
+    return sidecar(path.resolve(), "-wal")
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; what is there at the end takes its place, and after an error nothing changes."""
+    """An empty file beside `path` to write to, which replaces it at the end; an error changes nothing."""
     with typed_errors(path):
-        handle = os.open(_draft_name(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        os.close(handle)
-        draft = _draft_name(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             yield draft
             with draft.open("rb") as written:
@@ -79,10 +78,6 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in binary; it takes its place when it is whole."""
+    """A binary file to write to, which replaces `path` at the end."""
     with draft_of(path) as draft, draft.open("wb") as file:
         yield file
-
-
-def _draft_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")

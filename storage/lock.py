@@ -1,4 +1,4 @@
-"""One writer per data folder: a file lock, a note of its holder, and a way to call the window to the front."""
+"""One writer per data folder: a file lock, a note of its holder, and requests to focus the window."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import psutil
 
 from storage.errors import StoreReadOnlyError
 
-_CLOCK_SLACK = 60.0  # seconds: setting the clock moves the start times that the system reports
+_CLOCK_SLACK = 60.0  # seconds; setting the clock changes the start times that the system reports
 
 
 class _Holder(msgspec.Struct, frozen=True):
     pid: int
-    started: float  # of the process, so that a reused pid is not taken for the holder
+    started: float  # start of the process, to recognise a reused pid
     what: str
 
 
 class FocusRequest(msgspec.Struct, frozen=True):
-    """What a second start of the app asks of the first: `stamp` differs from request to request."""
+    """A request of a second start of the app to the first; `stamp` makes each one different."""
 
     stamp: int
     files: tuple[str, ...] = ()
 
 
 class DataFolderLock:
-    """The right to write into a data folder; the operating system drops it when the process ends, however it ends.
+    """The right to write into a data folder; the operating system releases it when the process ends.
 
-    Keep the object: it gives the lock back when it is garbage.
+    Keep a reference: the lock is released when the object is collected.
 
     Args:
         data_dir: The data folder; created (0700) when it is missing.
-        what: What holds the lock, in words for a message: "window", "ask --session".
+        what: The holder, for messages: "window", "ask --session".
     """
 
     def __init__(self, data_dir: Path, what: str = "window") -> None:
@@ -46,7 +46,7 @@ class DataFolderLock:
         self._lock = filelock.FileLock(data_dir / "lock", mode=0o600, thread_local=False)
 
     def acquire(self) -> bool:
-        """Takes the lock without waiting; False when another process (or lock object) holds it.
+        """Takes the lock without waiting; False if another process (or lock object) holds it.
 
         Raises:
             StoreReadOnlyError: The folder cannot be written.
@@ -61,14 +61,14 @@ class DataFolderLock:
         try:
             me = psutil.Process()
             _write(self._note, msgspec.json.encode(_Holder(me.pid, me.create_time(), self._what)))
-            (self._dir / "focus").touch(mode=0o600)  # there from the start, so that it can be watched
+            (self._dir / "focus").touch(mode=0o600)  # exists from the start, so that it can be watched
         except OSError as error:
             self._lock.release()
             raise StoreReadOnlyError(f"{self._dir}: the data folder cannot be written ({error.strerror})") from error
         return True
 
     def release(self) -> None:
-        """Gives the lock back; harmless when it is not held."""
+        """Releases the lock; does nothing if it is not held."""
         if self._lock.is_locked:
             self._note.unlink(missing_ok=True)  # first: afterwards the note may be the next holder's
             self._lock.release()
@@ -80,7 +80,7 @@ class DataFolderLock:
 
     @property
     def held_by(self) -> str | None:
-        """The holder of the folder, such as "window, pid 4711"; None when it is free."""
+        """The holder of the folder, such as "window, pid 4711"; None if it is free."""
         try:
             holder = msgspec.json.decode(self._note.read_bytes(), type=_Holder)
             alive = abs(psutil.Process(holder.pid).create_time() - holder.started) < _CLOCK_SLACK
@@ -90,7 +90,7 @@ class DataFolderLock:
 
 
 def request_focus(data_dir: Path, files: Sequence[Path] = ()) -> None:
-    """Asks the window that holds `data_dir` to come to the front and open `files`: writes `focus` in it, which it watches.
+    """Asks the window that holds `data_dir` to come to the front and open `files`, by the file `focus`, which it watches.
 
     Raises:
         StoreReadOnlyError: The folder cannot be written.
@@ -102,7 +102,7 @@ def request_focus(data_dir: Path, files: Sequence[Path] = ()) -> None:
 
 
 def read_focus(data_dir: Path) -> FocusRequest | None:
-    """The last request; None where there is none, or it is being written."""
+    """The last request; None without one, or while it is being written."""
     try:
         return msgspec.json.decode((data_dir / "focus").read_bytes(), type=FocusRequest)
     except (OSError, msgspec.DecodeError):

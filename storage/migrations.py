@@ -1,6 +1,6 @@
 """Migrations of the sessions file: named functions, one transaction each, in the order of their numbers.
 
-A migration is never edited once released: the text of its statements is compared with what a file has.
+A released migration is never edited: the text of its statements is compared with the schema of each file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ migrations = Migrations("elsewise.sessions")
 
 
 def _execute_all(db: sqlite_utils.Database, script: str) -> None:
-    """Runs statement by statement: `executescript` would commit the migration's transaction first."""
+    """Runs the statements one by one: `executescript` would commit the migration's transaction first."""
     for statement in script.split(";\n"):
         if statement.strip():
             db.execute(statement)

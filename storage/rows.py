@@ -1,4 +1,4 @@
-"""What crosses the border of `storage`: plain frozen values, no SQL and no connection behind them."""
+"""The values that `storage` takes and returns: plain and frozen, without SQL or a connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DamageKind = Literal["file", "search", "session", "node", "tokens", "vocabulary"
 
 
 class SessionRow(Struct, frozen=True):
-    """One saved session. `created` and `updated` are seconds since the epoch: to show, never to sort by."""
+    """One saved session. `created` and `updated` are seconds since the epoch, for display, not for sorting."""
 
     id: int
     title: str
@@ -27,20 +27,20 @@ class SessionRow(Struct, frozen=True):
     pinned: bool
     is_sample: bool
     current_node: int | None  # tip of the path that is shown
-    branches: int  # how many tips the tree has: nodes that nothing goes on from at their end
+    branches: int  # number of tips: nodes that no other continues at their end
     trashed: bool = False
-    damaged: bool = False  # the row fails its checksum; what could be read is shown
-    trashed_at: float | None = None  # seconds since the epoch: to show how long it stays
+    damaged: bool = False  # the row fails its checksum; its readable fields are shown
+    trashed_at: float | None = None  # seconds since the epoch, to show how long it stays
     folder_id: int | None = None
     tags: tuple[str, ...] = ()
 
 
 class SearchHit(Struct, frozen=True):
-    """Where the words of a search stand in a session: in the text of a node, with some of what is around them."""
+    """The place of the words of a search in the text of a node, with some text around them."""
 
     node_id: int
     before: str
-    words: str  # as they stand there
+    words: str  # as in the text
     behind: str
 
 
@@ -56,12 +56,12 @@ class NewNode(Struct, frozen=True):
     """A run of tokens to add to a session's tree."""
 
     session_id: int  # the session it belongs to
-    parent_id: int | None  # the run it goes on from; None for a root
+    parent_id: int | None  # the run it continues; None for a root
     role: Role  # of the speaker
     text: str = ""  # the content, without the template's own tokens; may be empty while `status` is "open"
     at_token: int | None = None  # how many of the parent's tokens come before this child; None: all of them
     at_byte: int | None = None  # the same point in the bytes of the parent's text
-    turn_start: bool = True  # false for a run that goes on with its parent's turn (continue, or an alternative inside it)
+    turn_start: bool = True  # false for a run that continues its parent's turn (continue, or an alternative inside it)
     status: Status = "complete"  # "open" while tokens are still to come, else "complete" or "partial"
     finish_reason: str | None = None  # why it ended, when it already has
     stats: Mapping[str, Any] = {}  # how it was made; any JSON values
@@ -69,7 +69,7 @@ class NewNode(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A saved run. Its tokens are read apart, by `load_tokens`."""
+    """A saved run. `load_tokens` reads its tokens."""
 
     id: int
     session_id: int
@@ -81,7 +81,7 @@ class NodeRow:
     text: str
     status: str
     finish_reason: str | None
-    token_count: int  # under its own fingerprint; while open: what has been saved so far
+    token_count: int  # under its own fingerprint; while open, the tokens saved so far
     stats: Mapping[str, Any]
     seq: int  # order within the session
     kv_fingerprint: str | None  # the model its own tokens came from; None while it has no tokens
@@ -89,7 +89,7 @@ class NodeRow:
 
     @property
     def whole(self) -> bool:
-        """Whether text and stats are here; they are not in a `storage.tables.node_columns.NodeStub`."""
+        """Whether it has text and stats; a `storage.tables.node_columns.NodeStub` does not."""
         return True
 
     @property
@@ -101,10 +101,10 @@ class NodeRow:
 class NewChunk(Struct, frozen=True):
     """Columns for tokens `first` to `first + count` of a node.
 
-    Every column has `count` rows on its first axis, but for ragged bytes: a column named `data` (or `*_data`) of one
-    dimension is cut by the column `lengths` (or `*_lengths`) of `count` rows beside it. Columns the store itself
-    understands when they are there: `ids`, `logprob`, `rank`, `entropy` (nats), `origin` (0: the template's),
-    `text_data` with `text_lengths` (UTF-8). Any numbers and booleans of 1 to 8 bytes; no objects.
+    Every column has `count` rows on its first axis, except ragged bytes: a one-dimensional column `data` (or `*_data`) is cut
+    by the column `lengths` (or `*_lengths`) of `count` rows. The store itself uses these columns if present: `ids`, `logprob`,
+    `rank`, `entropy` (nats), `origin` (0: the template's), `text_data` with `text_lengths` (UTF-8). Numbers and booleans of 1
+    to 8 bytes; no objects.
     """
 
     kv_fingerprint: str
@@ -114,10 +114,10 @@ class NewChunk(Struct, frozen=True):
 
 
 class StoredChunk(Struct, frozen=True):
-    """A range of a node's tokens as it was read; ranges of one node follow each other without overlap.
+    """A range of a node's tokens as read; the ranges of a node are in order and do not overlap.
 
-    `damaged`: the newest saved copy of this range fails its checksum or is missing. Then `columns` is empty, or the
-    older intact copy where there is one (the same tokens, perhaps unscored).
+    `damaged`: the newest saved copy of this range fails its checksum or is missing. `columns` is then an older intact copy
+    (the same tokens, perhaps unscored), or empty.
     """
 
     node_id: int
@@ -129,37 +129,37 @@ class StoredChunk(Struct, frozen=True):
 
 
 class SessionTree(Struct, frozen=True):
-    """A session and all its runs, in the order in which they were made; parents stand before their children."""
+    """A session and all its runs in the order of creation; parents come before their children."""
 
     session: SessionRow
     nodes: tuple[NodeRow, ...]
 
 
 class SessionCopy(Struct, frozen=True):
-    """A session that was copied: its own number, and which of its runs stands for which of the original's."""
+    """The id of a session's copy, and the mapping of its runs."""
 
     session_id: int
     nodes: Mapping[int, int]  # the original's node -> the copy's
 
 
 class Imported(Struct, frozen=True):
-    """What an import brought: the sessions' numbers in the order of the file, and what could not be taken, in plain words."""
+    """The result of an import: ids of the sessions in the order of the file, and notes on what was left out."""
 
     sessions: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
 
 class Salvage(Struct, frozen=True):
-    """What was saved from a damaged file."""
+    """The result of a recovery from a damaged file."""
 
     sessions: int
     turns: int  # runs of tokens, to be exact
-    lost: tuple[str, ...]  # what could not be read, in plain words
+    lost: tuple[str, ...]  # descriptions of what could not be read
     kept: Path  # the damaged file
 
 
 class DamageRow(Struct, frozen=True):
-    """One thing that `verify` found damaged."""
+    """One finding of `verify`."""
 
     kind: DamageKind
     detail: str  # plain words

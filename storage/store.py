@@ -39,32 +39,32 @@ class SessionStore:
     """Sessions on disk.
 
     All SQL runs on one thread that owns the one connection; the coroutines may be awaited on any event loop, also on
-    several at once or one after the other. A write is one transaction and durable when it returns; it is carried out
-    even when the awaiting task is cancelled. Every member may raise the errors of `storage.errors`: `StoreFullError`,
-    `StoreDiskError`, `StoreDamagedError`, `StoreReadOnlyError`, `StoreBusyError`, `StoreClosedError`; those that take a
-    number, `UnknownRowError`. A read error is never taken for "empty".
+    several at once or one after the other. A write is one transaction and durable when it returns; it completes even if the
+    awaiting task is cancelled. Every member may raise the errors of `storage.errors`: `StoreFullError`, `StoreDiskError`,
+    `StoreDamagedError`, `StoreReadOnlyError`, `StoreBusyError`, `StoreClosedError`; members that take an id,
+    `UnknownRowError`. A read error is never taken for "empty".
 
-    Lone surrogates and NUL in text become U+FFFD on the way in.
+    Lone surrogates and NUL in text become U+FFFD when saved.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.places = Places(database)  # folders, tags, the order by hand
+        self.places = Places(database)  # folders, tags, manual order
         self._imports: Importer | None = None
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
-        """Opens the file at `path`, made (0600, its folder 0700) or migrated (after a verified backup) when needed; blocking.
+        """Opens the file at `path`, created (0600, its folder 0700) or migrated (after a verified backup) if needed; blocking.
 
         Args:
             path: The sessions file.
-            read_only: For a process that does not hold the data folder's lock: nothing is made, migrated or recovered.
+            read_only: For a process without the data folder's lock: nothing is created, migrated or recovered.
 
         Raises:
             StoreNewerError: Written by a newer version; the file was not touched.
             StoreDamagedError: Not a database, not one of ours, or broken; the file was not touched.
             StoreReadOnlyError, StoreFullError: It cannot be written.
-            StoreMissingError: There is no file, and it is `read_only` or a link to one.
+            StoreMissingError: `path` is a broken link, or (`read_only`) does not exist.
         """
         database = Database(path)
         database.open(lambda: open_sessions(path, read_only=read_only))
@@ -96,14 +96,14 @@ class SessionStore:
         return await self._database.write(lambda db: sessions.create(db, title, is_sample=is_sample))
 
     async def sessions(self, query: str = "") -> list[SessionRow]:
-        """The list: pinned first, then the last changed by sequence; without the trash and unfinished imports.
+        """The session list: pinned first, then the last changed by sequence; without the trash and unfinished imports.
 
-        With a query: those where every word is found in the title or in any branch (see `storage.tables.search`).
+        With a query: sessions with all its words in the title or in any branch (see `storage.tables.search`).
         """
         return await self._database.read(lambda db: sessions.listing(db, query))
 
     async def search_hits(self, query: str) -> dict[int, SearchHit]:
-        """By session, one place in its text where words of a query stand; none where only the title has them."""
+        """By session, one place of the query's words in its text; sessions with the words in the title alone have none."""
         return await self._database.read(lambda db: search.hits(db, query))
 
     async def trashed_sessions(self) -> list[SessionRow]:
@@ -111,52 +111,52 @@ class SessionStore:
         return await self._database.read(sessions.trash)
 
     async def rename_session(self, session_id: int, title: str) -> None:
-        """Gives it another title."""
+        """Changes the title."""
         await self._database.write(lambda db: sessions.rename(db, session_id, title))
 
     async def pin_session(self, session_id: int, pinned: bool = True) -> None:
-        """Pins it to the top of the list, or unpins it; either way it stands first there."""
+        """Pins or unpins it; it then comes first among the pinned, or among the others."""
         await self._database.write(lambda db: places.pin(db, session_id, pinned))
 
     async def trash_session(self, session_id: int) -> None:
-        """Into the trash; nothing is deleted."""
+        """Moves a session to the trash; deletes nothing."""
         await self._database.write(lambda db: sessions.change(db, session_id, trashed=trash.latest(db)))
 
     async def restore_session(self, session_id: int) -> None:
-        """Back out of the trash."""
+        """Moves a session back out of the trash."""
         await self._database.write(lambda db: sessions.change(db, session_id, trashed=None))
 
     async def purge_trash(self, days: float = 30) -> int:
-        """Deletes for good what has been in the trash for longer than `days`, in short transactions; returns how many."""
+        """Deletes sessions that have been in the trash for longer than `days`, in short transactions; returns how many."""
         await self._database.write(trash.note_latest)
-        doomed = await self._database.read(lambda db: trash.expired(db, days))
-        return await self._purge(doomed)
+        expired = await self._database.read(lambda db: trash.expired(db, days))
+        return await self._purge(expired)
 
     async def empty_trash(self, session_ids: Collection[int]) -> int:
-        """Deletes those of these sessions that are in the trash for good, now; returns how many. A damaged one stays."""
-        thrown = await self._database.read(lambda db: trash.expired(db, None))
-        return await self._purge([each for each in thrown if each in session_ids])
+        """Deletes those of these sessions that are in the trash, except damaged ones; returns how many."""
+        trashed = await self._database.read(lambda db: trash.expired(db, None))
+        return await self._purge([each for each in trashed if each in session_ids])
 
-    async def _purge(self, doomed: Sequence[int]) -> int:
-        for session_id in doomed:
+    async def _purge(self, session_ids: Sequence[int]) -> int:
+        for session_id in session_ids:
             while not await self._database.write(partial(trash.purge_slice, session_id=session_id)):
-                pass  # others get their turn between two slices
-        more = bool(doomed)
+                pass  # other jobs run between two slices
+        more = bool(session_ids)
         while more:
             more = await self._database.read(trash.vacuum_slice)
-        return len(doomed)
+        return len(session_ids)
 
     async def drop_empty_sessions(self, title: str, keep: Collection[int] = ()) -> int:
-        """Deletes sessions still called `title` in which nothing was ever said, but those in `keep`; returns how many.
+        """Deletes sessions called `title` without any text, except those in `keep`; returns how many.
 
-        Those that something was set for, pinned ones, the sample and damaged ones stay.
+        Sessions with a setup, folder or tags, pinned ones, the sample and damaged ones stay.
         """
         return await self._database.write(lambda db: trash.drop_empty(db, title, keep))
 
     async def copy_session(self, session_id: int, title: str) -> SessionCopy:
-        """A session of its own with the same tree, tokens and shown path; neither pinned nor a sample.
+        """Copies a session with its tree, tokens and shown path; the copy is neither pinned nor a sample.
 
-        It is read as it stands at one moment, and written in short transactions; an answer that is being written ends there.
+        The copy is of one moment, and written in short transactions; an open run ends in it with its saved tokens.
 
         Raises:
             StoreDamagedError: Part of it is damaged; nothing was copied.
@@ -170,20 +170,20 @@ class SessionStore:
         await self._database.write(lambda db: nodes.set_current(db, session_id, node_id))
 
     async def load_session(self, session_id: int) -> SessionTree:
-        """The session and its runs, in the order made, without tokens. Damaged rows are marked, not left out."""
+        """The session and its runs in the order of creation, without tokens. Damaged rows are marked, not left out."""
         return await self._database.read(lambda db: nodes.tree(db, session_id))
 
     async def load_shape(self, session_id: int) -> SessionShape:
-        """The session and where its runs stand, without what they say: for long ones. Damaged rows are marked."""
+        """The session and the tree of its runs without their texts, for long sessions. Damaged rows are marked."""
         return await self._database.read(lambda db: nodes.shape(db, session_id))
 
     async def load_nodes(self, session_id: int, node_ids: Sequence[int], *, after: int | None = None) -> list[NodeRow]:
-        """Some runs of a session, in the order made, without tokens; numbers that it does not have are left out.
+        """Some runs of a session in the order of creation, without tokens; ids that it does not have are left out.
 
         Args:
             session_id: Their session.
             node_ids: The runs.
-            after: And those with higher numbers than this.
+            after: Adds all runs with ids above this one.
         """
         ids = list(node_ids)
         return await self._database.read(lambda db: nodes.some(db, session_id, ids, after))
@@ -192,7 +192,7 @@ class SessionStore:
         """Adds a run with its first tokens, and (`current`) makes it the tip that is shown, in one transaction.
 
         Returns:
-            The new node's id; everything is on disk by then.
+            The new node's id.
 
         Raises:
             InvalidRowError: A parent in another session, an `at_token` the parent does not have, columns that do not fit.
@@ -202,8 +202,8 @@ class SessionStore:
     async def append_chunk(self, node_id: int, chunk: NewChunk) -> None:
         """Saves the next tokens of an open run (or all tokens of a finished run that has none yet).
 
-        Rewrites nothing but the tokens that an open run was begun with, where the chunk has them too: their numbers, and the
-        model that these are of.
+        A chunk from the first token on replaces the tokens that an open run was begun with, with the scores and the model of
+        these.
 
         Raises:
             InvalidRowError: The chunk does not follow what is saved, has other ids, or the run is finished.
@@ -211,24 +211,24 @@ class SessionStore:
         await self._database.write(lambda db: token_chunks.append(db, nodes.require(db, node_id), chunk))
 
     async def rescore(self, node_id: int, chunk: NewChunk) -> None:
-        """Saves another set of columns for tokens of a run, or for its bytes as another model cuts them.
+        """Saves another set of columns for tokens of a run, or for its bytes as another model tokenizes them.
 
-        When read, the newest per fingerprint and range wins; what was saved before stays.
+        Readers get the newest columns per fingerprint and range; older ones are kept.
 
         Raises:
-            InvalidRowError: Other ids than the run has, or a range that it (or that model so far) does not have.
+            InvalidRowError: Ids differ from those of the run, or the range is beyond its tokens (or that model's so far).
         """
         await self._database.write(lambda db: token_chunks.rescore(db, nodes.require(db, node_id), chunk))
 
     async def finish_node(
         self, node_id: int, *, finish_reason: str | None, incomplete: bool = False, stats: Mapping[str, Any], text: str
     ) -> None:
-        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial". Its text can be searched from now on.
+        """Ends an open run: "complete" after None, eos, stop or grammar, else "partial"; adds its text to the search index.
 
         Args:
             node_id: The run.
             finish_reason: Why it ended.
-            incomplete: It was cut, whatever the reason: "partial" (a stop text inside a structured answer).
+            incomplete: Makes it "partial" for any reason (a stop text inside a structured answer).
             stats: How it was made.
             text: Its content.
 
@@ -240,23 +240,23 @@ class SessionStore:
         )
 
     async def discard_node(self, node_id: int) -> None:
-        """Deletes an answer that ended before it said anything, so that another one can take its place.
+        """Deletes an answer that ended without text, so that another one can take its place.
 
         Raises:
-            InvalidRowError: It has words, is still written, or something goes on from it.
+            InvalidRowError: It has text, is open, or another run continues it.
         """
         await self._database.write(lambda db: trash.discard(db, node_id))
 
     async def load_tokens(self, node_ids: Sequence[int], kv_fingerprint: str | None = None) -> dict[int, list[StoredChunk]]:
-        """The tokens of several runs, in order, checksums verified; numbers that do not exist are left out.
+        """The tokens of several runs, in order, checksums verified; unknown ids are left out.
 
         Args:
             node_ids: The runs.
-            kv_fingerprint: Under this model where it has scored the run; else, and for None, under the run's own. Each
-                chunk names its model.
+            kv_fingerprint: The model whose scores are read where it has scored the run; elsewhere, and for None, the run's
+                own. Each chunk names its model.
 
         Returns:
-            Per run: ranges that follow each other without overlap. A damaged one is marked, never left out.
+            Per run: ranges in order, without overlap. Damaged ones are marked, never left out.
         """
         ids = list(node_ids)
         return await self._database.read(lambda db: token_chunks.load(db, ids, kv_fingerprint))
@@ -264,31 +264,31 @@ class SessionStore:
     # ---- vocabularies, models, settings
 
     async def save_vocabulary(self, digest: str, tokens: Sequence[bytes]) -> None:
-        """Saves the bytes of every token of a tokenizer, so that alternatives can be shown without an engine."""
+        """Saves the bytes of all tokens of a tokenizer, so that alternatives can be shown without an engine."""
         await self._database.write(lambda db: key_value.save_vocabulary(db, digest, tokens))
 
     async def vocabulary(self, digest: str) -> list[bytes] | None:
-        """The bytes of every token; None when that tokenizer was never saved."""
+        """The bytes of all tokens; None if that tokenizer was never saved."""
         return await self._database.read(lambda db: key_value.vocabulary(db, digest))
 
     async def save_model(self, kv_fingerprint: str, info: Mapping[str, Any]) -> None:
-        """Saves what a fingerprint stands for: name, vocabulary digest, any JSON values."""
+        """Saves the model of a fingerprint: name, vocabulary digest, any JSON values."""
         await self._database.write(lambda db: key_value.save_model(db, kv_fingerprint, info))
 
     async def model(self, kv_fingerprint: str) -> dict[str, Any] | None:
-        """What a fingerprint stands for; None when it was never saved."""
+        """The model of a fingerprint; None if it was never saved."""
         return await self._database.read(lambda db: key_value.model(db, kv_fingerprint))
 
     async def set_setting(self, key: str, value: Any) -> None:
-        """Saves one setting, any JSON value."""
+        """Saves a setting, any JSON value."""
         await self._database.write(lambda db: key_value.set_setting(db, key, value))
 
     async def setting(self, key: str) -> Any:
-        """The value of a setting; None when it was never set."""
+        """The value of a setting; None if it was never set."""
         return await self._database.read(lambda db: key_value.setting(db, key))
 
     async def set_session_setup(self, session_id: int, value: Any) -> None:
-        """Saves what a session is set to, any JSON value; it goes when the session is deleted for good.
+        """Saves the setup of a session, any JSON value; deleted with the session.
 
         Raises:
             UnknownRowError: There is no such session.
@@ -296,11 +296,11 @@ class SessionStore:
         await self._database.write(lambda db: key_value.set_session_setup(db, session_id, value))
 
     async def session_setup(self, session_id: int) -> Any:
-        """What a session is set to; None when nothing was ever saved for it."""
+        """The setup of a session; None if it was never saved."""
         return await self._database.read(lambda db: key_value.setting(db, key_value.session_key(session_id)))
 
     async def set_saved_ends(self, session_id: int, ends: Mapping[int, int]) -> None:
-        """Saves where the paths of a session ended when their KV was saved: tokens by last node.
+        """Saves the lengths of a session's paths whose KV was saved: tokens by last node.
 
         Raises:
             UnknownRowError: There is no such session.
@@ -308,7 +308,7 @@ class SessionStore:
         await self._database.write(lambda db: key_value.set_saved_ends(db, session_id, ends))
 
     async def saved_ends(self, session_id: int) -> dict[int, int]:
-        """Where they did; empty when nothing was ever saved."""
+        """The lengths saved by `set_saved_ends`; empty without any."""
         return await self._database.read(lambda db: key_value.saved_ends(db, session_id))
 
     # ---- in and out of files
@@ -316,20 +316,20 @@ class SessionStore:
     async def import_file(self, path: Path, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Imported:
         """Imports sessions from a file: our JSON, messages as OpenAI's API takes them, or a portable session file.
 
-        Others use the store meanwhile. Where anything is wrong, or the task is cancelled, nothing of it stays.
+        Other jobs of the store run meanwhile. After an error or cancellation nothing of it stays.
 
         Args:
             path: The file; it is not changed.
-            progress: Called now and then with what was read and how much there is.
+            progress: Called now and then with the amount read and the total.
 
         Raises:
-            InvalidFileError: The file is not what it should be; the line and the node or message are named.
+            InvalidFileError: The file is invalid; names the line and the node or message.
             StoreNewerError: A newer version wrote it.
         """
-        return await self._importer().take(path, progress)
+        return await self._importer().import_file(path, progress)
 
     async def drop_unfinished_imports(self) -> int:
-        """Deletes what was left of an import, copy or deletion that was killed, in slices; returns how many sessions."""
+        """Deletes the remains of interrupted imports, copies and deletions, in slices; returns how many sessions."""
         return await self._importer().drop_unfinished()
 
     def _importer(self) -> Importer:
@@ -339,12 +339,12 @@ class SessionStore:
             self._imports = Importer(self._database)
         return self._imports
 
-    # ---- care
+    # ---- verification, repair, backups
 
     async def verify(self) -> list[DamageRow]:
-        """Everything that is damaged, each with its session and turn; empty when all is sound.
+        """All damage, each with its session and turn; empty if there is none.
 
-        Goes session by session, so that others can use the store meanwhile.
+        Goes session by session, so that other jobs of the store can run meanwhile.
         """
         damage = await self._database.read(integrity.check_file)
         for session_id in await self._database.read(integrity.session_ids):
@@ -352,23 +352,23 @@ class SessionStore:
         return damage
 
     async def set_aside_damage(self) -> list[DamageRow]:
-        """Moves what `verify` finds damaged into quarantine, so that everything else is whole; what that was.
+        """Moves the rows that `verify` finds damaged into quarantine, so that all others are intact; returns them.
 
-        Only for the one writer of the data folder. Runs keep their text and the tokens before the first that is lost, and are
-        marked (`NodeRow.damaged`) for good. Goes session by session, so that others can use the store meanwhile.
+        Only for the one writer of the data folder. Runs keep their text and the tokens before the first lost one, and stay
+        marked (`NodeRow.damaged`). Goes session by session, so that other jobs of the store can run meanwhile.
 
         Raises:
-            StoreDamagedError: Pages of the file itself are broken: it has to be recovered (`salvage`). Nothing was changed.
+            StoreDamagedError: Pages of the file are broken: it has to be recovered (`salvage`). Nothing was changed.
         """
         damage = await self._database.read(integrity.check_pages)
         if damage and all("index" in row.detail for row in damage):
-            await self._database.write(row_repair.mend_indexes)
+            await self._database.write(row_repair.rebuild_indexes)
             damage = await self._database.read(integrity.check_pages)
         if damage:
             raise StoreDamagedError(
                 f"{self.path}: {damage[0].detail}; nothing was set aside, `elsewise sessions recover` helps"
             )
-        await self._database.write(row_repair.mend_search)
+        await self._database.write(row_repair.rebuild_search)
         found = await self._database.write(row_repair.set_aside_strays)
         for session_id in await self._database.read(integrity.session_ids):
             if await self._database.read(partial(integrity.check_session, session_id=session_id)):
@@ -376,46 +376,45 @@ class SessionStore:
         return found + await self._database.write(row_repair.set_aside_shared)
 
     async def quarantined(self) -> list[DamageRow]:
-        """What was set aside so far, each with its session and turn."""
+        """All damage in quarantine, each with its session and turn."""
         return await self._database.read(row_repair.quarantined)
 
     async def back_up_daily(self) -> Path | None:
-        """Makes today's backup where there is none yet, and keeps the last seven; returns where it is.
+        """Makes today's backup if there is none yet, and keeps the last seven; returns its path.
 
-        It has a thread and a connection of its own, so that the store is free meanwhile; cancelling stops it. A backup
-        that is not sound replaces none.
+        It runs on its own thread and connection, so that the store stays free; cancelling stops it. A damaged backup replaces
+        none.
 
         Raises:
-            StoreDamagedError: The file is damaged; the backups that are there stay.
+            StoreDamagedError: The file is damaged; existing backups stay.
             StoreFullError: The disk has too little room for it.
         """
-        stop = threading.Event()
-        try:
-            return await asyncio.to_thread(back_up_daily, self.path, stop)
-        finally:
-            stop.set()
+        return await self._back_up(back_up_daily)
 
     async def back_up_now(self) -> Path:
-        """Makes a backup that is never deleted automatically, reads every row of it again, and returns where it is.
+        """Makes a backup that is never deleted automatically, and verifies every row of it; returns its path.
 
-        As `back_up_daily`, it has a thread and a connection of its own; cancelling stops it.
+        It runs on its own thread and connection, as `back_up_daily`; cancelling stops it.
 
         Raises:
-            StoreDamagedError: The file is damaged; the backups that are there stay.
+            StoreDamagedError: The file is damaged; existing backups stay.
             StoreFullError: The disk has too little room for it.
         """
-        stop = threading.Event()
-        try:
-            made = await asyncio.to_thread(back_up_now, self.path, stop)
-        finally:
-            stop.set()
+        made = await self._back_up(back_up_now)
         assert made is not None  # only set together with this task's cancellation
         return made
 
+    async def _back_up(self, make: Callable[[Path, threading.Event], Path | None]) -> Path | None:
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(make, self.path, stop)
+        finally:
+            stop.set()
+
     async def close(self) -> None:
-        """Carries out what was submitted, then closes the file and ends the thread. May be repeated."""
+        """Completes submitted jobs, closes the file and ends the thread. May be repeated."""
         await self._database.close_async()
 
     def close_sync(self) -> None:
-        """The same, blocking."""
+        """`close`, blocking."""
         self._database.close()

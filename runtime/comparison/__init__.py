@@ -1,1 +1,1 @@
-"""One text under two models: what either thinks of it, side by side."""
+"""The comparison of one text under two models."""

@@ -1,4 +1,4 @@
-"""The bytes of one model's tokens, read again with another model's tokenizer."""
+"""Tokenizes the bytes of one model's tokens with another model's tokenizer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
-    """The ids of the same bytes in the second model's vocabulary, behind what its tokenizer puts before every text (BOS).
+    """The ids of the same bytes in the second model's vocabulary, after the tokens that its tokenizer puts first (BOS).
 
-    Text is cut as its own tokenizer cuts it. Bytes between texts that are no UTF-8 (a model may say such) are its tokens of one
-    byte each; the beginning of a character at the very end is left out.
+    Its tokenizer splits the text. Bytes that are not UTF-8, which a model may generate, become tokens of one byte each; an
+    unfinished character at the end is left out.
 
     Raises:
         InvalidRequestError: The second vocabulary has no token for a byte.
@@ -36,7 +36,7 @@ async def read_again(left: LanguageModel, right: LanguageModel, ids: Sequence[in
 
 
 def unfinished(data: bytes) -> bool:
-    """Whether this is the beginning of one character, or nothing."""
+    """Whether `data` is the beginning of one character, or empty."""
     try:
         data.decode()
     except UnicodeDecodeError as fault:
@@ -55,7 +55,7 @@ async def _tokens(model: LanguageModel, data: bytes, *, last: bool) -> list[int]
 
 
 def _stretches(data: bytes, *, last: bool) -> Iterator[tuple[str, bytes]]:
-    """A text and the bytes behind it that are none, as often as there are such; what a later byte could finish is left out."""
+    """Pairs of a text and the invalid bytes after it; at the end, an unfinished character is left out."""
     while data:
         try:
             yield data.decode(), b""
@@ -71,7 +71,7 @@ def _stretches(data: bytes, *, last: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def _single(model: LanguageModel, data: bytes) -> list[int]:
-    """The tokens of one byte each that spell `data`."""
+    """`data` as tokens of one byte each."""
     wanted = {data[i : i + 1] for i in range(len(data))}
     known: dict[bytes, int] = {}
     for token, spelled in enumerate(model.byte_vocab):
@@ -87,7 +87,7 @@ def _single(model: LanguageModel, data: bytes) -> list[int]:
 
 
 async def _controls(left: LanguageModel, right: LanguageModel, pieces: dict[int, bytes]) -> dict[int, int]:
-    """Tokens of `left` that no text is cut into, and the tokens of `right` that spell them."""
+    """Control tokens of `left`, which no text is tokenized to, and the tokens of `right` with the same bytes."""
     alike = {token: data for token, data in pieces.items() if data.startswith(b"<") and data.endswith(b">")}
     if not alike:
         return {}

@@ -1,4 +1,4 @@
-"""What a comparison of two models has found, in columns; two rows of tokens are cut where both have a border."""
+"""The result of a comparison of two models, in columns, by spans between the token borders that both sides have."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OnComparison = Callable[[int, int], None]  # tokens done and in all; on the call
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One model's numbers over the spans that both have scored: the same bytes on either side."""
+    """One model's totals over the spans that both models have scored, the same bytes on either side."""
 
-    logprob: float  # of all of them together, nats
-    tokens: int  # the model's own, in those spans
-    bytes: int  # of the text there
+    logprob: float  # sum, nats
+    tokens: int  # of the model, in those spans
+    bytes: int  # of the text in those spans
 
     @property
     def perplexity(self) -> float | None:
-        """Per token of the model's own; not comparable between tokenizers. None where nothing is scored."""
+        """Per token of the model; not comparable between tokenizers. None where nothing is scored."""
         return _perplexity(self.logprob, self.tokens)
 
     @property
@@ -41,13 +41,13 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """What one model thinks of the text.
+    """The scores of one model.
 
     Attributes:
         name: The model's.
         run: Its own tokens of the text, scored.
-        borders: ``(m + 1,)`` span i is made of the tokens from border i to border i + 1.
-        top_bytes: ``(n,)`` the bytes of the token that it thought likeliest at the place of each of its tokens; b"" unknown.
+        borders: ``(m + 1,)`` span i has the tokens from border i to border i + 1.
+        top_bytes: ``(n,)`` the bytes of the likeliest token at the position of each token; b"" where unknown.
     """
 
     name: str
@@ -57,12 +57,12 @@ class ComparedSide:
 
     @property
     def logprob(self) -> Float64:
-        """``(m,)`` nats of each span; NaN where one of its tokens is not scored (the first of all never is)."""
+        """``(m,)`` nats of each span; NaN where one of its tokens is not scored (the first one never is)."""
         return span_sums(self.run.logprob, self.borders)
 
     @property
     def rank(self) -> Int32:
-        """``(m,)`` of spans of one token; 0 of all others."""
+        """``(m,)`` ranks of spans of one token; 0 for other spans."""
         return np.where(self.single, np.append(self.run.rank, 0)[self.borders[:-1]], 0).astype(np.int32)
 
     @property
@@ -73,31 +73,31 @@ class ComparedSide:
 
     @property
     def top_logprob(self) -> Float64:
-        """``(m,)`` nats of the token that it thought likeliest where each span begins; NaN unknown."""
+        """``(m,)`` nats of the likeliest token at the start of each span; NaN where unknown."""
         known = self.run.top_ids[:, 0] != NO_TOKEN
         tops: Float64 = np.where(known, self.run.top_logprobs[:, 0].astype(np.float64), np.nan)
         return np.append(tops, np.nan)[self.borders[:-1]]
 
     def top_of(self, span: int) -> bytes:
-        """The bytes of the token that it thought likeliest where a span begins; b"" unknown."""
+        """The bytes of the likeliest token at the start of a span; b"" where unknown."""
         start = int(self.borders[span])
         return self.top_bytes[start] if start < len(self.top_bytes) else b""
 
     def tokens_of(self, span: int) -> tuple[bytes, ...]:
-        """The bytes of its tokens of a span."""
+        """The bytes of the tokens of a span."""
         return self.run.token_bytes[int(self.borders[span]) : int(self.borders[span + 1])]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelComparison(Tabular):
-    """One text under two models, span by span: the tokens where both cut it alike, else what lies between common borders.
+    """One text under two models, span by span: tokens where both tokenize it alike, else the text between common borders.
 
     Attributes:
         left: The first model.
         right: The second.
         aligned_by: "tokens" where both read the same ids (every span is a token), else "bytes".
-        kl: ``(m,)`` nats, KL(left || right) of the distributions that each span's token is of; NaN where full vectors were
-            not compared. None where that was not asked for, or the vocabularies differ.
+        kl: ``(m,)`` nats, KL(left || right) of the distributions before each span's token; NaN where full vectors were not
+            compared. None where this was not requested, or the vocabularies differ.
     """
 
     left: ComparedSide
@@ -106,7 +106,7 @@ class ModelComparison(Tabular):
     kl: Float64 | None = None
 
     def __len__(self) -> int:
-        """How many spans."""
+        """Number of spans."""
         return len(self.left.borders) - 1
 
     def _repr_html_(self) -> str:
@@ -120,7 +120,7 @@ class ModelComparison(Tabular):
         return html.page(*parts, caption=f"{disagree}; aligned by {self.aligned_by}")
 
     def table_columns(self) -> Columns:
-        """A row per span, by the names of `elsewise score --against`; `kl` where it was asked for."""
+        """A row per span, by the names of `elsewise score --against`; `kl` where it was requested."""
         spans = range(len(self))
         spelled = [b"".join(self.left.tokens_of(i) or self.right.tokens_of(i)) for i in spans]
         columns: Columns = {
@@ -142,33 +142,33 @@ class ModelComparison(Tabular):
 
     @property
     def sides(self) -> tuple[ComparedSide, ComparedSide]:
-        """Both."""
+        """Left and right."""
         return self.left, self.right
 
     @property
     def difference(self) -> Float64:
-        """``(m,)`` nats: what right gives more than left; below 0 left gave more. NaN where one of them says nothing."""
+        """``(m,)`` nats: log-probability of right less that of left. NaN where one of them is not scored."""
         with np.errstate(invalid="ignore"):  # -inf on both sides
             found: Float64 = self.right.logprob - self.left.logprob
         return found
 
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
-        """``(m,)`` the spans of which both have a number."""
+        """``(m,)`` whether both models have scored a span."""
         return ~(np.isnan(self.left.logprob) | np.isnan(self.right.logprob))
 
     @property
     def disagree(self) -> npt.NDArray[np.bool_]:
-        """``(m,)`` where the two would have gone on differently: of their likeliest tokens neither begins with the other."""
+        """``(m,)`` whether the likeliest tokens differ: neither begins with the other."""
         tops = [(self.left.top_of(i), self.right.top_of(i)) for i in range(len(self))]
         return np.array([bool(a and b) and not (a.startswith(b) or b.startswith(a)) for a, b in tops], np.bool_)
 
     def disagrees(self) -> int:
-        """How many spans."""
+        """Number of spans where the likeliest tokens differ."""
         return int(self.disagree.sum())
 
     def totals(self) -> tuple[Total, Total]:
-        """Of left and right, over the same bytes."""
+        """Totals of left and right over the same bytes."""
         both = self.scored
         lengths = np.diff(np.concatenate(([0], ends_of(self.left.run.token_bytes)))[self.left.borders])
         size = int(lengths[both].sum())
@@ -191,17 +191,17 @@ def ends_of(token_bytes: Sequence[bytes]) -> Int64:
 
 
 def common_borders(left: Int64, right: Int64) -> tuple[Int64, Int64]:
-    """Where the tokens of two sides have a border in common.
+    """The token borders that two sides have in common.
 
-    A token without bytes belongs to the span that ends before it (the first of all to the first span). What one side has
-    beyond the other's last byte is a span in which the other has no token.
+    A token without bytes belongs to the span that ends before it (the very first token to the first span). Tokens of one side
+    beyond the other's last byte are a span in which the other has no token.
 
     Args:
         left: ``(n,)`` from `ends_of`.
-        right: ``(k,)`` likewise.
+        right: ``(k,)`` from `ends_of`.
 
     Returns:
-        Two times ``(m + 1,)``: span i is made of the tokens from border i to border i + 1 of either side.
+        ``(m + 1,)`` of either side: span i has the tokens from border i to border i + 1.
     """
     shared = np.intersect1d(left, right)
     shared = shared[shared > 0]
@@ -212,7 +212,7 @@ def common_borders(left: Int64, right: Int64) -> tuple[Int64, Int64]:
 
 
 def span_sums(values: npt.NDArray[np.floating], borders: Int64) -> Float64:
-    """``(m,)``: what the tokens of each span have together; NaN where one of them has none, or there is no token."""
+    """``(m,)``: the sum over the tokens of each span; NaN where one of them is NaN, or there is no token."""
     starts, stops = borders[:-1], borders[1:]
     if not len(starts):
         return np.empty(0)
@@ -224,7 +224,7 @@ def span_sums(values: npt.NDArray[np.floating], borders: Int64) -> Float64:
 def kl_rows(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> Float64:
     """``(n,)`` nats: KL(left || right) of rows of log-probabilities ``(n, vocab)``.
 
-    Infinite where right excludes what left may say. The rounding of float32 may make a sum a hair negative: then it is 0.
+    Infinite where right excludes a token that left allows. A sum that rounding makes negative becomes 0.
     """
     found = np.empty(len(left))
     for i, (p, q) in enumerate(zip(left, right, strict=True)):

@@ -1,1 +1,1 @@
-"""Structured output: what a grammar is, and the state of one along an answer."""
+"""Structured output: grammars, and the state of one along an answer."""

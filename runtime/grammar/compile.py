@@ -1,4 +1,4 @@
-"""A grammar in llguidance's own form, and the limits that it is compiled under."""
+"""Translation of grammars into llguidance's own form, and the limits of compilation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from runtime.errors import GrammarError
 from runtime.grammar.source import TOO_DEEP, Grammar, read_json
 
 CHILD_STACK: Final = 64 << 20  # rules that refer to rules are compiled recursively
-OUR_STACK: Final = 2 * CHILD_STACK  # what went well there goes well here
+OUR_STACK: Final = 2 * CHILD_STACK  # more than in the child, where every grammar is compiled first
 LIMITS: Final[dict[str, Any]] = {
-    "verbose_errors": False,  # errors are shown to people: no dump of the parser
-    "precompute_large_lexemes": False,  # lazily, within each step's limit: a compilation must not depend on the vocabulary
+    "verbose_errors": False,  # no dump of the parser in errors that are shown
+    "precompute_large_lexemes": False,  # lazily, within each step's limit: compilation must not depend on the vocabulary
 }
 # At most one line break and 32 spaces between the parts of a JSON text: a small model would fill pages with them.
 JSON_DEFAULTS: Final[dict[str, Any]] = {"whitespace_pattern": r"(\n {0,32}| {1,32})"}
@@ -31,10 +31,10 @@ def llguidance_text(grammar: Grammar) -> str:
 
 
 def json_defaults(source: str) -> dict[str, Any]:
-    """What holds for blanks in JSON where the schema's own ``x-guidance`` says nothing of them.
+    """The white space of JSON texts, unless the schema's own ``x-guidance`` sets it.
 
     Raises:
-        GrammarError: The schema is no JSON object, or nested too deeply.
+        GrammarError: The schema is not a JSON object, or nested too deeply.
     """
     schema = read_json(source)
     if not isinstance(schema, dict):
@@ -44,8 +44,8 @@ def json_defaults(source: str) -> dict[str, Any]:
 
 
 def readable(message: str) -> str:
-    """A message of llguidance in words that say what to do, or without its own verbosity and not longer than a screen."""
+    """A message of llguidance, cut to a screen; for one of them a text that names the way out."""
     text = message.replace("<non-verbose/>", "").strip()
-    if text.startswith("recursion limit exceeded at line"):  # its JSON reader's, at about 125 levels
+    if text.startswith("recursion limit exceeded at line"):  # its JSON reader, at about 125 levels
         return f"it is {TOO_DEEP}"
     return text if len(text) <= 2000 else f"{text[:2000]} ..."

@@ -1,6 +1,7 @@
-"""`Constraint`: where an answer stands in its grammar, on one llguidance matcher.
+"""`Constraint`: the state of one answer in its grammar, on one llguidance matcher.
 
-Of a finished JSON answer, its grammar saw characters, a program gets names and numbers: what a reader makes of it is checked.
+A grammar compares characters; a program that reads a JSON answer gets names and numbers. So a finished JSON answer is also
+checked as it is read.
 """
 
 from __future__ import annotations
@@ -21,140 +22,144 @@ from runtime.errors import GrammarError, SessionClosedError
 from runtime.grammar.compile import readable
 from runtime.grammar.masks import Mask, MaskWorkers
 
-_NOTHING = "NoExtension"  # how llguidance's message begins where no token can come
+_NO_EXTENSION = "NoExtension"  # start of llguidance's message where no token is allowed
 
 
 class Constraint:
-    """Where one answer stands in its grammar. One caller at a time; every member raises `GrammarError` when it fails.
+    """The state of one answer in its grammar. One caller at a time; every member raises `GrammarError` when it fails.
 
-    The mask of the next token is worked out beside the caller, once `begin` was called; `allowed` waits for what is missing
-    of it.
+    `begin` starts the computation of the next token's mask on a worker; `allowed` waits for it.
 
     Args:
         matcher: An `llguidance.LLMatcher` of its own.
         tokenizer: The `llguidance.LLTokenizer` it was made with.
         width: Of the logits; the tokenizer may know an eos beyond it.
-        workers: For masks.
-        is_json: Answers are JSON that is read, see `sound`.
-        said: Tokens the matcher has consumed.
+        workers: Compute masks.
+        is_json: Whether answers are JSON texts; see `sound`.
+        tokens: Consumed by the matcher so far.
+
+    Attributes:
+        finished: Whether the answer is complete and nothing can follow it; known without a mask.
     """
 
     def __init__(
-        self, matcher: Any, tokenizer: Any, width: int, workers: MaskWorkers, *, is_json: bool, said: Sequence[int] = ()
+        self, matcher: Any, tokenizer: Any, width: int, workers: MaskWorkers, *, is_json: bool, tokens: Sequence[int] = ()
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._width = width
         self._workers = workers
         self._is_json = is_json
-        self._said = list(said)
+        self._tokens = list(tokens)
         self._bits = np.empty((1, (tokenizer.vocab_size + 31) // 32), np.int32)
         self._mask: Mask | None = None
-        self._coming: Future[Mask] | None = None
-        self._asked = math.inf  # monotonic seconds: since when the mask has been waited for
-        self._finished = bool(matcher.is_stopped())
-        self.work_seconds = self.wait_seconds = 0.0  # processor time of masks and steps; what the answer waited for masks
+        self._pending: Future[Mask] | None = None
+        self._asked = math.inf  # monotonic seconds: start of the wait for the mask
+        self.finished = bool(matcher.is_stopped())
+        self.work_seconds = self.wait_seconds = 0.0  # processor time of masks and steps; time that the answer waited for masks
         self._check()
 
     # ---- along the answer ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Has the next mask worked out, beside the caller."""
-        if self._coming is None and self._mask is None and not self._finished:
+        """Starts the computation of the next mask on a worker."""
+        if self._pending is None and self._mask is None and not self.finished:
             with suppress(RuntimeError):  # the model was closed
-                self._coming = self._workers.submit(self._compute)
+                self._pending = self._workers.submit(self._compute)
 
     def allowed(self) -> Mask:
-        """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Not to be changed."""
-        if self._finished:
-            raise GrammarError(f"the answer is complete after {len(self._said):,} tokens: its grammar lets nothing follow")
+        """``(vocab,)`` which tokens may come next, at least one; eos exactly where the answer may end. Read-only."""
+        if self.finished:
+            raise GrammarError(f"the answer is complete after {len(self._tokens):,} tokens: its grammar lets nothing follow")
         self.ready(None)
         if self._mask is None:
-            self._mask = self._joined()
+            self._mask = self._result()
         self._check()
-        assert self._mask is not None  # it was just made
+        assert self._mask is not None  # set above
         return self._mask
 
     def ready(self, patience: float | None) -> bool:
-        """Whether `allowed` would answer at once, after so many seconds at most; None: however long it takes. Never raises."""
+        """Waits for the mask up to `patience` seconds (None: no limit); whether `allowed` returns at once. Never raises."""
         self.begin()
-        if self._coming is None:
+        if self._pending is None:
             return True
         self._asked = min(self._asked, time.monotonic())
-        if not self._coming.done():
-            self._workers.hurry(self._coming)
-            if not wait([self._coming], patience).done:
+        if not self._pending.done():
+            self._workers.hurry(self._pending)
+            if not wait([self._pending], patience).done:
                 return False
         self.wait_seconds += time.monotonic() - self._asked
         self._asked = math.inf
         return True
 
-    def accept(self, token: int) -> None:
-        """The token came next."""
-        self.advance([token])
-
     def advance(self, tokens: Sequence[int]) -> None:
-        """Some tokens on, without a mask.
+        """Advances by the next tokens of the answer.
 
         Raises:
-            GrammarError: The first that may not come here is named.
+            GrammarError: Names the first token that is not allowed.
         """
         self._settle()
         began = time.thread_time()
         taken = self._matcher.try_consume_tokens(list(tokens))
         self.work_seconds += time.thread_time() - began
-        self._said += tokens[:taken]
+        self._tokens += tokens[:taken]
         self._check()
         if taken < len(tokens):
+            place = len(self._tokens) + 1
             raise GrammarError(
-                f"token id {tokens[taken]} cannot be token {len(self._said) + 1:,} of the answer: its grammar does not allow it"
+                f"token id {tokens[taken]} cannot be token {place:,} of the answer: its grammar does not allow it"
             )
-        self._finished = bool(self._matcher.is_stopped())
+        self.finished = bool(self._matcher.is_stopped())
 
     def rollback(self, count: int) -> None:
-        """Takes the last `count` tokens back; the next mask is begun when it is asked for."""
-        if not 0 <= count <= len(self._said):
-            raise GrammarError(f"{count} tokens cannot be taken back of {len(self._said):,}")
+        """Takes the last `count` tokens back; the next mask is not started."""
+        if not 0 <= count <= len(self._tokens):
+            raise GrammarError(f"{count} tokens cannot be taken back of {len(self._tokens):,}")
         self._settle()
         if count and not self._matcher.rollback(count):
             self._check()
             raise GrammarError(f"{count} tokens could not be taken back")
-        del self._said[len(self._said) - count :]
-        self._finished = bool(self._matcher.is_stopped())
+        del self._tokens[len(self._tokens) - count :]
+        self.finished = bool(self._matcher.is_stopped())
 
     def fork(self) -> Constraint:
-        """A second one at the same place; what happens to either is nothing to the other."""
+        """An independent copy in the same state."""
         self._settle(keep=True)
         copy = Constraint(
-            self._matcher.deep_copy(), self._tokenizer, self._width, self._workers, is_json=self._is_json, said=self._said
+            self._matcher.deep_copy(), self._tokenizer, self._width, self._workers, is_json=self._is_json, tokens=self._tokens
         )
         copy._mask = self._mask
         return copy
 
     def could_end(self, back: int = 0, then: bytes = b"") -> bool:
-        """Whether the answer may end, and would be sound: before its last `back` tokens, with `then` instead of them."""
+        """Whether the answer may end, and is sound, with `then` in place of its last `back` tokens."""
         try:
-            return self._may_end(back, then.decode()) and self._reads(back, then)
+            return self._may_end(back, then.decode()) and self.sound(back, then)
         except UnicodeDecodeError:
             return False
 
-    def sound(self, back: int = 0) -> bool:
-        """Whether an answer that ends here, or before its last `back` tokens, is still one of the grammar's once it was read.
+    def sound(self, back: int = 0, then: bytes = b"") -> bool:
+        """Whether the answer, with `then` in place of its last `back` tokens, fits the grammar as it is read too.
 
-        Where it is spelled otherwise than it is read, that is tried out on a copy. Other answers than those of a JSON schema
-        are read as they are written.
+        A JSON text that is read otherwise than it is spelled is checked on a copy of the matcher. Answers of other grammars
+        are always sound.
         """
-        return self._reads(back, b"")
+        if not self._is_json:
+            return True
+        began = time.thread_time()
+        try:
+            text = (self._tokenizer.decode_bytes(self._tokens[: len(self._tokens) - back]) + then).decode()
+        except UnicodeDecodeError:
+            return False
+        read = as_read(text)
+        sound = read is not None and (read == text or self._may_end(len(self._tokens), read))
+        self.work_seconds += time.thread_time() - began
+        return sound
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing can follow although the answer is not whole; known once `allowed` has failed."""
-        return bool(self._matcher.is_error()) and self._matcher.get_error().startswith(_NOTHING)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer is whole and nothing can follow it; no mask is needed to know it."""
-        return self._finished
+        """Whether no token is allowed although the answer is incomplete; known once `allowed` has failed."""
+        return bool(self._matcher.is_error()) and self._matcher.get_error().startswith(_NO_EXTENSION)
 
     def _may_end(self, back: int, then: str) -> bool:
         self._settle(keep=True)
@@ -164,20 +169,6 @@ class Constraint:
         if then and not matcher.consume_tokens(self._tokenizer.greedy_tokenize(then)):
             return False
         return bool(matcher.is_accepting())
-
-    def _reads(self, back: int, then: bytes) -> bool:
-        """Whether what is read of the answer is one of the grammar's too."""
-        if not self._is_json:
-            return True
-        began = time.thread_time()
-        try:
-            text = (self._tokenizer.decode_bytes(self._said[: len(self._said) - back]) + then).decode()
-        except UnicodeDecodeError:
-            return False
-        read = as_read(text)
-        sound = read is not None and (read == text or self._may_end(len(self._said), read))
-        self.work_seconds += time.thread_time() - began
-        return sound
 
     # ---- on a worker -----------------------------------------------------------------------------------------------
 
@@ -190,55 +181,54 @@ class Constraint:
 
     # ---- between the two --------------------------------------------------------------------------------------------
 
-    def _joined(self) -> Mask:
-        if self._coming is None:
+    def _result(self) -> Mask:
+        if self._pending is None:
             raise SessionClosedError("the model is closed; load it again")
-        coming, self._coming = self._coming, None
+        pending, self._pending = self._pending, None
         self._asked = math.inf
         try:
-            return coming.result()
+            return pending.result()
         except Exception as fault:
-            raise GrammarError(f"the grammar failed after {len(self._said):,} tokens: {fault}") from fault
+            raise GrammarError(f"the grammar failed after {len(self._tokens):,} tokens: {fault}") from fault
 
     def _settle(self, *, keep: bool = False) -> None:
-        """The matcher is free again; the mask, which holds for this place alone, is dropped."""
-        if self._coming is not None:
-            self._mask = self._joined()
+        """Waits until the matcher is free; drops the mask, which is of this state, unless `keep`."""
+        if self._pending is not None:
+            self._mask = self._result()
         if not keep:
             self._mask = None
 
     def _check(self) -> None:
-        """Raises what is wrong with the matcher, and where nothing but an untimely eos is left."""
+        """Raises an error of the matcher, also where no token but an untimely eos is left."""
         if not self._matcher.is_error():
             return
         reason = self._matcher.get_error()
         if self.stuck:
             reason = "it allows nothing here, and the answer is not complete"
-        raise GrammarError(f"the grammar failed after {len(self._said):,} tokens: {readable(reason)}")
+        raise GrammarError(f"the grammar failed after {len(self._tokens):,} tokens: {readable(reason)}")
 
 
-# A name with the colon behind it, a text, or a number of a text that is JSON.
+# A name (before a colon), a string or a number in a JSON text.
 _PARTS = re.compile(r'(?P<name>"(?:[^"\\]|\\.)*")(?=\s*:)|"(?:[^"\\]|\\.)*"|(?P<number>-?\d[\d.eE+-]*)')
-_DELETE = "\x7f"  # stands in names only by its escape, as llguidance writes JSON
+_DELETE = "\x7f"  # in names only as an escape, as llguidance writes JSON
 
 
 def as_read(text: str) -> str | None:
-    r"""A JSON text with every name and number as a reader has it; None where the text cannot be read, or not without loss.
+    r"""A JSON text with names and numbers as a reader gets them; None where it cannot be read without loss.
 
-    A grammar is a matter of characters. It forbids no name that comes twice in an object, of which a reader keeps one, and no
-    number beyond what a float holds, which becomes infinite. It takes ``\u0061`` for another name than ``a``, and 1 with
-    thirty digits less than one for less than 1. What is spelled as it is read is left as it is, so that the same text
-    comes back where there is nothing to be looked at again.
+    A grammar compares characters. It allows a name twice in an object, of which a reader keeps one, and a number beyond the
+    range of a float, which becomes infinite. It takes ``\u0061`` for another name than ``a``, and 0.999... with thirty
+    digits for less than 1. Names and numbers that are read as they are spelled stay unchanged.
     """
     try:
         json.loads(text, object_pairs_hook=_distinct, parse_float=_finite, parse_constant=_no_number)
-    except (ValueError, RecursionError):  # a name that is no text is the first, too
+    except (ValueError, RecursionError):  # a name with a lone surrogate is a ValueError, too
         return None
     return _PARTS.sub(_spelled, text)
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> None:
-    """Refuses an object that has a name twice, or one that is no text: half of a character."""
+    """Refuses an object with a name twice, or with a lone surrogate in a name."""
     for name in (names := dict(pairs)):
         name.encode()
     if len(names) < len(pairs):
@@ -255,7 +245,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _spelled(part: re.Match[str]) -> str:
-    """A name without needless escapes, a number of a fraction or an exponent as its float, if that is another."""
+    """A name without needless escapes; a number with a fraction or exponent as its float, if that differs."""
     whole, name, number = part[0], part["name"], part["number"]
     if name is not None and "\\" in name:
         return json.dumps(json.loads(name), ensure_ascii=False).replace(_DELETE, r"\u007f")
@@ -268,5 +258,5 @@ def _spelled(part: re.Match[str]) -> str:
 def _equal(digits: str, value: Decimal) -> bool:
     try:
         return Decimal(digits) == value
-    except ArithmeticError:  # an exponent beyond what even a Decimal holds
+    except ArithmeticError:  # an exponent beyond a Decimal
         return False

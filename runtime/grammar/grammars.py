@@ -1,4 +1,4 @@
-"""`Grammars`: one model's vocabulary as llguidance wants it, and the grammars that were compiled for it."""
+"""`Grammars`: the vocabulary of a model in llguidance's form, and the grammars compiled for it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from runtime.grammar.trial import check_grammars
 
 T = TypeVar("T")
 KEPT = 64  # compiled grammars
-_stack_size = threading.Lock()  # of new threads, which is one setting for the whole process
+_stack_size = threading.Lock()  # the stack size of new threads is a setting of the whole process
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a grammar must know of a model's tokens; in the shape that llguidance reads."""
+    """The tokens of a model, as grammars need them."""
 
-    tokens: Sequence[bytes]  # the exact bytes of every id, as many as the logits are wide; ``b""`` where there is no token
+    tokens: Sequence[bytes]  # the bytes of every id, as many as the width of the logits; ``b""`` for ids without a token
     eos: tuple[int, ...]  # ids that end an answer
-    special: frozenset[int]  # ids of control tokens: no text makes them
-    encode: Callable[[str], list[int]] = field(repr=False)  # the ids of a text, plain
+    special: frozenset[int]  # ids of control tokens, which no text encodes to
+    encode: Callable[[str], list[int]] = field(repr=False)  # a text to ids, without special tokens
 
 
 class Grammars:
-    """Makes constraints. Everything is made when it is first needed; thread-safe.
+    """Makes constraints. Tokenizer, workers and grammars are made on first use; thread-safe.
 
     Args:
-        vocabulary: Gives the model's, when it is first asked for.
+        vocabulary: Returns the model's; called on first use.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
@@ -48,18 +48,18 @@ class Grammars:
         self._tokenizer: Any = None
         self._width = 0
         self._workers: MaskWorkers | None = None
-        self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers at their beginning
-        self._held: Counter[Grammar] = Counter()  # by how many each is held
+        self._compiled: OrderedDict[Grammar, Future[Any]] = OrderedDict()  # matchers in their initial state
+        self._held: Counter[Grammar] = Counter()  # number of holders
         self._closed = False
         self._pid = os.getpid()
 
     def ready(self, grammar: Grammar) -> bool:
-        """Whether a constraint can be made without compiling anything.
+        """Whether a constraint can be made without compilation.
 
         Raises:
             ForkedError: The model belongs to another process.
         """
-        if os.getpid() != self._pid:  # whose workers do not exist here, and whose locks may be held for ever
+        if os.getpid() != self._pid:  # a fork has no workers, and its locks may stay held
             raise ForkedError.of(self._pid)
         with self._lock:
             made = self._compiled.get(grammar)
@@ -77,7 +77,7 @@ class Grammars:
             raise fault
 
     def prepare_all(self, grammars: Iterable[Grammar]) -> dict[Grammar, BaseException | None]:
-        """Checks and compiles several, in little more time than one takes; what is wrong with each. Blocks.
+        """Checks and compiles several in little more time than one takes; returns the error of each. Blocks.
 
         Raises:
             SessionClosedError: The model was closed.
@@ -99,10 +99,10 @@ class Grammars:
         return {grammar: future.exception() for grammar, future in made.items()}
 
     def _make(self, wanted: Mapping[Grammar, Future[Any]]) -> None:
-        """Compiles what can be used, and settles every future."""
+        """Compiles the valid ones, and completes all futures."""
         try:
             faults: Mapping[Grammar, BaseException | None] = check_grammars(wanted) if wanted else {}
-        except BaseException as fault:  # noqa: BLE001  # every waiter for one of them is told, this caller too
+        except BaseException as fault:  # noqa: BLE001  # goes to all waiters, and to this caller
             faults = dict.fromkeys(wanted, fault)
         for grammar, future in wanted.items():
             try:
@@ -117,7 +117,7 @@ class Grammars:
 
     @contextmanager
     def holding(self, grammars: Iterable[Grammar]) -> Iterator[None]:
-        """These stay compiled, however many others there are."""
+        """Keeps these compiled, however many others there are."""
         held = list(grammars)
         with self._lock:
             self._held.update(held)
@@ -130,13 +130,13 @@ class Grammars:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Those beyond `KEPT` that are not held; under the lock."""
+        """Drops grammars beyond `KEPT` that are not held, oldest first. Needs the lock."""
         free = [grammar for grammar in self._compiled if not self._held[grammar]]
         for grammar in free[: max(len(self._compiled) - KEPT, 0)]:
             del self._compiled[grammar]
 
     def constraint(self, grammar: Grammar, prefix: Sequence[int] = ()) -> Constraint:
-        """The state of a new answer, after the tokens it begins with; compiles what is not compiled yet.
+        """The state of a new answer after the tokens of `prefix`; compiles the grammar first if necessary.
 
         Raises:
             GrammarError: The grammar cannot be used, does not allow the prefix, or lets nothing follow it.
@@ -150,7 +150,7 @@ class Grammars:
             if self._workers is None:
                 self._workers = MaskWorkers()
             workers = self._workers
-        if made is None:  # many others were compiled meanwhile
+        if made is None:  # dropped for many others meanwhile
             return self.constraint(grammar, prefix)
         is_json = grammar.kind == "json_schema"
         new = Constraint(made.result().deep_copy(), self._tokenizer, self._width, workers, is_json=is_json)
@@ -161,7 +161,7 @@ class Grammars:
         return new
 
     def close(self) -> None:
-        """Ends the workers. Idempotent; in a forked process it does nothing."""
+        """Ends the workers. Idempotent; does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -172,7 +172,7 @@ class Grammars:
             workers.close()
 
     def _compile(self, grammar: Grammar) -> Any:
-        """An `llguidance.LLMatcher` at its beginning."""
+        """An `llguidance.LLMatcher` in its initial state."""
         import llguidance
 
         with self._making_tokenizer:
@@ -183,14 +183,14 @@ class Grammars:
             self._tokenizer, llguidance_text(grammar), limits=llguidance.LLParserLimits(**LIMITS), log_level=0
         )
         if not matcher.is_error():
-            matcher.compute_bitmask()  # what is too wide for its first step is known before anything is computed
+            matcher.compute_bitmask()  # fails now for a grammar whose first step is too large
         if matcher.is_error():
             raise GrammarError(f"the {grammar.label} cannot be used: {readable(matcher.get_error())}")
         return matcher
 
 
 class _Tokens:
-    """A vocabulary in the shape `llguidance.TokenizerWrapper` reads."""
+    """A vocabulary as `llguidance.TokenizerWrapper` reads it."""
 
     bos_token_id = None
 
@@ -198,7 +198,7 @@ class _Tokens:
         width = len(vocabulary.tokens)
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(i for i in vocabulary.special if i < width)
-        if not vocabulary.eos:  # an end that the model cannot say: the mask is cut before it
+        if not vocabulary.eos:  # an eos beyond the logits, where masks are cut
             self.tokens.append(b"<eos>")
             self.special_token_ids.append(width)
         self.eos_token_id = vocabulary.eos[0] if vocabulary.eos else width
@@ -208,22 +208,22 @@ class _Tokens:
         self._longest = 0
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """How the model's own tokenizer would write a text that is forced."""
+        """Ids of a forced text, as the model's own tokenizer encodes it."""
         data = text if isinstance(text, bytes) else text.encode()
         ids = self._encode(data.decode(errors="replace"))
         return ids if max(ids, default=0) < self._width else self._longest_pieces(data)
 
     def _longest_pieces(self, data: bytes) -> list[int]:
-        """A way to write it where the tokenizer knows more ids than there are logits."""
+        """Ids by longest match, for a tokenizer that knows more ids than there are logits."""
         if self._ids is None:
-            hidden = {*self.special_token_ids}
+            hidden = set(self.special_token_ids)
             self._ids = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in hidden}
             self._longest = max(map(len, self._ids), default=1)
         ids, at = [], 0
         while at < len(data):
             ends = range(min(at + self._longest, len(data)), at, -1)
             end = next((end for end in ends if data[at:end] in self._ids), None)
-            if end is None:  # llguidance forces nothing then, and the mask says what may come
+            if end is None:  # llguidance then forces nothing and leaves the choice to the mask
                 break
             ids.append(self._ids[data[at:end]])
             at = end
@@ -243,7 +243,7 @@ def _tokenizer_of(vocabulary: Vocabulary) -> Any:
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:
-    """Does it on a thread with a stack deep enough for rules that refer to rules."""
+    """Runs `work` on a thread whose stack is deep enough for nested rules."""
     done: Future[T] = Future()
 
     def run() -> None:

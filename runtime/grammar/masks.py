@@ -1,4 +1,4 @@
-"""Threads that work out the masks of grammars."""
+"""Threads that compute the masks of grammars."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ _MOST_THREADS = 64
 
 
 class MaskWorkers:
-    """Works out masks beside the caller, one after the other; one that takes long holds up none that is asked for.
+    """Computes masks beside the caller, in order; a slow mask delays no other that a caller waits for.
 
-    One thread takes what was submitted. Each further one would contend with the caller for the interpreter at every mask (eight
-    rows of a small model: 8 % of a step), so that it begins only when a caller waits for what none has begun. Thread-safe.
+    One thread takes the submitted masks. Each further one would contend with the caller for the interpreter at every mask
+    (eight rows of a small model: 8 % of a step), so it starts only when a caller waits for a mask that is not started.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="elsewise-grammar")
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Mask], Callable[[], Mask]]] = deque()
-        self._threads = 0  # that take what waits
+        self._queue: deque[tuple[Future[Mask], Callable[[], Mask]]] = deque()
+        self._threads = 0  # that serve the queue
         self._closed = False
 
     def submit(self, compute: Callable[[], Mask]) -> Future[Mask]:
-        """What `compute` will give.
+        """The future result of `compute`.
 
         Raises:
             RuntimeError: It was closed, or the interpreter ends.
         """
-        coming: Future[Mask] = Future()
+        pending: Future[Mask] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("no mask is worked out any more")
             if not self._threads:
                 self._begin()
-            self._waiting.append((coming, compute))
-        return coming
+            self._queue.append((pending, compute))
+        return pending
 
-    def hurry(self, coming: Future[Mask]) -> None:
-        """A caller waits for it now: where none has begun it, a further thread takes what waits."""
+    def hurry(self, pending: Future[Mask]) -> None:
+        """Adds a thread if this mask, for which a caller waits, is not started."""
         with self._lock:
-            if not coming.running() and not coming.done() and not self._closed:
+            if not pending.running() and not pending.done() and not self._closed:
                 self._begin()
 
     def close(self) -> None:
-        """Ends the threads after what they are at; what waits is cancelled."""
+        """Ends the threads after their current masks; cancels the others."""
         with self._lock:
             self._closed = True
-            waiting, self._waiting = self._waiting, deque()
-        for coming, _ in waiting:
-            coming.cancel()
+            queue, self._queue = self._queue, deque()
+        for pending, _ in queue:
+            pending.cancel()
         self._pool.shutdown(cancel_futures=True)
 
     def _begin(self) -> None:
-        """One thread more; under the lock."""
+        """Adds a thread. Needs the lock."""
         self._pool.submit(self._work)
         self._threads += 1
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
+                if not self._queue:
                     self._threads -= 1
                     return
-                coming, compute = self._waiting.popleft()
-                coming.set_running_or_notify_cancel()
+                pending, compute = self._queue.popleft()
+                pending.set_running_or_notify_cancel()
             try:
-                coming.set_result(compute())
-            except BaseException as fault:  # noqa: BLE001  # its waiter is told; a native panic is no Exception
-                coming.set_exception(fault)
+                pending.set_result(compute())
+            except BaseException as fault:  # noqa: BLE001  # goes to the waiter; a native panic is no Exception
+                pending.set_exception(fault)

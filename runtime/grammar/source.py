@@ -1,4 +1,4 @@
-"""`Grammar`: what an answer must look like, as a value that crosses the pipe."""
+"""`Grammar`: a restriction of an answer, as a value that crosses the pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 from runtime.errors import GrammarError
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
-# Characters of a source: llguidance takes time that grows with the square of a regex or a rule, less so of a schema.
+# Characters of a source: llguidance's time grows with the square of a regex or rule, more slowly for a schema.
 MAX_CHARACTERS = {"json_schema": 1 << 17, "regex": 1 << 13, "lark": 1 << 14}
 TOO_DEEP: Final = "nested too deeply to be read: move its inner parts into $defs, and write a $ref in their place"
 _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar"}
@@ -18,9 +18,9 @@ _LABELS = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
+    """A restriction of an answer. Make one with `json_schema`, `regex` or `lark`; give it to `GenerationOptions.grammar`.
 
-    Nothing but the source is held, so it can be compared, saved and sent; the language is llguidance's
+    It holds the source alone, and can be compared, saved and sent. The language is llguidance's
     (https://github.com/guidance-ai/llguidance): JSON schema, Rust regular expressions, and its own dialect of Lark.
     """
 
@@ -31,12 +31,12 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any] | str | type) -> Self:
         """Answers are JSON texts that the schema describes.
 
-        Between its parts stand at most one line break and 32 spaces (a small model would fill pages with them);
-        the schema can say otherwise: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
+        At most one line break and 32 spaces separate its parts (a small model would fill pages with them). The schema can set
+        other white space: ``"x-guidance": {"whitespace_flexible": False}`` for none, or a ``whitespace_pattern``.
 
-        A grammar compares no names and reads no numbers. So an answer that ends is read once: one that has a name twice in an
-        object (as two free names that make up ``minProperties`` may be), a number beyond a float's, or that the schema
-        describes no longer once its escaped names and its longest fractions are read, is marked incomplete.
+        A grammar compares characters, not names and numbers. So a finished answer is also read. It is marked incomplete if an
+        object has a name twice (as two free names for ``minProperties`` may be), if a number exceeds the range of a float, or
+        if it no longer fits the schema once escaped names and long fractions are read.
 
         Args:
             schema: A dictionary, its JSON text, or a pydantic class.
@@ -79,18 +79,20 @@ class Grammar:
         return cls("lark", source).check_source()
 
     def check(self) -> Self:
-        """Itself, when llguidance can read and compile it. Takes no model, and 0.2 s the first time. Blocks; any thread.
+        """Returns itself if llguidance can compile it. Needs no model, takes 0.2 s the first time. Blocks; any thread.
 
         Raises:
-            GrammarError: It cannot; its own message says why.
+            GrammarError: llguidance cannot read it, it allows nothing, or takes too long; with llguidance's own message.
         """
-        from runtime.grammar.trial import check_grammar  # it imports this module
+        from runtime.grammar.trial import check_grammars  # it imports this module
 
-        check_grammar(self)
+        fault = check_grammars([self])[self]
+        if fault is not None:
+            raise fault
         return self
 
     def check_source(self) -> Self:
-        """Itself, when its source is a text that can be sent and is not too long. Looks at nothing else.
+        """Returns itself if its source is a text of valid characters within the limit of length; checks nothing else.
 
         Raises:
             GrammarError: It is not.
@@ -109,18 +111,18 @@ class Grammar:
 
     @property
     def label(self) -> str:
-        """What kind it is, in words."""
+        """The kind, in words."""
         return _LABELS.get(self.kind, str(self.kind))
 
 
 def _check_size(schema: Mapping[Any, Any]) -> None:
-    """Refuses by counting what cannot be written within the limit: parts that are shared are written once for each use.
+    """Counts the characters of the JSON text without writing it: a shared part is written once for each use.
 
     Raises:
-        GrammarError: It is too large, or holds itself.
+        GrammarError: It is too large, or contains itself.
     """
     most = MAX_CHARACTERS["json_schema"]
-    written: dict[int, int] = {}  # characters that a part takes at least, by identity
+    written: dict[int, int] = {}  # lower bound of the characters of a part, by identity
     inside: set[int] = set()
 
     def least(part: object) -> int:
@@ -152,7 +154,7 @@ def _check_size(schema: Mapping[Any, Any]) -> None:
 
 
 def _schema_of(given: type) -> object:
-    """The schema that a pydantic class gives of itself."""
+    """The schema of a pydantic class."""
     describe = getattr(given, "model_json_schema", None)
     if describe is None:
         raise GrammarError(f"{given.__name__} is no pydantic class: it has no model_json_schema()")
@@ -163,10 +165,10 @@ def _schema_of(given: type) -> object:
 
 
 def read_json(text: str) -> object:
-    """A schema's text as Python has it.
+    """The value of a schema's text.
 
     Raises:
-        GrammarError: It is no JSON, or nested too deeply.
+        GrammarError: It is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""Whether grammars can be used at all: each is tried out in a process that can be killed, many in one after the other."""
+"""Checks of grammars: each is compiled in a child process that can be killed, many in one process one after the other."""
 
 from __future__ import annotations
 
@@ -21,40 +21,29 @@ from runtime.grammar.source import Grammar, GrammarKind
 CPU_SECONDS: Final = 5  # for one grammar to be compiled
 MEMORY_BYTES: Final = 2 << 30  # of a process
 WALL_SECONDS: Final = 60.0  # for one process, on a machine that is busy
-EACH: Final = 32  # grammars that are worth a process of their own: starting one takes as long as compiling so many
+EACH: Final = 32  # grammars per process: starting a process takes as long as compiling so many
 MOST_PROCESSES: Final = 4  # at a time
-KEPT: Final = 1024  # judgements
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # of the environment
+KEPT: Final = 1024  # verdicts
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH")  # environment variables of the child
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What came of a trial."""
+class Verdict:
+    """The result of a trial."""
 
     fault: str | None  # what is wrong with the grammar; None: nothing
-    # whether llguidance itself said so. What ended the process may be due to the machine, and is tried again
-    lasting: bool = True
+    lasting: bool = True  # False: the process ended, perhaps because of the machine; not cached
 
 
-_known: OrderedDict[Grammar, Judgement] = OrderedDict()  # lasting ones
+_known: OrderedDict[Grammar, Verdict] = OrderedDict()  # lasting ones
 _lock = threading.Lock()
 
 
-def check_grammar(grammar: Grammar) -> None:
-    """Refuses what llguidance cannot read, what allows nothing, and what takes too long. Blocks; any thread.
-
-    Raises:
-        GrammarError: With llguidance's own message.
-    """
-    fault = check_grammars([grammar])[grammar]
-    if fault is not None:
-        raise fault
-
-
 def check_grammars(grammars: Iterable[Grammar]) -> dict[Grammar, GrammarError | None]:
-    """What is wrong with each, None where nothing is. Blocks: 0.1 s and some milliseconds for each; any thread.
+    """The error of each grammar: llguidance cannot read it, it allows nothing, or takes too long; None: it is valid.
 
-    One that ends its process is tried once more, first in another, before it is said to be at fault.
+    Blocks: 0.1 s and some milliseconds for each; any thread. A grammar that ends its process is tried a second time, as the
+    first of another process, before it is refused.
     """
     found: dict[Grammar, GrammarError | None] = {}
     new: list[Grammar] = []
@@ -72,11 +61,11 @@ def check_grammars(grammars: Iterable[Grammar]) -> dict[Grammar, GrammarError | 
             new.append(grammar)
         else:
             found[grammar] = _error(grammar, known)
-    for grammar, judged in _tried_beside_each_other(new):
-        found[grammar] = _error(grammar, judged)
-        if judged.lasting:
+    for grammar, verdict in _try_in_parallel(new):
+        found[grammar] = _error(grammar, verdict)
+        if verdict.lasting:
             with _lock:
-                _known[grammar] = judged
+                _known[grammar] = verdict
                 while len(_known) > KEPT:
                     _known.popitem(last=False)
     return found
@@ -90,35 +79,35 @@ def _check_text(grammar: Grammar) -> None:
         json_defaults(grammar.source)
 
 
-def _error(grammar: Grammar, judged: Judgement) -> GrammarError | None:
-    return None if judged.fault is None else GrammarError(f"the {grammar.label} cannot be used: {judged.fault}")
+def _error(grammar: Grammar, verdict: Verdict) -> GrammarError | None:
+    return None if verdict.fault is None else GrammarError(f"the {grammar.label} cannot be used: {verdict.fault}")
 
 
-def _tried_beside_each_other(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Judgement]]:
+def _try_in_parallel(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
     processes = min(MOST_PROCESSES, os.cpu_count() or 1, -(-len(grammars) // EACH))
     if processes < 2:
-        return _tried(grammars)
+        return _try(grammars)
     with ThreadPoolExecutor(processes, thread_name_prefix="elsewise-grammar-trial") as pool:
-        parts = pool.map(_tried, [grammars[i::processes] for i in range(processes)])
+        parts = pool.map(_try, [grammars[i::processes] for i in range(processes)])
         return [one for part in parts for one in part]
 
 
-def _tried(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Judgement]]:
-    """One process for all; where one ends it, another for the rest, that one first."""
-    judged: list[tuple[Grammar, Judgement]] = []
+def _try(grammars: Sequence[Grammar]) -> list[tuple[Grammar, Verdict]]:
+    """Tries all in one process; where a grammar ends it, in another one for the rest, beginning with that grammar."""
+    found: list[tuple[Grammar, Verdict]] = []
     left = list(grammars)
     while left:
         answers, end = _run(left)
         for grammar, fault in zip(left, answers, strict=False):  # as far as it came
-            judged.append((grammar, Judgement(None if fault is None else readable(fault))))
+            found.append((grammar, Verdict(None if fault is None else readable(fault))))
         left = left[len(answers) :]
         if not answers:
-            judged.append((left.pop(0), Judgement(end, lasting=False)))
-    return judged
+            found.append((left.pop(0), Verdict(end, lasting=False)))
+    return found
 
 
 def _run(grammars: Sequence[Grammar]) -> tuple[list[str | None], str]:
-    """What a process says of the grammars, in order, until it ends; and, in words, why it ended before the last."""
+    """The faults of the grammars in order, until the process ended; and why it ended, in words."""
     request = {
         "grammars": [
             {
@@ -150,7 +139,7 @@ def _run(grammars: Sequence[Grammar]) -> tuple[list[str | None], str]:
 
 
 def _answers(output: bytes) -> list[str | None]:
-    """Whole lines; the last may have been cut."""
+    """Faults from whole lines; the last line may be cut."""
     *lines, _ = output.split(b"\n")
     return [json.loads(line)["error"] for line in lines]
 

@@ -1,7 +1,7 @@
-"""The process in which grammars are tried out: run by its path, imports llguidance and the standard library, nothing of ours.
+"""The process in which grammars are tried: run by its path, imports llguidance and the standard library alone.
 
-A grammar of forty characters can keep llguidance busy for minutes, and one that refers to itself deeply enough ends the
-process that reads it. So every grammar is compiled here first, where it can be killed. Standard input: JSON. Standard
+A grammar of forty characters can keep llguidance busy for minutes, and one that refers to itself deeply enough crashes the
+process that reads it. So every grammar is compiled first in this process, which can be killed. Standard input: JSON. Standard
 output: a line ``{"error": null | text}`` for each grammar, in order, as soon as it is known.
 """
 
@@ -22,7 +22,7 @@ EOS = 256
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and an eos: a grammar's own faults show with any."""
+    """A vocabulary of the 256 bytes and an eos: faults of a grammar do not depend on the vocabulary."""
 
     eos_token_id = EOS
     bos_token_id = None
@@ -57,14 +57,14 @@ def fault(kind: str, source: str, json_defaults: dict[str, Any], limits: dict[st
 
 
 def bound(what: int, most: int) -> None:
-    """Sets a limit, unless a stricter one was inherited; the next may be wider."""
+    """Sets a soft limit, unless a stricter hard one was inherited; a later call may raise it."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main(request: dict[str, Any]) -> None:
-    """All grammars, on a thread whose stack is known; each has the same processor time."""
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # whatever was inherited
+    """Tries all grammars on a thread with the given stack size; each has the same processor time."""
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # whatever handler was inherited
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bound(resource.RLIMIT_AS, request["memory_bytes"])
     threading.stack_size(request["stack_bytes"])

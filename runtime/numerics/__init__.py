@@ -1,1 +1,1 @@
-"""Numbers over rows of a vocabulary: normalisers, ranks, sorted rows, what a draw was made of."""
+"""Computations on rows of a vocabulary: normalisers, ranks, sorted rows, stage tables."""

@@ -1,4 +1,4 @@
-"""How deep the place of a mass probably lies in the falling order of a row, from samples of it: guesses, never answers."""
+"""Estimates of how deep in a sorted row a mass is reached, from samples of the row. They only narrow a search."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from runtime.numerics.sorted_row import SortedRow
     from runtime.records import Float32
 
-_SAMPLE = 2048  # entries of a row, where its mass lies everywhere
-_MARGIN = 6  # parts of a row
-_FEW = 64.0  # entries beyond the head, which
-_PER_ENTRY = 8  # times as many reach where each has less than the one before
+_SAMPLE = 2048  # entries of a sample of a flat row
+_MARGIN = 6  # peaks added to an estimate
+_FEW = 64.0  # where the mass takes at least n further entries, up to so many,
+_PER_ENTRY = 8  # so many times n probably reach it, since weights fall
 
 
 class Deep(NamedTuple):
-    """`Reached`, with the weights of the falling scores, and their sums so far."""
+    """`Reached`, with the weights of `scores` and their cumulative sums."""
 
     least: np.float32
     ids: npt.NDArray[np.int64]
@@ -32,21 +32,18 @@ class Deep(NamedTuple):
 
 
 def likely_depth(order: SortedRow, target: float) -> np.float32 | None:
-    """A score below which the place of a mass hardly lies, by the largest entries of the row's parts.
-
-    None where it lies deeper than those tell.
-    """
+    """A score that the entry at the mass `target` probably reaches, by the peaks of the row; None where it lies deeper."""
     peaks = order.ranked.sample
     if len(peaks) < PARTS:
         return None
-    fewest = max(target - float(order.edges[-1]), 0.0) / max(float(order.weights[-1]), 1e-300)  # entries that it takes
+    fewest = max(target - float(order.edges[-1]), 0.0) / max(float(order.weights[-1]), 1e-300)  # entries needed at least
     if fewest <= _FEW:
         return order.ranked.peak_reached_by(len(order.ids) + _PER_ENTRY * fewest)
     return _depth_by_mass(order, np.sort(peaks)[::-1], target)
 
 
 def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float32 | None:
-    """The same, where it takes many entries: how many of the row a peak stands for is known of numbers that lie anywhere."""
+    """The same for many entries: how many a peak represents is known if the entries lie in random order."""
     weights = order.cooled(peaks - np.float32(order.top))
     np.exp(weights, out=weights)
     weights *= _shares(len(peaks))
@@ -60,23 +57,23 @@ def _depth_by_mass(order: SortedRow, peaks: Float32, target: float) -> np.float3
 
 @cache
 def _shares(parts: int) -> Float32:
-    """``(parts,)``: how many entries lie between the largest ones of parts, of which the falling ones are known."""
-    reached = -parts * np.log1p(-(np.arange(parts) + 0.5) / parts)  # entries, so that so many parts have one or more
+    """``(parts,)``: how many entries each of the sorted peaks of so many parts represents."""
+    reached = -parts * np.log1p(-(np.arange(parts) + 0.5) / parts)  # entries that hit so many parts
     shares: Float32 = np.diff(reached, prepend=0.0).astype(np.float32)
     return shares
 
 
 def around(order: SortedRow, target: float) -> tuple[np.float32 | None, np.float32 | None]:
-    """A higher and a lower score between which the place of a mass probably lies; None where the sample has none.
+    """Scores above and below the probable place of a mass; None beyond the sample.
 
-    Every n-th entry is the sample: where the mass lies deep it lies everywhere.
+    The sample is every n-th entry: a mass that is reached deep in the order lies everywhere in the row.
     """
     deep, every = order.known, max(len(order.row) // _SAMPLE, 1)
     least, mass = (order.ranked.values[-1], order.edges[-1]) if deep is None else (deep.least, deep.edges[-1])
     scores = np.sort(order.row[::every])[::-1]
     weights = order.cooled(scores - np.float32(order.top))
     np.exp(weights, out=weights)
-    weights[: np.count_nonzero(scores >= least)] = 0  # what is known needs no guess
+    weights[: np.count_nonzero(scores >= least)] = 0  # known entries are summed exactly
     sums = weights.cumsum(dtype=np.float64)
     rest = (order.total() - mass) / sums[-1] if sums[-1] else every
     at = int((mass + rest * sums).searchsorted(target))

@@ -1,4 +1,4 @@
-"""From the hidden states of a text's tokens to one vector of length 1."""
+"""Pools the hidden states of a text's tokens to one vector of length 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts as a list.
 
     Raises:
-        InvalidRequestError: None at all, an empty one, or something that is no text; its place is named.
+        InvalidRequestError: No texts, an empty one, or a value that is not a text; its place is named.
     """
     if isinstance(texts, str | bytes) or not hasattr(texts, "__iter__"):
         raise InvalidRequestError(f"texts is a list of texts, not {type(texts).__name__}; for a single one: embed([text])")
@@ -47,38 +47,38 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
 
 
 class Pool:
-    """Takes in the hidden states of one text, in pieces of any size and in order.
+    """Accumulates the hidden states of one text, in pieces of any size and in order.
 
-    Sums are kept in float64, so that a text that comes in pieces has the vector of the whole.
+    Sums are in float64, so that the vector does not depend on the pieces.
     """
 
-    __slots__ = ("_count", "_kept", "_pooling")
+    __slots__ = ("_count", "_pooling", "_state")
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
         self._count = 0
-        self._kept: npt.NDArray[np.floating] | None = None  # (hidden,)
+        self._state: npt.NDArray[np.floating] | None = None  # (hidden,)
 
     def add(self, hidden: Float32) -> None:
         """The next tokens' states ``(n, hidden)``, n at least 1."""
-        first = self._kept is None
+        first = self._state is None
         match self._pooling:
             case "last":
-                self._kept = hidden[-1].copy()
+                self._state = hidden[-1].copy()
             case "cls":
-                self._kept = hidden[0].copy() if first else self._kept
+                self._state = hidden[0].copy() if first else self._state
             case "mean":
                 part = hidden.sum(axis=0, dtype=np.float64)
-                self._kept = part if self._kept is None else self._kept + part
+                self._state = part if self._state is None else self._state + part
             case "max":
                 part = hidden.max(axis=0)
-                self._kept = part if self._kept is None else np.maximum(self._kept, part)
+                self._state = part if self._state is None else np.maximum(self._state, part)
         self._count += len(hidden)
 
     def vector(self) -> Float32:
-        """The text's vector ``(hidden,) float32``: of length 1, or not finite where a state was not."""
-        assert self._kept is not None
-        wide = self._kept.astype(np.float64)
+        """The vector ``(hidden,) float32`` of length 1; not finite if a state was not."""
+        assert self._state is not None
+        wide = self._state.astype(np.float64)
         if self._pooling == "mean":
             wide /= self._count
         length = float(np.linalg.norm(wide))

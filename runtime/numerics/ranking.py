@@ -1,4 +1,4 @@
-"""Which entries of a large row are the largest, without sorting it; what was found once serves the draw and the record."""
+"""The largest entries of a large row without sorting it all, shared by the draw and the record."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-PARTS = 256  # of a row, whose largest entries are enough to guess by
-STRIPES = 64  # rows of a vocabulary laid out as a rectangle, for a first guess at its top
+PARTS = 256  # least number of peaks for an estimate
+STRIPES = 64  # rows of a vocabulary laid out as a rectangle, whose column maxima are the peaks
 
-_FEW_COLUMNS = 16  # a part of so much of them is picked out of the rectangle
-_FEW = 4  # a part of so much of a row is sorted
-_TOLD = 3  # times as many entries as there are peaks; of more, peaks do not tell
-_SAMPLE = 2048  # entries of a flat row, about
-_THIN, _DENSE = 0.025, 0.1  # shares of a mask; the latter is where numpy changes its way
-_MADE_DENSE = 0.12  # so much of a mask that is set makes it dense
-_REST = 0.75  # of what is to be left out, so that what the sample does not tell seldom takes another search
+_FEW_COLUMNS = 16  # up to 1 / 16 of the columns are gathered from the rectangle
+_FEW = 4  # up to 1 / 4 of a row is sorted
+_PER_PEAK = 3  # entries per peak up to which peaks allow an estimate
+_SAMPLE = 2048  # entries of a sample of a flat row, about
+_THIN, _DENSE = 0.025, 0.1  # shares of set entries; from the latter numpy uses another algorithm
+_MADE_DENSE = 0.12  # share of set entries that makes a mask dense
+_REST = 0.75  # part of the remaining mass that is left out, so that errors of the sample seldom cause another search
 
 Row = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
@@ -32,36 +32,36 @@ class Reached(NamedTuple):
     """All entries of a row that reach a value."""
 
     least: np.float32
-    ids: npt.NDArray[np.int64]  # ascending, where they are equals, beside the scores as they stand in the row
-    found: Row  # theirs
+    ids: npt.NDArray[np.int64]  # ties ascending
+    found: Row  # their scores
     scores: Row  # the same, falling
 
 
 class Look(NamedTuple):
-    """How much of a row's order is looked for at first."""
+    """How much of a row's order is searched at first."""
 
-    head: int = 64  # most distributions are settled among so many
-    times: float = 0.0  # as many as equally likely ones would be (e to the entropy) are looked for too
-    fewest: int = 0  # that are, if they are more than the head; 0: nothing is looked up beyond it
-    share: float = 0.0  # of the mass, which those of a flat row reach together; 0: unknown
+    head: int = 64  # entries that are sorted; enough for most distributions
+    times: float = 0.0  # further entries are found by value alone, where times * exp(entropy) exceeds the head
+    fewest: int = 0  # at least so many of them; 0: none
+    share: float = 0.0  # of the mass that the entries of a flat row should reach; 0: unknown
 
 
 SHALLOW = Look()
 
 
 class Ranked:
-    """The entries of a row by falling value, ties by id, known as far as they were asked for.
+    """The entries of a row by falling value, ties by id, sorted as far as requested.
 
     Args:
-        row: ``(vocab,)``, -inf for what is not there; never written. Or what makes it, when it is asked for.
-        mass: The sum of exp over the row, where it is known.
-        entropy: Of the distribution, in nats, where it is known and all entries are there.
-        peaks: See there, where they are known.
-        heated: A temperature, and what all entries weigh once they are divided by it; see `scoring.heated_masses`.
-        head: The first ids and their values, where they are known.
+        row: ``(vocab,)``, -inf for excluded entries; never written. Or a function that makes it on first use.
+        mass: The sum of exp over the row, if known.
+        entropy: Of the distribution, in nats, if known and no entry is excluded.
+        peaks: See the property, if known.
+        heated: A temperature and the total weight of the row divided by it; see `scoring.heated_masses`.
+        head: The first ids and their values, if known.
     """
 
-    __slots__ = ("_alive", "_kin", "_peaks", "_row", "complete", "entropy", "heated", "ids", "mass", "reached", "values")
+    __slots__ = ("_alive", "_base", "_peaks", "_row", "complete", "entropy", "heated", "ids", "mass", "reached", "values")
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Ranked:
         self.mass = mass
         self.entropy = entropy
         self.heated = heated
-        self.ids, self.values = head  # the first ones, and theirs
-        self.complete = False  # whether they are all
-        self.reached: Reached | None = None  # more than those, by their values alone
+        self.ids, self.values = head  # of the sorted entries
+        self.complete = False  # whether all entries are sorted
+        self.reached: Reached | None = None  # further entries, by value alone
         self._alive: int | None = None
         self._peaks = peaks
-        self._kin: Ranked | None = None  # a row that differs in few entries
+        self._base: Ranked | None = None  # a row that differs in few entries
 
     @property
     def row(self) -> Row:
@@ -90,12 +90,12 @@ class Ranked:
         return self._row
 
     def edited(self, row: Row | Callable[[], Row], ids: npt.NDArray[np.int64], scores: Row, mass: float | None) -> Ranked:
-        """The order of a copy in which `ids`, each named once, have other values, from what is known of this one."""
+        """The order of a copy in which `ids`, distinct, have other values, derived from the known order."""
         other = Ranked(row, mass)
         if self.complete or not len(self.ids):
             return other
-        other._kin = self
-        border = self.values[-1]  # nothing lies above it but what does here, and what was raised
+        other._base = self
+        border = self.values[-1]  # only known and raised entries lie above it
         same = self.values > border
         same &= ~_among(self.ids, ids, len(self.row))
         raised = scores > border
@@ -108,7 +108,7 @@ class Ranked:
         return other
 
     def place_of(self, token: int) -> tuple[np.float32, int]:
-        """An entry's value, and how many lie strictly above; a row that is not made yet is not made for one that is known."""
+        """An entry's value, and how many lie strictly above it. Does not make the row for a known entry."""
         known = _NO_IDS if isinstance(self._row, np.ndarray) else (self.ids == token).nonzero()[0]
         value: np.float32 = self.values[known[0]] if len(known) else self.row[token]
         if self.complete or (len(self.values) and value >= self.values[-1]):
@@ -116,7 +116,7 @@ class Ranked:
         return value, int(np.count_nonzero(self.row > value))
 
     def reach(self, count: int, look: Look = SHALLOW) -> None:
-        """Makes so many known, or as many as there are; what `look` expects to be asked for beyond, by its values alone."""
+        """Sorts the first `count` entries, or all there are; and finds the further ones that `look` expects, by value alone."""
         if self.complete or len(self.ids) >= count or (look.fewest and self._reach_deep(count, look)):
             return
         count = min(count, len(self.row))
@@ -125,13 +125,13 @@ class Ranked:
         self.complete = count == len(self.row) or len(self.ids) < count
 
     def _reach_deep(self, count: int, look: Look) -> bool:
-        """`reach` in one search with more by their values alone; False where those are not expected, or too many or too few."""
+        """`reach` together with further entries by value alone; False where none are expected, or too many or too few found."""
         _, times, fewest, share = look
         likely = fewest if self.entropy is None else times * math.exp(min(self.entropy, 20.0))
         least = None
         if likely > count and (parts := len(self.peaks)) >= PARTS:
             wanted = max(likely, fewest)
-            if wanted < _TOLD * parts:
+            if wanted < _PER_PEAK * parts:
                 least = self.peak_reached_by(wanted)
             elif share:
                 least = self.value_reached_by(share)
@@ -151,17 +151,17 @@ class Ranked:
         return True
 
     def peak_reached_by(self, count: float) -> np.float32:
-        """The value of one of the `sample` that about so many entries reach; of entries that lie anywhere, and not of many."""
+        """A value of `sample` that about `count` entries reach, for entries in random order and a small count."""
         sample = self.sample
-        at = int(len(sample) * math.exp(-count / len(sample)))  # so many parts have none of so many entries
+        at = int(len(sample) * math.exp(-count / len(sample)))  # parts that so many entries miss
         found: np.float32 = np.partition(sample, at)[at]
         return found
 
     def value_reached_by(self, share: float) -> np.float32 | None:
-        """A value that entries which have a share of the mass together probably reach, in a row where it lies everywhere.
+        """A value such that the entries that reach it probably have a share of the mass together, in a flat row.
 
-        By what those weigh that do not reach it: they are many, so that every n-th of them tells. None where those that do
-        are too many to be sorted.
+        Estimated from the weights of the entries below, which are many: every n-th is the sample. None where too many entries
+        to be sorted reach it.
         """
         every = len(self.row) // _SAMPLE + 1
         sample = np.sort(self.row[::every])
@@ -175,7 +175,7 @@ class Ranked:
 
     @property
     def peaks(self) -> Row:
-        """The largest entries of many small parts of the row: a sample of it that is dense where its large entries are."""
+        """``(vocab // STRIPES,)`` the maxima of small parts of the row: a sample that is dense among its large entries."""
         if self._peaks is None:
             width = len(self.row) // STRIPES
             self._peaks = self.row[: width * STRIPES].reshape(STRIPES, width).max(axis=0)
@@ -183,33 +183,32 @@ class Ranked:
 
     @property
     def sample(self) -> Row:
-        """About the same, for guesses."""
-        return self.peaks if self._kin is None else self._kin.sample
+        """Peaks for estimates: those of the row this one was derived from, where there is one."""
+        return self.peaks if self._base is None else self._base.sample
 
     @property
     def alive(self) -> int:
-        """How many entries are there."""
+        """How many entries are not excluded."""
         if self._alive is None:
-            whole = self.entropy is not None  # which is a number of rows that hold numbers only
+            whole = self.entropy is not None  # known for rows without excluded entries alone
             self._alive = len(self.row) if whole else int(np.count_nonzero(self.row > -np.inf))
         return self._alive
 
 
 class RankRequest(NamedTuple):
-    """What is asked of rows that are ranked where they were computed."""
+    """A request to rank rows on the device that computed them."""
 
-    width: int  # how many of the likeliest; fewer come where the last ones are equals, whose order is not known
-    # for each row the one at which draws will ask for the weight of all of it; 1 where they will not
-    temperatures: tuple[float, ...]
-    whole: tuple[int, ...] = ()  # the rows of which every entry is wanted
+    width: int  # how many of the likeliest; fewer are returned where the last ones are ties of unknown order
+    temperatures: tuple[float, ...]  # per row: at which draws need its total weight; 1: they do not
+    whole: tuple[int, ...] = ()  # rows that are needed completely
 
 
 class RankedRows(NamedTuple):
-    """Rows that were ranked where they were computed; one that was not wanted whole crosses when more of it is asked for."""
+    """Rows that were ranked on their device; a row is copied from it when more than its head is needed."""
 
     rows: list[Ranked]  # n of them
-    shift: Row  # ``(n,)`` their normalisers
-    finite: npt.NDArray[np.bool_]  # ``(n,)`` which held numbers only; what is said of the others means nothing
+    shift: Row  # ``(n,)`` normalisers
+    finite: npt.NDArray[np.bool_]  # ``(n,)`` which rows were finite; the values of the others are undefined
 
     def part(self, rows: slice) -> RankedRows:
         """Some of them."""
@@ -224,7 +223,7 @@ def ranked_rows(
     temperatures: Numbers | None = None,
     heated: Numbers | None = None,
 ) -> list[Ranked]:
-    """`Ranked` of ``(n, vocab)`` rows, with what is known of each: columns of n."""
+    """`Ranked` of ``(n, vocab)`` rows; the other arguments have a value, or a row of peaks, for each."""
     nothing = [None] * len(rows)
     entropies = nothing if entropy is None else entropy.tolist()
     hot = nothing if temperatures is None or heated is None else zip(temperatures.tolist(), heated.tolist(), strict=True)
@@ -232,7 +231,7 @@ def ranked_rows(
 
 
 def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int) -> npt.NDArray[np.bool_]:
-    """Which of a few ids are among some others; `numpy.isin` would sort them."""
+    """Which of `ids` are among `others`, without the sort of `numpy.isin`."""
     marks = np.empty(vocab, np.bool_)
     marks[ids] = False
     marks[others] = True
@@ -240,15 +239,15 @@ def _among(ids: npt.NDArray[np.int64], others: npt.NDArray[np.int64], vocab: int
 
 
 def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int64]:
-    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; what has -inf comes only where `k` is all.
+    """The `k` likeliest ids of one row ``(vocab,)``, falling, ties by id; includes entries of -inf only if `k` is all.
 
-    The row is laid out as a rectangle. The k-th largest of its columns' largest entries is a value that at least `k` entries
-    reach, and few more, all of them in columns whose largest one does.
+    The row is laid out as a rectangle. At least `k` entries reach the k-th largest column maximum, and few more, all of them
+    in columns whose maximum reaches it.
 
     Args:
         row: The values.
         k: How many.
-        peaks: `Ranked.peaks`, where they are known.
+        peaks: `Ranked.peaks`, if known.
     """
     vocab = len(row)
     width = vocab // STRIPES
@@ -260,7 +259,7 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
         border = np.partition(peaks, width - k)[-k]
         if border == -np.inf:
             ids = (row > border).nonzero()[0]
-        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than picking so many columns out of it
+        elif k * _FEW_COLUMNS > width:  # a pass over the row costs less than gathering so many columns
             ids = (row >= border).nonzero()[0]
         else:
             columns = (_LINES * width + (peaks >= border).nonzero()[0]).ravel()
@@ -272,10 +271,10 @@ def likeliest(row: Row, k: int, peaks: Row | None = None) -> npt.NDArray[np.int6
 
 
 def places_of(mask: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.int64]:
-    """Which entries ``(n,)`` are set, about `count` of them.
+    """Indices of the set entries of a mask ``(n,)``, about `count` of them.
 
-    In a thin mask numpy jumps from one to the next and mispredicts each jump; a dense one is looked at evenly. What lies
-    between is made dense by others behind it.
+    numpy branches at each set entry of a mask that is not dense and mispredicts it; in a dense mask it does not branch. A mask
+    that is neither thin nor dense is made dense by set entries appended to it.
     """
     n = len(mask)
     if not _THIN < count / n <= _DENSE:

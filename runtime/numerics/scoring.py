@@ -1,7 +1,7 @@
-"""From raw logits to numbers: log-softmax, rank, entropy, top-k, vectorised over rows.
+"""From raw logits to scores: log-softmax, rank, entropy, top-k, vectorised over rows.
 
-Rows are worked through in blocks that stay in the processor's cache: each pass over a block of a large vocabulary would
-otherwise go through memory.
+Rows are processed in blocks that stay in the processor's cache, so that not every pass over a large vocabulary goes through
+memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runtime.records import NO_TOKEN, Float32, Int32, Scores
 
 Float64 = npt.NDArray[np.float64]
 BLOCK_ENTRIES = 1 << 18  # 1 MiB of float32
-SUMMED_ENTRIES = 512  # about so many does float32 add up in a row
-COLDEST = 1e-30  # below it float32 knows no temperature; the likeliest has all of the weight long before
-MOST_ENTRIES = 1 << 19  # of `scratch`, 2 MiB of float32 for each use on each thread; what is larger is made anew
+SUMMED_ENTRIES = 512  # length of float32 partial sums, about
+COLDEST = 1e-30  # least temperature in float32; the likeliest token has all of the weight far above it
+MOST_ENTRIES = 1 << 19  # of `scratch`, 2 MiB of float32 for each use on each thread; larger arrays are not reused
 _ONES = np.ones(2 * SUMMED_ENTRIES, np.float32)
 
 
@@ -38,25 +38,27 @@ def log_softmax(
     temperatures: Float64 | None = None,
     heated: Float64 | None = None,
 ) -> Float32:
-    """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats, and from the same pass what is asked for.
+    """``(n, vocab)`` raw logits to ``(n, vocab) float32`` log-probabilities in nats, and more from the same pass.
 
     The normaliser is summed in blocks: a plain float32 sum over 50,000 entries is off by more than the tolerance we print.
 
     Args:
         logits: ``(n, vocab)``.
-        entropy: ``(n,)``, filled with the entropy of each row in nats; good to more digits than float32 has.
-        finite: ``(n,)``, filled with which rows held numbers only; the others' answers mean nothing.
-        shift: ``(n,)``, filled with the normalisers: what raw logits have more than log-probabilities.
-        mass: ``(n,)``, filled with the sums of exp over the answer's rows: 1 but for the rounding of the normaliser, which
+        entropy: ``(n,)``, filled with the entropy of each row in nats; more precise than float32.
+        finite: ``(n,)``, filled with which rows are finite; the results of other rows are undefined.
+        shift: ``(n,)``, filled with the normalisers: raw logits less log-probabilities.
+        mass: ``(n,)``, filled with the sums of exp over the resulting rows: 1 except for the rounding of the normaliser, which
             is the same for all entries of a row.
-        out: ``(n, vocab)``, filled with the answer; it may be `logits`. None makes a new one.
-        peaks: ``(n, vocab // STRIPES)``, filled with what `Ranked.peaks` would find in the answer's rows.
-        temperatures: ``(n,)``, what `heated` is to be known for.
-        heated: ``(n,)``, filled with the rows' `heated_masses`.
+        out: ``(n, vocab)``, receives the result; it may be `logits`. None makes a new array.
+        peaks: ``(n, vocab // STRIPES)``, filled with `Ranked.peaks` of the resulting rows.
+        temperatures: ``(n,)``, for `heated`.
+        heated: ``(n,)``, filled with `heated_masses` of the resulting rows.
     """
     rows = np.asarray(logits, np.float32)
     answer: Float32 = np.empty(rows.shape, np.float32) if out is None else out
-    with np.errstate(invalid="ignore" if finite is not None else "warn", over="ignore"):  # cold rows: what is far below
+    with np.errstate(
+        invalid="ignore" if finite is not None else "warn", over="ignore"
+    ):  # of far lower entries at a low temperature
         for block in _blocks(*rows.shape):
             raw, below = rows[block], answer[block]
             top = raw.max(axis=-1) if peaks is None else _tops(raw, peaks[block])
@@ -67,14 +69,14 @@ def log_softmax(
             if entropy is not None:
                 sums = total.astype(np.float64)
                 np.subtract(np.log(sums), row_dots(weights, below) / sums, out=entropy[block])
-            if finite is not None:  # NaN and +inf reach the total, -inf the entropy alone: it weighs nothing
+            if finite is not None:  # NaN and +inf show in the total; -inf, which weighs nothing, in the entropy alone
                 np.isfinite(total + raw.min(axis=-1) if entropy is None else entropy[block], out=finite[block])
             if shift is not None:
                 np.add(top, log_total, out=shift[block])
             if mass is not None:
                 np.multiply(total, np.exp(-log_total, dtype=np.float64), out=mass[block])
             below -= log_total[:, None]
-            if peaks is not None:  # rounding keeps the order: the largest of raw logits is that of log-probabilities
+            if peaks is not None:  # rounding keeps the order: the maxima of raw logits are those of log-probabilities
                 peaks[block] -= top[:, None]
                 peaks[block] -= log_total[:, None]
             if heated is not None and temperatures is not None:
@@ -83,16 +85,16 @@ def log_softmax(
 
 
 def asked_temperatures(temperatures: Sequence[float]) -> Float64 | None:
-    """As `normalised` takes them; None where all are 1."""
+    """As `log_softmax` takes them; None where all are 1."""
     return None if {1.0}.issuperset(temperatures) else np.array(temperatures)
 
 
 def heated_masses(logprobs: Float32, tops: Float32, temperatures: Float64) -> Float64:
-    """What all entries weigh, where the largest weighs 1, once rows are divided by a temperature: good to float32's digits.
+    """``(n,)`` total weights of rows divided by a temperature, where the largest entry weighs 1; of float32 precision.
 
     Args:
         logprobs: ``(n, vocab)``.
-        tops: ``(n,)``, the largest of each row.
+        tops: ``(n,)``, the maximum of each row.
         temperatures: ``(n,)`` from `COLDEST`.
     """
     weights = scratch("weights", logprobs.size).reshape(logprobs.shape)
@@ -103,12 +105,12 @@ def heated_masses(logprobs: Float32, tops: Float32, temperatures: Float64) -> Fl
 
 
 def empty_peaks(n: int, vocab: int) -> Float32 | None:
-    """Room for the `peaks` of ``(n, vocab)`` rows; None where they are too short to have any, or one has them sooner itself."""
+    """An array for the `peaks` of ``(n, vocab)`` rows; None for short rows, and for a single one, where they do not pay."""
     return np.empty((n, vocab // STRIPES), np.float32) if vocab >= STRIPES and n > 1 else None
 
 
 def _tops(raw: Float32, peaks: Float32) -> Float32:
-    """``(n,)`` the largest entries of ``(n, vocab)``, by way of those of their parts, which are written into `peaks`."""
+    """``(n,)`` maxima of ``(n, vocab)`` rows, computed from those of their parts, which are written into `peaks`."""
     n, vocab = raw.shape
     width = peaks.shape[1]
     np.maximum.reduce(raw[:, : width * STRIPES].reshape(n, STRIPES, width), axis=1, out=peaks)
@@ -119,14 +121,14 @@ def _tops(raw: Float32, peaks: Float32) -> Float32:
 
 
 def normalisers(logits: Float32) -> tuple[Float32, Float32, Float64, npt.NDArray[np.bool_]]:
-    """What makes log-probabilities of raw logits, to the bit those of `normalised`: ``(raw - top) - log_total``.
+    """The terms of log-probabilities ``(raw - top) - log_total``, equal bit for bit to those of `log_softmax`.
 
     Args:
         logits: ``(n, vocab)``; only read.
 
     Returns:
-        ``(n,)`` each: the largest entries, the logarithms of the sums over what lies below them, `normalised`'s masses, and
-        which rows held numbers only; the others' mean nothing.
+        ``(n,)`` each: tops (the maxima), log totals (logarithms of the sums of exp(raw - top)), the masses as of `log_softmax`,
+        and which rows are finite; the values of the others are undefined.
     """
     n, vocab = logits.shape
     tops, log_totals, masses, finite = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n), np.empty(n, np.bool_)
@@ -144,19 +146,19 @@ def normalisers(logits: Float32) -> tuple[Float32, Float32, Float64, npt.NDArray
 
 
 def summarise(logprobs: Float32, targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:
-    """What the rows say of their next tokens.
+    """The scores of rows and of their next tokens.
 
     Args:
         logprobs: ``(n, vocab)`` from `log_softmax`.
         targets: ``(n,)`` the token that followed each row; None leaves logprob NaN and rank 0.
-        k: Alternatives to keep; narrower vocabularies fill with `NO_TOKEN`.
-        entropy: ``(n,)`` where it is known already.
+        k: Number of alternatives; smaller vocabularies are filled with `NO_TOKEN`.
+        entropy: ``(n,)`` if known.
     """
     return summarise_ranked([Ranked(row) for row in logprobs], targets, k, entropy)
 
 
 def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, entropy: Float64 | None = None) -> Scores:
-    """`summarise` of rows whose order is known as far as draws have looked at it."""
+    """`summarise` of rows that draws may have sorted in part."""
     n = len(ranked)
     top_ids, top_logprobs = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     logprob, rank = [math.nan] * n, [0] * n
@@ -172,7 +174,7 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
             logprob[i], rank[i] = float(own), 1 + above
         if entropy is None:
             probs, logs = np.exp(order.row), order.row
-            if np.isneginf(logs.min()):  # what has no probability adds nothing
+            if np.isneginf(logs.min()):  # the limit of p log p at 0 is 0
                 logs = np.where(np.isneginf(logs), np.float32(0), logs)
             spread.append(-np.multiply(probs, logs, out=probs).sum())
     covered = np.add.reduce(np.exp(top_logprobs), axis=-1, dtype=np.float64)
@@ -182,10 +184,10 @@ def summarise_ranked(ranked: Sequence[Ranked], targets: Int32 | None, k: int, en
 
 
 def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.NDArray[np.bool_]]:
-    """`summarise` of raw logits ``(n, vocab)`` whose distributions are not needed: a block is read once, and not written.
+    """`summarise` of raw logits ``(n, vocab)`` whose distributions are not needed: reads a block once, writes none.
 
     Returns:
-        The scores of `targets` ``(n,)``, and which rows ``(n,)`` held numbers only; the others' scores mean nothing.
+        The scores of `targets` ``(n,)``, and which rows ``(n,)`` are finite; the scores of the others are undefined.
     """
     n, vocab = logits.shape
     scores, finite = empty_scores(n, k), np.empty(n, np.bool_)
@@ -205,11 +207,11 @@ def score_logits(logits: Float32, targets: Int32, k: int) -> tuple[Scores, npt.N
         if not finite[block].all():
             sound = finite[block, None]
             shifted, peaks, log_total = (np.where(sound, each, np.float32(0)) for each in (shifted, peaks, log_total))
-        logprobs = np.subtract(shifted, log_total, out=shifted)  # ranks and ties are those of the answer, to the bit
+        logprobs = np.subtract(shifted, log_total, out=shifted)  # ranks and ties equal those of `log_softmax`
         own = np.take_along_axis(logprobs, targets[block, None], axis=-1)
         scores.rank[block] = ranks_of(logprobs, own[:, 0])
         scores.logprob[block] = own[:, 0]
-        peaks -= log_total  # rounding keeps the order: the largest of what lies below is that of log-probabilities
+        peaks -= log_total  # rounding keeps the order: the maxima of `shifted` are those of log-probabilities
         found = top_k(logprobs, width, peaks if peaks.size else None)
         scores.top_ids[block, :width], scores.top_logprobs[block, :width] = found
     covered = np.exp(scores.top_logprobs).sum(axis=-1, dtype=np.float64)
@@ -223,29 +225,26 @@ def top_k(logprobs: Float32, k: int, peaks: Float32 | None = None) -> tuple[Int3
     Args:
         logprobs: ``(n, vocab)``.
         k: How many.
-        peaks: ``(n, vocab // STRIPES)``, the rows' `Ranked.peaks`, where they are known.
+        peaks: ``(n, vocab // STRIPES)``, `Ranked.peaks` of the rows, if known.
     """
-    if k == 0:
-        n = len(logprobs)
-        return np.empty((n, 0), np.int32), np.empty((n, 0), np.float32)
     ids, values = np.empty((len(logprobs), k), np.int32), np.empty((len(logprobs), k), np.float32)
-    for i, row in enumerate(logprobs):
+    for i, row in enumerate(logprobs if k else ()):
         chosen = likeliest(row, k, None if peaks is None else peaks[i])
         ids[i], values[i] = chosen, row[chosen]
     return ids, values
 
 
 def ranks_of(logprobs: Float32, own: Float32) -> Int32:
-    """``(n,)``: 1 + entries of each row that lie strictly above its own value ``(n,)``."""
+    """``(n,)``: 1 + the number of entries of each row above its value in `own` ``(n,)``."""
     return np.array([1 + np.count_nonzero(row > value) for row, value in zip(logprobs, own, strict=True)], np.int32)
 
 
 def row_sums(weights: Float32, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """``(n,)``: sums of ``(n, vocab)``, in blocks that are added up pairwise: as good as numpy's, and quicker.
+    """``(n,)``: sums of ``(n, vocab)`` rows in blocks that are added pairwise: as precise as numpy's sum, and faster.
 
     Args:
         weights: The rows.
-        dtype: That the blocks are added up in.
+        dtype: Of the sum over the blocks.
     """
     n, vocab = weights.shape
     entries, whole = _summed(vocab)
@@ -257,7 +256,7 @@ def row_sums(weights: Float32, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
 
 
 def row_dots(weights: Float32, values: Float32) -> Float64:
-    """``(n,)``: sums of weights times values ``(n, vocab)``, in such blocks: the digits of a long sum are the machine's."""
+    """``(n,)``: sums of weights times values ``(n, vocab)`` in such blocks: longer dot products differ between machines."""
     n, vocab = weights.shape
     entries, whole = _summed(vocab)
     blocks = np.vecdot(weights[:, :whole].reshape(n, -1, entries), values[:, :whole].reshape(n, -1, entries))
@@ -269,7 +268,7 @@ def row_dots(weights: Float32, values: Float32) -> Float64:
 
 @cache
 def _summed(vocab: int) -> tuple[int, int]:
-    """How many entries float32 adds up in a row, and how many of a row's lie in such blocks: all, where a size divides them."""
+    """The block size of float32 sums, and how many entries of a row lie in whole blocks: all, if a size divides the row."""
     sizes = [size for size in range(SUMMED_ENTRIES // 2, 2 * SUMMED_ENTRIES + 1) if vocab % size == 0]
     entries = min(sizes, key=lambda size: abs(size - SUMMED_ENTRIES), default=SUMMED_ENTRIES)
     return entries, vocab // entries * entries
@@ -282,35 +281,33 @@ def _blocks(n: int, vocab: int) -> Iterator[slice]:
         yield slice(start, start + rows)
 
 
-class _Kept(threading.local):
-    """Each thread's own."""
-
+class _Scratch(threading.local):
     def __init__(self) -> None:
         self.arrays: dict[str, Float32] = {}
 
 
-_kept = _Kept()
+_scratch = _Scratch()
 
 
 def scratch(use: str, entries: int) -> Float32:
-    """``(entries,)`` float32 of the calling thread's, with anything in it; holds until the thread asks for the same use again.
+    """An uninitialised ``(entries,) float32`` array of the calling thread, valid until its next call for the same use.
 
-    A fresh array of a vocabulary's size costs as much in page faults as a pass over it.
+    A new array of a vocabulary's size costs as much in page faults as a pass over it.
 
     Args:
-        use: What for: two arrays that are needed at a time have different ones.
-        entries: How many.
+        use: The purpose; arrays that are needed at the same time have different ones.
+        entries: Length of the array.
     """
     if entries > MOST_ENTRIES:
         return np.empty(entries, np.float32)
-    kept = _kept.arrays.get(use)
-    if kept is None or len(kept) < entries:
-        kept = _kept.arrays[use] = np.empty(entries, np.float32)
-    return kept[:entries]
+    array = _scratch.arrays.get(use)
+    if array is None or len(array) < entries:
+        array = _scratch.arrays[use] = np.empty(entries, np.float32)
+    return array[:entries]
 
 
 def empty_scores(n: int, k: int) -> Scores:
-    """`n` tokens of which nothing is known."""
+    """Scores of `n` tokens that are not scored."""
     nan = np.full(n, np.nan, np.float32)
     return Scores(
         nan,

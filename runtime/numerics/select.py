@@ -1,7 +1,7 @@
-"""Finding a place in the falling order of a whole vocabulary without sorting it.
+"""The place of a mass in the sorted order of a whole vocabulary, without sorting it.
 
-A border is narrowed by the mass above it, one pass of comparing and one dot product each; only what lies between the last
-two borders is sorted.
+Two borders around the place are narrowed by the mass above a key between them: one comparison and one dot product per pass.
+Only the entries between the last two borders are sorted.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 Keys = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Key = Any  # a number of the keys' dtype
 
-_BLOCK = 1024  # entries per partial sum: float32 sums of more lose digits
+_BLOCK = 1024  # entries per partial sum: longer float32 sums lose digits
 _FEW = 512  # entries that are sorted
-_NEAR = 0.03  # how far aside of the expected place the later ones lie, as a share of what is left
-_ROUNDS = 10  # after which what is left is sorted, however much: many equal keys
+_NEAR = 0.03  # offset of a border from the expected place, as a share of the remaining mass
+_ROUNDS = 10  # passes after which the remaining entries are sorted, however many: there are many ties
 _ONES = np.ones(_BLOCK, np.float32)
 _NEGATIVE_INFINITY = np.array(-np.inf, np.float32).view(np.int32)
 
 
 class Place(NamedTuple):
-    """A token's place in the falling order."""
+    """The place of a token in the sorted order."""
 
     rank: int  # from 0
     token: int
-    before: float  # mass of those before it
+    before: float  # mass of the entries before it
     mass: float  # its own
 
 
 def masked(row: Float32, allowed: npt.NDArray[np.bool_]) -> Float32:
     """A copy of a row ``(vocab,)`` with -inf where it is not allowed.
 
-    The smaller of the row and of +inf or -inf, made of the mask's bits: `numpy.where` mispredicts a branch at each entry of a
-    mask that is neither thin nor dense (49,152 entries: 36 to 238 us, and 22 us so).
+    The minimum of the row and of +inf or -inf, made from the bits of the mask: `numpy.where` mispredicts a branch at each
+    entry of a mask that is neither thin nor dense (49,152 entries: 36 to 238 us, instead of 22 us).
     """
     bits = np.left_shift(allowed, 31, dtype=np.int32)
-    bits ^= _NEGATIVE_INFINITY  # whose sign the mask's bit takes away
+    bits ^= _NEGATIVE_INFINITY  # a set bit of the mask clears the sign
     limits = bits.view(np.float32)
     least: Float32 = np.minimum(row, limits, out=limits)
     return least
 
 
 def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) -> float:
-    """The sum of ``(vocab,)`` weights, or of the chosen ones, in blocks that are added up in float64."""
+    """The sum of ``(vocab,)`` weights, or of the chosen ones, in blocks that are added in float64."""
     whole = len(weights) // _BLOCK * _BLOCK
     counted: npt.NDArray[np.float32]
     if chosen is None:
@@ -62,7 +62,7 @@ def mass_where(weights: Float32, chosen: npt.NDArray[np.bool_] | None = None) ->
 
 
 def spread_mass(weights: Float32, values: Float32) -> float:
-    """The sum of ``(vocab,)`` weights times values, in such blocks."""
+    """The sum of ``(vocab,)`` weights times values, in the same blocks."""
     whole = len(weights) // _BLOCK * _BLOCK
     blocks = np.vecdot(weights[:whole].reshape(-1, _BLOCK), values[:whole].reshape(-1, _BLOCK))
     return float(blocks.sum(dtype=np.float64)) + float(np.dot(weights[whole:], values[whole:]))
@@ -78,15 +78,15 @@ def place_of_mass(
     total: float | None = None,
     guesses: Sequence[Key] = (),
 ) -> Place:
-    """The first entry, by falling keys and ties by id, at which the mass so far exceeds `target` (`left`: reaches it).
+    """The first entry, by falling keys and ties by id, at which the cumulative mass exceeds `target` (`left`: reaches it).
 
     Args:
-        keys: ``(vocab,)`` what orders the entries; -inf for those that do not count.
-        weights: ``(vocab,)`` their mass, none below 0; 0 where the key is -inf, and for the first ones if they are `known`.
-        target: Less than the whole mass; at or above it the last entry with a mass is found.
-        left: Which of the two.
-        known: The mass of first entries that were summed better already; the place is none of theirs.
-        total: The whole mass, where it is known.
+        keys: ``(vocab,)`` sort keys; -inf for excluded entries.
+        weights: ``(vocab,)`` masses, none below 0; 0 where the key is -inf, and for the first entries if they are `known`.
+        target: Less than the total mass; at or above it the last entry with a mass is found.
+        left: Whether reaching the target is enough.
+        known: The mass of first entries that were summed more precisely; the place is beyond them.
+        total: The total mass, if known.
         guesses: Keys between which the place probably lies.
     """
     bracket = _Bracket(keys, weights, target, known, total, left=left)
@@ -99,7 +99,7 @@ def place_of_mass(
             break
         bracket.shrink()
         if not bracket.narrow(bracket.near(side * _NEAR)) and not bracket.narrow(bracket.middle()):
-            break  # neighbouring numbers: all that is left has one key
+            break  # no number lies between the borders: all remaining entries have one key
         side = -side
         if bracket.count > before // 2:
             bracket.narrow(bracket.middle())
@@ -107,23 +107,23 @@ def place_of_mass(
 
 
 class _Bracket:
-    """Two keys between which the place lies: ``low < key <= high``."""
+    """Two borders around the place: ``low < key <= high``."""
 
     def __init__(self, keys: Keys, weights: Float32, target: float, known: float, total: float | None, *, left: bool) -> None:
         self._keys, self._weights, self._target, self._known, self._left = keys, weights, target, known, left
         total = known + mass_where(weights) if total is None else total
         self.high, self.above, self.rank = keys.max(), known, 0  # mass and number of the entries above it
         self.low, self.upto, self.last = keys.dtype.type(-np.inf), total, len(keys)
-        self._ids: npt.NDArray[np.int64] | None = None  # of the entries that are still looked at; None is all
-        self._passed = 0  # entries above those
+        self._ids: npt.NDArray[np.int64] | None = None  # of the remaining entries; None: all
+        self._passed = 0  # number of entries above them
 
     @property
     def count(self) -> int:
-        """Entries between the two."""
+        """Number of entries between the borders."""
         return self.last - self.rank
 
     def narrow(self, border: Key) -> bool:
-        """Makes a border of its own of a key that lies between; False where it does not."""
+        """Replaces a border by a key between them; False where the key does not lie between."""
         if not self.low < border < self.high:
             return False
         mask = self._keys > border
@@ -135,25 +135,25 @@ class _Bracket:
         return True
 
     def shrink(self) -> None:
-        """Looks at nothing any more but what lies between the borders, where that is much less."""
+        """Keeps only the entries between the borders, where these are far fewer."""
         if self.count * 4 > len(self._keys):
             return
         among = np.flatnonzero((self._keys > self.low) & (self._keys <= self.high))
-        if not self._weights[among].any():  # the whole mass was asked for, see `place`
+        if not self._weights[among].any():  # the target is the total mass, see `place`
             return
         self._ids = among if self._ids is None else self._ids[among]
         self._keys, self._weights = self._keys[among], self._weights[among]
         self._known, self._passed = self.above, self.rank
 
     def near(self, aside: float) -> Key:
-        """Where the place would be if the mass lay evenly between the borders, and a little aside."""
+        """The expected key of the place for a mass spread evenly between the borders, shifted by `aside`."""
         share = (self._target - self.above) / max(self.upto - self.above, 1e-300) + aside
         if not np.isfinite(self.low) or not 0.0 < share < 1.0:
             return self.middle()
         return self._keys.dtype.type(self.high - share * (self.high - self.low))
 
     def middle(self) -> Key:
-        """Half way between the borders."""
+        """The key half way between the borders."""
         low = self.low
         if not np.isfinite(low):
             finite = self._keys[self._keys > low]
@@ -161,12 +161,10 @@ class _Bracket:
         return self._keys.dtype.type(low + (self.high - low) / 2)
 
     def place(self) -> Place:
-        """What the sorted rest says."""
+        """The place, from the remaining entries in sorted order."""
         keys, weights = self._keys, self._weights
         ids = np.flatnonzero((keys > self.low) & (keys <= self.high))
-        if (
-            not weights[ids].any() and self._ids is None
-        ):  # the target is the whole mass, but for rounding: the last entry of all
+        if not weights[ids].any() and self._ids is None:  # the target is the total mass but for rounding: the last entry
             last = keys[weights > 0].min()
             mask = keys > last
             self.high, self.above, self.rank = last, self._known + mass_where(weights, mask), int(np.count_nonzero(mask))

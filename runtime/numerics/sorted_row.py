@@ -1,4 +1,4 @@
-"""A row of scores sorted by falling score, computed as far as it is asked for."""
+"""A row of scores in falling order, computed as far as needed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from runtime.numerics.scoring import COLDEST, heated_masses, scratch
 from runtime.numerics.select import Place, mass_where, place_of_mass, spread_mass
 from runtime.records import Float32
 
-_PART_SORTED = 4  # a part of so much of the row is sorted by value; what lies deeper is searched
+_PART_SORTED = 4  # up to 1 / 4 of the row is sorted by value; deeper places are searched
 _NEARLY_ALL = 1 - 1e-5
-_MOST = 700.0  # whose exp float64 can hold
-LIGHTEST = np.float32(-1000.0)  # nats below the likeliest; long before, a weight is 0
+_MOST = 700.0  # exponent whose exp is within float64
+LIGHTEST = np.float32(-1000.0)  # nats below the likeliest, where all weights are 0
 
 
 class SortedRow:
-    """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest, which has 1.
+    """Entries by falling score, ties by id. Weights are probabilities relative to the likeliest entry, which weighs 1.
 
-    The first ones, the head, are sorted and exact in float64. What lies a little beyond is sorted by its scores alone, which
-    says what stands before any of them, and what lies deep is searched.
+    The first entries, the head, are sorted and exact in float64. Entries a little beyond it are sorted by score alone, which
+    gives the mass before each. Deeper places are searched.
 
     Args:
-        ranked: ``(vocab,)`` scores, -inf for what cannot be drawn, and what is known of their order, which all temperatures
-            share.
+        ranked: ``(vocab,)`` scores, -inf for excluded entries, with their order as far as it is known at any temperature.
         temperature: Divides the scores.
-        look: How much of it is looked for at first.
+        look: How much of the row is sorted at first.
 
     Attributes:
         ids: Of the head.
         weights: Of the head.
-        edges: The mass up to each entry of the head, itself included.
-        complete: Whether the head is all.
+        edges: The mass up to and including each entry of the head.
+        complete: Whether the head has all entries.
         top: The highest score; NaN where there is none.
     """
 
@@ -45,7 +44,7 @@ class SortedRow:
         self.temperature = temperature
         self.ranked = ranked
         self._deep: Deep | None = None
-        if len(ranked.ids) * 2 <= look.head:  # else about so many will do
+        if len(ranked.ids) * 2 <= look.head:  # else the known head is long enough
             ranked.reach(look.head, look)
         self.top = float(ranked.values[0]) if len(ranked.values) else math.nan
         self._take_head()
@@ -58,7 +57,7 @@ class SortedRow:
         return self.ranked.row
 
     def reach(self, count: int) -> None:
-        """Makes the head so long, or as long as there are entries."""
+        """Extends the head to `count` entries, or to all."""
         self.ranked.reach(count)
         if self.ids is not self.ranked.ids:
             self._take_head()
@@ -72,7 +71,7 @@ class SortedRow:
     def _weigh(self, scores: Float32) -> npt.NDArray[np.float64]:
         scaled = scores.astype(np.float64)
         scaled -= self.top  # before the division: the likeliest stays at 0 however small the temperature
-        if self.temperature >= COLDEST:  # what was float32 cannot overflow here
+        if self.temperature >= COLDEST:  # quotients of float32 numbers do not overflow float64
             if self.temperature != 1.0:
                 scaled /= self.temperature
         else:
@@ -83,15 +82,15 @@ class SortedRow:
 
     @property
     def alive(self) -> int:
-        """How many entries have a score."""
+        """How many entries are not excluded."""
         return self.ranked.alive
 
     def exact_weights(self) -> npt.NDArray[np.float64]:
-        """The weights of all entries ``(vocab,)``, in float64."""
+        """Weights ``(vocab,)`` of all entries, in float64."""
         return self._weigh(self.row)
 
     def cooled(self, scores: Float32) -> Float32:
-        """Scores below the top, divided by the temperature in place, in float32."""
+        """Divides scores relative to the top by the temperature, in place, in float32."""
         if self.temperature >= 1.0:
             if self.temperature > 1.0:
                 scores /= np.float32(self.temperature)
@@ -102,7 +101,7 @@ class SortedRow:
 
     @property
     def tail(self) -> Float32:
-        """The weights of all entries ``(vocab,)``, in float32, but 0 for the head's."""
+        """Weights ``(vocab,)`` of all entries in float32; 0 for those of the head."""
         if self._tail is None:
             scaled = self.cooled(self.row - np.float32(self.top))
             self._tail = np.exp(scaled, out=scaled)
@@ -110,10 +109,10 @@ class SortedRow:
         return self._tail
 
     def total(self, share: float = 0.0) -> float:
-        """The sum of all weights, good to float32's digits where it is known from the row's normaliser.
+        """The sum of all weights, of float32 precision where the row's normaliser gives it.
 
         Args:
-            share: Of the sum, that is looked for: the exact one is given where the other's last digits would decide.
+            share: The share of the sum that will be searched for; close to 1, the exact sum is returned.
         """
         if share > _NEARLY_ALL:
             return self.exact_total
@@ -131,7 +130,7 @@ class SortedRow:
 
     @property
     def exact_total(self) -> float:
-        """The same, good to the digits of what lies beyond the head: the sums in which a place is looked for end there."""
+        """The sum as the search for a place adds it up: head and tail."""
         if self._exact is None:
             self._exact = float(self.edges[-1]) + (0.0 if self.complete else mass_where(self.tail))
         return self._exact
@@ -143,7 +142,7 @@ class SortedRow:
 
     @property
     def entropy(self) -> float:
-        """Of the distribution, in nats."""
+        """The entropy of the distribution, in nats."""
         if self.temperature == 1.0 and self.ranked.entropy is not None:
             return self.ranked.entropy
         scaled = np.subtract(self.row, np.float32(self.top), out=scratch("entropy", len(self.row)))
@@ -153,17 +152,17 @@ class SortedRow:
             self._tail[self.ids] = 0
         with np.errstate(invalid="ignore"):
             spread = spread_mass(self._tail, scaled)
-        if math.isnan(spread):  # what is not there weighs nothing
+        if math.isnan(spread):  # from excluded entries, 0 * -inf
             spread = spread_mass(self._tail, np.maximum(scaled, LIGHTEST, out=scaled))
         with np.errstate(divide="ignore"):
             logs = np.maximum(np.log(self.weights), LIGHTEST)
         return float(np.log(self.total()) - (spread + float(np.dot(self.weights, logs))) / self.total())
 
     def at_mass(self, target: float, *, left: bool = False) -> Place:
-        """The first entry at which the mass so far exceeds `target` (`left`: reaches it)."""
+        """The first entry at which the cumulative mass exceeds `target` (`left`: reaches it)."""
         if self.complete or (target <= self.edges[-1] if left else target < self.edges[-1]):
             i = int(self.edges.searchsorted(target, "left" if left else "right"))
-            if i >= len(self.ids):  # the target is the whole mass, but for rounding
+            if i >= len(self.ids):  # the target is the total mass but for rounding
                 i = int(np.flatnonzero(self.weights)[-1])
             return self.at_rank(i)
         deep = self.reaching(target, left=left)
@@ -174,9 +173,9 @@ class SortedRow:
         return place_of_mass(self.row, self.tail, target, left=left, known=known, total=total, guesses=guesses)
 
     def reaching(self, target: float, *, left: bool, least: np.float32 | None = None) -> Deep | None:
-        """So many of the first entries that they exceed (`left`: reach) a mass, and all that reach the score `least`.
+        """The first entries, enough to exceed (`left`: reach) a mass and to include all that reach the score `least`.
 
-        None where they are too many to be sorted, or every guess of where they end is wrong.
+        None where they are too many to be sorted, or all estimates of their end are wrong.
         """
         for attempt in range(4):
             deep = self.known
@@ -186,7 +185,7 @@ class SortedRow:
                     return deep
             low = None if attempt else likely_depth(self, target)
             if low is None and least is not None and not attempt:
-                low = np.float32(least - self.temperature / 2)  # a longer search costs less than another behind it
+                low = np.float32(least - self.temperature / 2)  # a longer search costs less than a second one
             elif low is None:
                 low = around(self, target)[1]
             if low is None or attempt == 3 or self._down_to(low if least is None else min(low, least)) is None:
@@ -195,7 +194,7 @@ class SortedRow:
 
     @property
     def known(self) -> Deep | None:
-        """The entries beyond the head that are known."""
+        """The first entries, sorted by score alone; None where not known."""
         reached = self.ranked.reached
         if self._deep is None and reached is not None:
             weights = self._weigh(reached.scores)
@@ -203,7 +202,7 @@ class SortedRow:
         return self._deep
 
     def _down_to(self, score: np.float32) -> Deep | None:
-        """All entries that reach a score; None where they are too many to be sorted."""
+        """All entries that reach a score; None where they are too many to be sorted, or none does."""
         deep = self.known
         if deep is not None and deep.least <= score:
             return deep
@@ -231,14 +230,14 @@ class SortedRow:
         return self._deep
 
     def at_known(self, deep: Deep, i: int) -> Place:
-        """The entry of rank `i` among those that were sorted."""
+        """The entry of rank `i` among `deep`."""
         own = deep.scores[i]
         equals = deep.ids[deep.found == own]  # ascending
         token = equals[i - int(np.searchsorted(-deep.scores, -own))] if len(equals) > 1 else equals[0]
         return Place(i, int(token), float(deep.edges[i - 1]) if i else 0.0, float(deep.weights[i]))
 
     def at_rank(self, rank: int) -> Place:
-        """The entry that so many stand before; the last one where there are fewer."""
+        """The entry of this rank, from 0; the last one where there are fewer."""
         if rank >= len(self.ids) and not self.complete:
             self.reach(rank + 1)
         rank = min(rank, len(self.ids) - 1)
@@ -246,12 +245,12 @@ class SortedRow:
         return Place(rank, int(self.ids[rank]), before, float(self.weights[rank]))
 
     def last_at_least(self, weight: float) -> Place:
-        """The last entry whose weight is so much or more; the first one where there is none."""
+        """The last entry whose weight is at least `weight`; the first one where there is none."""
         count = int(np.count_nonzero(self.weights >= weight))
         if count < len(self.ids) or self.complete:
             return self.at_rank(max(count - 1, 0))
         score = self.top + self.temperature * math.log(weight) if 0 < weight < 1 else self.top
-        deep = self._down_to(np.float32(score - 1e-5 * (1 + abs(score)))) if weight > 0 else None  # what rounding may take
+        deep = self._down_to(np.float32(score - 1e-5 * (1 + abs(score)))) if weight > 0 else None  # with a margin for rounding
         if deep is not None:
             return self.at_known(deep, max(int(np.count_nonzero(deep.weights >= weight)) - 1, 0))
         enough = self.tail >= np.float32(weight)

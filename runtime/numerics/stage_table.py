@@ -1,4 +1,4 @@
-"""What each stage of the sampler did to the likeliest tokens, as columns for many tokens and as objects for one."""
+"""The effect of each sampler stage on the likeliest tokens, as columns for many tokens and as objects for one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from runtime.errors import InvalidRequestError
 from runtime.options.generation import STAGE_NAMES
 
-REPORTED = 64  # likeliest tokens that a report shows of the raw distribution, and of the last order, if it has them
-_AXES = {  # by column: its dtype, its axes after the first (s stages, o score rows, k tokens, b bytes), what fills it
+REPORTED = 64  # likeliest tokens of the raw row, and of the last one, that a report shows
+_AXES = {  # by column: dtype, axes after the first (s stages, o score rows, k tokens, b bytes), fill value
     "names": ("u1", "s", 0),
     "rows": ("u1", "s", 0),
     "kept": ("i4", "s", 0),
@@ -33,16 +33,16 @@ _AXES = {  # by column: its dtype, its axes after the first (s stages, o score r
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage did.
+    """The effect of one stage.
 
     Attributes:
         name: "raw", "grammar", a stage of `SamplingOptions.order`, or "draw".
-        kept: Tokens of the whole vocabulary that are left after it.
-        normaliser: Their weight together, where the likeliest that the order knows weighs 1.
-        u: The random number it drew, if it draws one.
-        ids: The tokens that are shown, the likeliest before the stage first.
-        before, after: Their probabilities; 0 in `after` where the stage, or one before it, cut them.
-        cumulative: Of `before`, summed in this order.
+        kept: Number of tokens of the vocabulary that are left after it.
+        normaliser: Their total weight; the likeliest token of the row weighs 1.
+        u: The random number of the stage, if it has one.
+        ids: The shown tokens, the likeliest before the stage first.
+        before, after: Their probabilities; 0 in `after` where this stage or an earlier one cut them.
+        cumulative: Cumulative sums of `before`.
     """
 
     name: str
@@ -56,42 +56,41 @@ class Stage:
 
     @property
     def cut(self) -> tuple[int, ...]:
-        """The shown tokens that this stage removed."""
+        """The shown tokens that this stage cut."""
         return tuple(t for t, b, a in zip(self.ids, self.before, self.after, strict=True) if b > 0 and a == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StageTable:
-    """What a draw needs to be made again, and its stages to be told: n tokens, s stages, k shown tokens, o rows of scores.
+    """The data to repeat draws and to show their stages: n tokens, s stages, k shown tokens, o rows of scores.
 
-    Scores change only in stages that edit them, so that most draws have one row: the raw log-probabilities. Each stage stores a
-    temperature, a normaliser and a survivor mask.
+    Only stages that edit scores add a row of them, so most draws have one: the raw log-probabilities. Each stage stores a
+    normaliser and a mask of the tokens it left.
     """
 
     names: npt.NDArray[np.uint8]  # (n, s) of STAGE_NAMES; 0 fills
-    rows: npt.NDArray[np.uint8]  # (n, s) which row of scores the stage left
+    rows: npt.NDArray[np.uint8]  # (n, s) index of the row of scores after the stage
     kept: npt.NDArray[np.int32]  # (n, s)
     mass: npt.NDArray[np.float64]  # (n, s) normalisers
-    held: npt.NDArray[np.uint8]  # (n, s, b) a bit for each shown token that is left, little endian
-    temperature: npt.NDArray[np.float64]  # (n,) from the stage of that name on, until another one edits scores
-    below: npt.NDArray[np.float64]  # (n,) weight of what stands before the range that was drawn from
+    held: npt.NDArray[np.uint8]  # (n, s, b) packed mask of the shown tokens that are left, little endian
+    temperature: npt.NDArray[np.float64]  # (n,) from the temperature stage on, until a later stage edits scores
+    below: npt.NDArray[np.float64]  # (n,) weight of the tokens before the range that was drawn from
     u: npt.NDArray[np.float64]  # (n,) of the draw; NaN when greedy
-    u_xtc: npt.NDArray[np.float64]  # (n,) NaN where that stage is off
+    u_xtc: npt.NDArray[np.float64]  # (n,) of XTC; NaN where it is off
     token: npt.NDArray[np.int32]  # (n,) the token drawn
-    before: npt.NDArray[np.float64]  # (n,) weight of what stands before it
-    shift: npt.NDArray[np.float32]  # (n,) what raw logits have more than log-probabilities
+    before: npt.NDArray[np.float64]  # (n,) weight of the tokens before it
+    shift: npt.NDArray[np.float32]  # (n,) raw logits less log-probabilities
     ids: npt.NDArray[np.int32]  # (n, k) -1 fills
-    scores: npt.NDArray[np.float32]  # (n, o, k) the raw log-probabilities, then what each edit made of them
+    scores: npt.NDArray[np.float32]  # (n, o, k) the raw log-probabilities, then the scores after each edit
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: slice) -> StageTable:
-        """Some of the rows."""
         return StageTable(*(getattr(self, name)[index] for name in _AXES))
 
     def stages(self, i: int) -> tuple[Stage, ...]:
-        """Row `i`."""
+        """The stages of row `i`."""
         shown = self.ids[i] >= 0
         ids = self.ids[i][shown]
         held = np.unpackbits(self.held[i], axis=-1, count=len(shown), bitorder="little")[:, shown].view(np.bool_)
@@ -118,13 +117,13 @@ class StageTable:
         return tuple(made)
 
     def as_drawn(self, i: int) -> int | None:
-        """The token that row `i` was drawn as, drawn again from what is stored; None where its number does not lead there."""
+        """The token of row `i`, drawn again from the stored data; None where these do not lead to a stored token."""
         if not self.names[i].any():
             return None
         last, _, weights = self._weighed(i)[-1]
         scores = self.scores[i, self.rows[i, last]]
         order = np.lexsort((self.ids[i], -scores))[:REPORTED]
-        order = order[weights[order] > 0]  # the likeliest of all, without a gap
+        order = order[weights[order] > 0]  # the likeliest tokens of the row, without a gap
         if not len(order):
             return None
         u, below, mass = float(self.u[i]), float(self.below[i]), float(self.mass[i, last])
@@ -134,7 +133,7 @@ class StageTable:
         place = int(np.searchsorted(np.cumsum(weights[order]), target, side="right"))
         if place < len(order) and self._holds(i, last, int(order[place])):
             return int(self.ids[i, order[place]])
-        # beyond the likeliest, where the stored place of the token says how much stands before it
+        # beyond the likeliest tokens: compares with the stored weight before the drawn one
         own, slack = float(weights[self.ids[i] == self.token[i]].sum()), 1e-6 * (below + mass)
         lies = self.before[i] - slack <= target <= self.before[i] + own + slack
         return int(self.token[i]) if lies else None
@@ -143,9 +142,9 @@ class StageTable:
         return bool(self.held[i, s, place >> 3] >> (place & 7) & 1)
 
     def _weighed(self, i: int) -> list[tuple[int, str, npt.NDArray[np.float64]]]:
-        """Each stage's place, name, and the weights ``(k,)`` of the shown tokens in its order, whose likeliest has 1."""
+        """The index, name and shown tokens' weights ``(k,)`` of each stage; the likeliest weighs 1."""
         found: list[tuple[int, str, npt.NDArray[np.float64]]] = []
-        heated = -1  # the row of scores that is divided
+        heated = -1  # the row of scores that the temperature divides
         known: tuple[tuple[int, float], npt.NDArray[np.float64]] | None = None
         for s in np.flatnonzero(self.names[i]).tolist():
             name, row = STAGE_NAMES[int(self.names[i, s])], int(self.rows[i, s])
@@ -164,10 +163,10 @@ class StageTable:
     # ---- stored -------------------------------------------------------------------------------------------------------
 
     def to_columns(self, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]) -> Columns:
-        """Plain arrays by name, for the pipe and the database, without what the run's own alternatives say already.
+        """Plain arrays by name, for the pipe and the database, without the data that the run's alternatives hold.
 
         Args:
-            top_ids: ``(n, m)`` of the run whose stages these are.
+            top_ids: ``(n, m)`` of the run.
             top_logprobs: ``(n, m)``.
         """
         shared = self._shared(top_ids, top_logprobs)
@@ -179,7 +178,7 @@ class StageTable:
         return columns
 
     def _shared(self, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]) -> int:
-        """How many of the shown tokens are the run's first alternatives, in every row that has stages."""
+        """How many of the first shown tokens equal the run's alternatives, in all rows with stages."""
         width = min(self.ids.shape[1], top_ids.shape[1])
         there = self.names.any(axis=1)
         same = self.ids[there, :width] == top_ids[there, :width]
@@ -191,10 +190,10 @@ class StageTable:
     def from_columns(
         cls, columns: Columns, top_ids: npt.NDArray[np.int32], top_logprobs: npt.NDArray[np.float32]
     ) -> Self | None:
-        """The inverse of `to_columns`; None where the columns are not there.
+        """The inverse of `to_columns`; None where the columns are missing.
 
         Raises:
-            InvalidRequestError: Some are missing, of another type, or do not fit together.
+            InvalidRequestError: Some columns are missing, of another type, or inconsistent.
         """
         found = {name: columns[f"stage_{name}"] for name in _STORED if f"stage_{name}" in columns}
         if not found:
@@ -223,12 +222,9 @@ class StageTable:
             raise InvalidRequestError("column stage_names tells of stages, and no token is shown")
         if int(np.max(found["rows"], initial=0)) > edits:
             raise InvalidRequestError(f"column stage_rows names row {int(found['rows'].max())} of {edits + 1}")
-        there: npt.NDArray[np.bool_] = found["names"] > 0
-        there = there.any(axis=1).reshape(n)
-        ids, raw = (
-            _joined(top_ids[:, :shared], found.pop("ids"), there),
-            _joined(top_logprobs[:, :shared], found.pop("raw"), there),
-        )
+        there: npt.NDArray[np.bool_] = np.any(found["names"], axis=1)
+        ids = _joined(top_ids[:, :shared], found.pop("ids"), there)
+        raw = _joined(top_logprobs[:, :shared], found.pop("raw"), there)
         del found["shared"]
         edited = found.pop("scores")
         scores = np.concatenate([raw[:, None], edited], axis=1) if edits else raw[:, None]
@@ -236,14 +232,14 @@ class StageTable:
 
     @classmethod
     def empty(cls, n: int) -> Self:
-        """`n` tokens of which no stages are known."""
+        """A table of `n` tokens without stages."""
         shapes = {"s": 0, "b": 0, "k": 0, "o": 1}
         made = {name: np.full((n, *(shapes[a] for a in axes)), fill, dtype) for name, (dtype, axes, fill) in _AXES.items()}
         return cls(**made)
 
     @classmethod
     def concat(cls, tables: Sequence[StageTable]) -> StageTable:
-        """One after the other; narrower ones are filled."""
+        """The rows of all tables; narrower tables are filled up."""
         if len(tables) == 1:
             return tables[0]
         joined = {}
@@ -259,8 +255,8 @@ _STORED = {name: (dtype, 1 + len(axes)) for name, (dtype, axes, _) in _AXES.item
 
 
 def _joined(shared: npt.NDArray[Any], rest: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """The run's alternatives and the other shown tokens, for rows that have stages."""
-    joined = np.concatenate([shared, rest], axis=1) if rest.shape[1] else shared  # a view: nothing is held twice
+    """The shared alternatives and the other shown tokens; fill values in rows without stages."""
+    joined = np.concatenate([shared, rest], axis=1) if rest.shape[1] else shared  # a view
     if there.all():
         return joined
     fill = -1 if joined.dtype.kind == "i" else -np.inf

@@ -23,49 +23,49 @@ from runtime.sampling.pool import Pool, View
 from runtime.sampling.spec import Chosen, Kernel, Kind, Search, StageSpec
 
 DRAW_STAGE = 0  # in the counter; other stages have `StageSpec.draws`
-LONGEST_HEAD = 256  # that are sorted at first because top-k asks for so many
-_FEWEST = 512  # entries looked for by value where a stage looks for a mass: settles most rows that the head does not
-_USUAL = 0.9  # a share of the mass
-_TIMES = 4.0  # times as many tokens have it, mostly, as equally likely ones of that entropy would be
-_MORE_TIMES = 8.0  # have more than that; and where it is warm
-_COLD = 0.9  # a temperature at which they are fewer
+LONGEST_HEAD = 256  # most entries that are sorted at first for top-k
+_FEWEST = 512  # entries sought by value for a cut at a mass: enough for most rows for which the head is too short
+_USUAL = 0.9  # share of the mass that most rows reach within _TIMES * exp(entropy) tokens
+_TIMES = 4.0
+_MORE_TIMES = 8.0  # for larger shares, and for a temperature above _COLD
+_COLD = 0.9  # up to this temperature fewer tokens are enough
 _COLD_TIMES = 2.0
 _WORD = (1 << 64) - 1
 _FACTOR_0, _FACTOR_1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _STEP_0, _STEP_1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 
-NOTHING_SAID = History([])
+_EMPTY_HISTORY = History([])
 Bool = npt.NDArray[np.bool_]
 
 
 class Step(NamedTuple):
-    """What a stage left."""
+    """The pool after one stage."""
 
     stage: str
     view: View
-    u: float  # the random number it drew; NaN where it draws none
+    u: float  # the random number of the stage; NaN for a deterministic one
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
 class Traced:
-    """A draw and how it came about."""
+    """A draw with the pool after each stage."""
 
     token: int
     u: float  # NaN when greedy
     steps: tuple[Step, ...]  # "raw", every stage that is on, "draw"
-    rank: int  # of the token in the last falling order, from 0
-    before: float  # weight of what stands before it there, where the likeliest has 1
-    shift: float
+    rank: int  # of the token in the last sorted row, from 0
+    before: float  # weight of the tokens before it there; the likeliest weighs 1
+    shift: float  # raw logits less log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """Resolved settings of one stream.
 
-    A draw is u from Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF over falling probability,
-    ties by id. u belongs to its place: the same stream samples the same alone, in a batch, on a branch and after a reload where
-    the model's numbers are the same there, within the rounding of float32. Models whose numbers are rounded further say so in
-    `ModelInfo.warnings` (docs/tolerances.md).
+    A draw maps u = Philox(key = seed, counter = (position, branch, stage)) through the inverse CDF of the tokens by falling
+    probability, ties by id. u depends on key and counter alone: a stream draws the same tokens alone, in a batch, on a branch
+    and after a reload, as long as the model computes the same numbers there within the rounding of float32.
+    `ModelInfo.warnings` names models that round further (docs/tolerances.md).
 
     Args:
         settings: Unset fields have their defaults.
@@ -74,11 +74,11 @@ class Sampler:
         breakers: Ids across which DRY sees no repetition; see `breaker_ids`.
 
     Attributes:
-        heats: The temperature at which the weight of whole raw rows is asked for, without a trace and with one; 1: it is not.
-        remembers: Whether a draw depends on what was said before.
-        edits: Whether a draw changes scores, of tokens that may stand anywhere.
-        greedy: Whether a draw is the likeliest entry of the row, and nothing else.
-        stages: Names of those that are on.
+        heats: The temperature at which a draw needs the total weight of the raw row, without and with a trace; 1: none.
+        remembers: Whether a draw depends on the tokens before.
+        edits: Whether a stage changes scores, which may lie anywhere in the row.
+        greedy: Whether a draw is the argmax of the row.
+        stages: Names of the stages that are on.
     """
 
     settings: SamplingOptions
@@ -103,11 +103,8 @@ class Sampler:
         for name in chosen["order"]:
             spec = STAGES[name]
             if temperature == 0.0 and spec.kind is not Kind.EDIT:
-                continue  # greedy: what changes scores counts, what cuts has no say
-            for each in spec.parameters:
-                if each.switch and chosen[each.name] not in (None, each.default, []):
-                    break  # it is on
-            else:
+                continue  # greedy: only stages that change scores count
+            if not any(each.switch and chosen[each.name] not in (None, each.default, []) for each in spec.parameters):
                 continue
             stages[name] = spec, spec.kernel(chosen)
             remembers |= spec.remembers
@@ -116,8 +113,9 @@ class Sampler:
                 cuts[name] = spec.search
         on = tuple(stages)
         heat = temperature if on[:1] == ("temperature",) and temperature >= COLDEST else 1.0
-        settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())  # before the draw, by some entries' weights alone
-        looks = [first_look(on, cuts, chosen, traced=False), first_look(on, cuts, chosen, traced=True)] if cuts else None
+        # without a trace, a cut by rank or weight leaves a range whose weight its own entries give
+        settled = not {Search.RANK, Search.WEIGHT}.isdisjoint(cuts.values())
+        looks = [first_look(on, cuts, chosen, traced=traced) if cuts else SHALLOW for traced in (False, True)]
         made = {
             "temperature": temperature,
             "heats": (1.0 if settled else heat, heat),
@@ -126,7 +124,7 @@ class Sampler:
             "greedy": temperature == 0.0 and not on,
             "stages": on,
             "_kernels": tuple(stages.values()),
-            "_looks": looks or [SHALLOW, SHALLOW],
+            "_looks": looks,
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -148,20 +146,20 @@ class Sampler:
         """The token for one row, and the number it was drawn with (NaN when greedy).
 
         Args:
-            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits; ranked where others want to know their order too.
-            position: Where in the path the token will stand.
-            history: Prompt and answer so far, for penalties and DRY; None is nothing.
+            logprobs: ``(vocab,)`` float32, log-softmax of the raw logits; a `Ranked` where its order is needed elsewhere too.
+            position: Of the token in its path.
+            history: Prompt and answer so far, for penalties and DRY; None is empty.
             allowed: ``(vocab,)`` bool, the tokens that a grammar allows; None is all.
             shift: The normaliser that was subtracted from the raw logits, on whose sign the repetition penalty depends.
 
         Raises:
-            GrammarError: The grammar allows nothing, or nothing that is not banned.
-            InvalidRequestError: Everything is banned.
+            GrammarError: The grammar allows no token, or only banned ones.
+            InvalidRequestError: All tokens are banned.
         """
         if self.greedy and allowed is None:
             if not isinstance(logprobs, Ranked):
                 return int(logprobs.argmax()), float("nan")
-            logprobs.reach(1)  # the records look for it too
+            logprobs.reach(1)  # shared with the record of the token
             return int(logprobs.ids[0]), float("nan")
         if not self._kernels and allowed is None:  # the whole row as it is
             order = SortedRow(logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs), 1.0, self._looks[False])
@@ -183,7 +181,7 @@ class Sampler:
         shift: float = 0.0,
         number: Callable[[int], float] | None = None,
     ) -> Traced:
-        """`draw`, with what each stage left; `number` gives other random numbers, by the stage's place in the counter."""
+        """`draw` with the pool after each stage; `number` replaces the random number of a stage, by its `StageSpec.draws`."""
         pool = Pool(logprobs, shift, traced=True, look=self._looks[True])
         steps = [Step("raw", pool.view, float("nan"))]
         number = number or partial(uniform, self.seed, position, self.branch)
@@ -204,26 +202,29 @@ class Sampler:
         steps: list[Step] | None,
     ) -> None:
         if not isinstance(history, History):
-            history = NOTHING_SAID if history is None or not self.remembers else History(history, self.window)
+            history = _EMPTY_HISTORY if history is None or not self.remembers else History(history, self.window)
         if allowed is not None:
-            pool.allow(_fitting(allowed, len(pool.row)))
+            vocab = len(pool.row)
+            if allowed.shape != (vocab,) or allowed.dtype != np.bool_:
+                raise InvalidRequestError(f"allowed is a mask of ({vocab:,},) bool, not {allowed.shape} {allowed.dtype}")
+            pool.allow(allowed)
             if steps is not None:
-                _alive(pool, allowed)
+                _require_tokens(pool, allowed)
                 steps.append(Step("grammar", pool.view, float("nan")))
         changed = allowed is not None
         for spec, kernel in self._kernels:
             if spec.kind is not Kind.EDIT and changed:
-                _alive(pool, allowed)
+                _require_tokens(pool, allowed)
             changed = spec.kind is Kind.EDIT
             u = float("nan") if spec.draws is None else number(spec.draws)
             kernel(pool, history, u)
             if steps is not None:
                 if changed:
-                    _alive(pool, allowed)
+                    _require_tokens(pool, allowed)
                     changed = False
                 steps.append(Step(spec.name, pool.view, u))
         if changed:
-            _alive(pool, allowed)
+            _require_tokens(pool, allowed)
 
     def _pick(self, pool: Pool, number: Callable[[int], float]) -> tuple[Place, float]:
         if self.temperature == 0.0:
@@ -232,7 +233,7 @@ class Sampler:
         order, below, last = pool.order, pool.below, pool.last
         upto = pool.upto if last or pool.first else order.total(u)
         place = order.at_mass(below + u * (upto - below))
-        if last is not None and place.rank > last.rank:  # rounding, at the very end
+        if last is not None and place.rank > last.rank:  # by rounding
             place = last
         return place, u
 
@@ -240,14 +241,14 @@ class Sampler:
 def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *, traced: bool) -> Look:
     """How much of the row is sorted at first.
 
-    As much as top-k asks for where it cuts first and no report is made; more where the place of a mass is looked for. That of
-    top-p is not, where min-p keeps less and no report is made. A low temperature moves it up.
+    Without a trace, a first cut by top-k needs k entries, and top-p needs none where min-p may keep less. Other cuts at a mass
+    need more than the default, fewer at a low temperature.
 
     Args:
-        on: Stages, in their order.
-        cuts: Those that look for something in the sorted row, and for what; one or more.
-        chosen: Every setting.
-        traced: Whether a report is made of each stage.
+        on: Names of the stages that are on, in order.
+        cuts: Cuts with a search, one or more.
+        chosen: All settings.
+        traced: Whether the pool after each stage is kept.
     """
     searches = list(cuts.values())
     name = next(iter(cuts))
@@ -257,21 +258,15 @@ def first_look(on: Sequence[str], cuts: Mapping[str, Search], chosen: Chosen, *,
     spared = Search.LAZY_MASS not in searches or (Search.WEIGHT in searches and not traced)
     if Search.MASS not in searches and spared:
         return SHALLOW
-    if "temperature" in on[: on.index(name)]:  # not the row's own distribution
+    if "temperature" in on[: on.index(name)]:  # the row's entropy is that of another distribution
         cold = chosen["temperature"] <= _COLD
         return Look(times=_COLD_TIMES, fewest=_FEWEST // 2) if cold else Look(times=_MORE_TIMES, fewest=_FEWEST)
     share = 0.0 if searches[0] is Search.WEIGHT else value
     return Look(times=_TIMES if share <= _USUAL else _MORE_TIMES, fewest=_FEWEST, share=share)
 
 
-def _fitting(allowed: Bool, vocab: int) -> Bool:
-    if allowed.shape != (vocab,) or allowed.dtype != np.bool_:
-        raise InvalidRequestError(f"allowed is a mask of ({vocab:,},) bool, not {allowed.shape} {allowed.dtype}")
-    return allowed
-
-
-def _alive(pool: Pool, allowed: Bool | None) -> None:
-    """Whether anything can be drawn still."""
+def _require_tokens(pool: Pool, allowed: Bool | None) -> None:
+    """Raises an error when no token is left to draw."""
     if pool.alive:
         return
     if allowed is None:
@@ -286,10 +281,10 @@ def _alive(pool: Pool, allowed: Bool | None) -> None:
 
 
 def breaker_ids(breakers: Collection[Breaker], pieces: Sequence[bytes]) -> tuple[int, ...]:
-    """The ids that DRY's breakers stand for.
+    """The ids of DRY's breakers.
 
     Args:
-        breakers: Ids, and texts that stand for every token containing them.
+        breakers: Ids, and texts, each for all tokens that contain it.
         pieces: The bytes of every id.
 
     Raises:
@@ -319,7 +314,7 @@ def make_sampler(
         settings: Unset fields get their defaults.
         seed: Key of the stream's random numbers.
         branch: Separates streams that share a seed.
-        pieces: Gives the bytes of every id; asked where DRY is on.
+        pieces: Returns the bytes of every id; called where DRY is on.
     """
     dry = settings.dry_multiplier and (settings.order is None or "dry" in settings.order)
     breakers = settings.dry_breakers if settings.dry_breakers is not None else DEFAULTS["dry_breakers"]
@@ -327,14 +322,14 @@ def make_sampler(
 
 
 def fresh_seed() -> int:
-    """A random seed within 63 bits so that SQLite stores it as it is."""
+    """A random seed of 63 bits, which SQLite can store."""
     return secrets.randbits(63)
 
 
 def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) -> float:
-    """The number in [0, 1) that belongs to this place of this stream.
+    """The number in [0, 1) of a stage at a position of a stream.
 
-    From the first word of Philox4x64-10 (Salmon et al. 2011): what ``numpy.random.Philox`` gives, without making one.
+    From the first word of Philox4x64-10 (Salmon et al. 2011), as ``numpy.random.Philox`` gives it, without its set-up cost.
     """
     c0, c1, c2, c3 = 1, position, branch, stage
     for k0, k1 in _keys(seed):
@@ -345,6 +340,6 @@ def uniform(seed: int, position: int, branch: int = 0, stage: int = DRAW_STAGE) 
 
 @lru_cache(maxsize=1024)  # streams
 def _keys(key: int) -> tuple[tuple[int, int], ...]:
-    """The keys of all rounds."""
+    """The keys of the ten rounds."""
     first = key & _WORD, key >> 64
     return tuple(((first[0] + i * _STEP_0) & _WORD, (first[1] + i * _STEP_1) & _WORD) for i in range(10))

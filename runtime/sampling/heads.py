@@ -1,9 +1,10 @@
-"""What a record knows of the distribution it was drawn from: the likeliest tokens, and how much the others had together."""
+"""The part of a distribution that a token record holds: the likeliest tokens, and the total probability of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Self
 
 import numpy as np
@@ -18,17 +19,17 @@ _BELOW = 1e-5  # nats; more than float32 rounds away
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The tokens that are known, and bounds of the rest.
+    """The known tokens of a distribution, and bounds for the others.
 
-    The rest shares its probability between two extremes, all equally likely or as unequally as the order permits. What comes
-    out the same for both does not depend on it.
+    The probabilities of the others lie between two extremes: all equal, or as unequal as the order permits. A result that is
+    the same for both does not depend on them.
 
     Attributes:
-        ids: Known tokens and their raw log-probabilities.
-        others: How many more could be drawn.
-        mass: Their probability together.
-        most: The log-probability that none of them exceeds.
-        formed: Whether only what a grammar allowed is meant.
+        ids: Known tokens with their raw log-probabilities.
+        others: How many other tokens could be drawn.
+        mass: Their total probability.
+        most: Upper bound of their log-probabilities.
+        formed: Whether only tokens that a grammar allowed count.
     """
 
     ids: dict[int, float]
@@ -69,43 +70,35 @@ class Heads:
         return cls(ids, others, mass, least, formed=grammar is not None)
 
     def row(self, named: Sequence[int], *, steep: bool) -> Float32:
-        """A row ``(vocab,)`` float32 with the known tokens and the others, equally likely or not; it holds all of `named`."""
+        """Log-probabilities ``(vocab,)`` with all of `named`; the others are equal, or as unequal as possible."""
         size = max(len(self.ids) + self.others, max(map(int, [*self.ids, *named])) + 1)
         row: Float32 = np.full(size, -np.inf, np.float32)
         row[list(self.ids)] = list(self.ids.values())
         if self.mass > 0.0:
             free = np.flatnonzero(np.isneginf(row))[: self.others]
-            most = np.exp(self.most - _BELOW)  # after every known token, also where they are as likely: those have lower ids
+            most = np.exp(self.most - _BELOW)  # below all known tokens, whatever their ids
             each = min(self.mass / self.others, most)
             if steep and most > each:
                 count = int(self.mass / most)
                 row[free[:count]] = np.log(most)
                 each, free = max(self.mass - count * most, 1e-30), free[count : count + 1]
             row[free] = np.log(each)
-        if not self.formed:  # rounding
+        if not self.formed:  # corrects rounding
             row -= np.float32(np.log(np.exp(row, dtype=np.float64).sum()))
         return row
 
     def mask(self, row: Float32, allowed: Bool | None) -> Bool | None:
-        """What may be drawn of the row."""
+        """``(vocab,)`` bool: tokens of `row` that may be drawn; None: all."""
         if allowed is None:
             return row > -np.inf if self.formed else None
         return np.pad(allowed, (0, max(len(row) - len(allowed), 0)))[: len(row)]
 
     def known(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-        """The stages without the tokens that stand for the others."""
-        return tuple(self._known(stage) for stage in stages)
-
-    def _known(self, stage: Stage) -> Stage:
-        places = [place for place, token in enumerate(stage.ids) if token in self.ids]
-
-        def some(column: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(column[place] for place in places)
-
-        return replace(
-            stage,
-            ids=some(stage.ids),
-            before=some(stage.before),
-            after=some(stage.after),
-            cumulative=some(stage.cumulative),
-        )
+        """The stages without the tokens that represent the others."""
+        found = []
+        for stage in stages:
+            known = [token in self.ids for token in stage.ids]
+            columns = ("ids", "before", "after", "cumulative")
+            shown: dict[str, Any] = {name: tuple(compress(getattr(stage, name), known)) for name in columns}
+            found.append(replace(stage, **shown))
+        return tuple(found)

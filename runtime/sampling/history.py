@@ -1,4 +1,4 @@
-"""What a stream has said so far, prompt included, counted as it grows."""
+"""The tokens of a stream so far, prompt included, counted as it grows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from runtime.records import Float32, Int32
 
 
 class History:
-    """Token ids, and how often each occurs among the last ones; a token more costs the same however many there are.
+    """Token ids, and how often each occurs in a window of the last ones. Appending takes constant time.
 
     Args:
-        ids: What stands there already.
-        window: How many of the last ids are counted; 0 counts all.
+        ids: The tokens so far.
+        window: Length of the window in tokens; 0: all.
     """
 
     __slots__ = ("_counts", "_ids", "_n", "_places", "_tokens", "_unique", "window")
@@ -36,16 +36,16 @@ class History:
 
     @property
     def ids(self) -> Int32:
-        """All ids; a view that holds until the next one comes."""
+        """All ids; a view that is valid until the next `append`."""
         return self._ids[: self._n]
 
     @property
     def counted(self) -> tuple[npt.NDArray[np.int64], Float32]:
-        """The different ids of the window, and how often each occurs; views that hold until the next id comes."""
+        """The distinct ids of the window, and how often each occurs; views that are valid until the next `append`."""
         return self._tokens[: self._unique], self._counts[: self._unique]
 
     def append(self, token: int) -> None:
-        """One more."""
+        """Adds a token."""
         if self._n == len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(self._n, np.int32)])
         self._ids[self._n] = token
@@ -67,7 +67,7 @@ class History:
     def _discount(self, token: int) -> None:
         place = self._places[token]
         self._counts[place] -= 1
-        if self._counts[place] == 0:  # the last one takes its place
+        if self._counts[place] == 0:  # the last entry moves here
             self._unique -= 1
             last = int(self._tokens[self._unique])
             self._tokens[place], self._counts[place] = last, self._counts[self._unique]

@@ -1,7 +1,6 @@
-"""What can still be drawn: a row of scores and a range of its falling order.
+"""The tokens that can still be drawn: a row of scores and a range of its sorted order.
 
-Every cut there is (top-k, top-p, min-p, typical, XTC) leaves a range of that order, so that a cut of a large vocabulary is
-two places, not a copy of it.
+Every cut (top-k, top-p, min-p, typical, XTC) leaves a range of that order, so it stores two places instead of copying the row.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runtime.records import Float32
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
 class View:
-    """A pool at one moment; stays as it is."""
+    """The state of a pool after a stage; later stages do not change it."""
 
     order: SortedRow
     first: Place | None
@@ -29,22 +28,17 @@ class View:
 
     @property
     def mass(self) -> float:
-        """Of what is left, where the likeliest of all weighs 1: the normaliser."""
+        """The total weight of the range, the normaliser; the likeliest token of the row weighs 1."""
         return _upto(self.order, self.first, self.last) - (self.first.before if self.first else 0.0)
 
     @property
     def count(self) -> int:
-        """How many are left."""
+        """How many tokens are left."""
         alive = self.last.rank + 1 if self.last else self.order.alive
         return alive - (self.first.rank if self.first else 0)
 
     def holds(self, ids: npt.NDArray[np.int64], scores: Float32 | None = None) -> npt.NDArray[np.bool_]:
-        """Which of `ids` are left.
-
-        Args:
-            ids: Tokens.
-            scores: Theirs in the order's row, where they are known.
-        """
+        """Which of `ids` are left; `scores` are theirs in the order's row, where they are known."""
         row = self.order.row
         scores = row[ids] if scores is None else scores
         left = np.ones(len(ids), np.bool_) if self.order.alive == len(row) else scores > -np.inf
@@ -57,7 +51,7 @@ class View:
         return left
 
     def logprobs(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Their log-probabilities among what is left; -inf where they are not."""
+        """Log-probabilities of `ids` among the tokens that are left; -inf for others."""
         order = self.order
         scores = order.row[ids].astype(np.float64) - order.top
         with np.errstate(over="ignore"):
@@ -66,14 +60,14 @@ class View:
 
 
 def _upto(order: SortedRow, first: Place | None, last: Place | None) -> float:
-    """The mass up to the end of a range; exact where what stands before it is taken away from it."""
+    """The mass up to the end of a range; exact where the mass before the range will be subtracted."""
     if last:
         return last.before + last.mass
     return order.exact_total if first else order.total()
 
 
 def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float32:
-    """A copy of the row with other scores for some ids, in memory that the next pool's takes: this one is gone by then."""
+    """A copy of the row with other scores for some ids, in scratch memory that the next pool reuses."""
     own = scratch("pool", len(row))
     np.copyto(own, row)
     own[ids] = scores
@@ -81,13 +75,13 @@ def _written(row: Float32, ids: npt.NDArray[np.int64], scores: Float32) -> Float
 
 
 class Pool:
-    """The scores that the stages work on, one after the other.
+    """The scores that the stages change and cut, one after the other.
 
     Args:
         logprobs: ``(vocab,)`` raw log-probabilities, never written; a `Ranked` where their order is needed elsewhere too.
-        shift: Added to them, they are the raw logits.
-        traced: Keep every row that a `view` was taken of.
-        look: How much of the order is looked for at first.
+        shift: Raw logits less log-probabilities.
+        traced: Whether rows are kept for views: changes are written to copies.
+        look: How much of the row is sorted at first.
     """
 
     __slots__ = (
@@ -97,42 +91,38 @@ class Pool:
 
     def __init__(self, logprobs: Float32 | Ranked, shift: float = 0.0, *, traced: bool = False, look: Look = SHALLOW) -> None:
         self._ranked = logprobs if isinstance(logprobs, Ranked) else Ranked(logprobs)
-        self._written: Float32 | None = None  # the scores, once they are others than the ranked row's
-        self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and their scores, not written down yet
+        self._written: Float32 | None = None  # the scores, where they differ from the ranked row
+        self._changed: tuple[npt.NDArray[np.int64], Float32] | None = None  # ids and scores that are not in `_written` yet
         self.shift = shift
         self.temperature = 1.0
         self.first: Place | None = None
         self._last: Place | None = None
-        self._share: float | None = None  # that a cut is to keep, not carried out yet
-        self._own = False
+        self._share: float | None = None  # of the mass that a pending cut keeps
+        self._own = False  # whether the row is no longer the ranked one
         self._traced = traced
         self._look = look
-        self._mass = self._ranked.mass  # of the row as it is now, where it is known
-        self._edited: list[npt.NDArray[np.int64]] | None = []  # ids; None: the row has little in common with the ranked one
+        self._mass = self._ranked.mass  # of the current row, where it is known
+        self._edited: list[npt.NDArray[np.int64]] | None = []  # ids with other scores than the ranked row; None: most
         self._now: Ranked | None = None
         self._order: SortedRow | None = None
 
     @property
     def _row(self) -> Float32:
-        """The scores ``(vocab,)`` without what is not written down yet."""
+        """The scores ``(vocab,)`` without `_changed`."""
         return self._ranked.row if self._written is None else self._written
-
-    @_row.setter
-    def _row(self, row: Float32) -> None:
-        self._written = row
 
     @property
     def row(self) -> Float32:
-        """The scores ``(vocab,)`` as they are now."""
+        """The current scores ``(vocab,)``."""
         if self._changed is not None:
-            self._row, self._changed = _written(self._row, *self._changed), None
+            self._written, self._changed = _written(self._row, *self._changed), None
         return self._row
 
     @property
     def last(self) -> Place | None:
-        """The last entry that is left; None: the order's last."""
+        """The last entry of the range; None: the last of the order."""
         if self._share is not None:
-            self._carry_out()
+            self._apply_share()
         return self._last
 
     @last.setter
@@ -141,14 +131,14 @@ class Pool:
 
     @property
     def order(self) -> SortedRow:
-        """The falling order of the row."""
+        """The row, sorted by falling score."""
         if self._order is None:
             self._order = SortedRow(self._current, self.temperature, self._look)
         return self._order
 
     @property
     def view(self) -> View:
-        """The pool as it is now."""
+        """The current state."""
         return View(self.order, self.first, self.last)
 
     @property
@@ -174,7 +164,7 @@ class Pool:
 
     @property
     def _current(self) -> Ranked:
-        """What is known of the order of the row, whatever the temperature."""
+        """The order of the current row as far as it is known, for any temperature."""
         if self._now is None:
             if not self._own:
                 self._now = self._ranked
@@ -191,15 +181,15 @@ class Pool:
                 self._now.reach(self._look.head, self._look)
         return self._now
 
-    # ---- what stages do --------------------------------------------------------------------------------------------
+    # ---- used by stages --------------------------------------------------------------------------------------------
 
     def add(self, ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.floating]) -> None:
-        """Adds to the scores of `ids`, each of which stands there once."""
+        """Adds to the scores of `ids`, which are distinct."""
         self._settle()
         self._change(ids, self._row[ids] + amounts)
 
     def replace(self, ids: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> None:
-        """Other scores for `ids`; see `raw_scores`."""
+        """Sets the scores of `ids`, on the scale of `raw_scores`."""
         self._settle()
         self._change(ids, scores - self.shift)
 
@@ -209,45 +199,45 @@ class Pool:
             with np.errstate(over="ignore"):
                 after = float(np.exp(scores).sum(dtype=np.float64))
             rest = self._mass - before
-            sound = rest > self._mass / 2 and np.isfinite(after)  # what is left of less has lost its digits
+            sound = rest > self._mass / 2 and np.isfinite(after)  # a smaller rest has lost its digits
             self._mass = rest + after if sound else None
         if self._own:
             self._row[ids] = scores
-        else:  # most draws need no more than the head of the order: the row is copied for those that do
+        else:  # the row is copied only if more than the head of the order is needed
             self._changed, self._own = (ids, scores), True
         if self._edited is not None:
             self._edited.append(ids)
 
     def keep_share(self, share: float) -> None:
-        """Leaves the likeliest that together reach this share, the one that crosses it included.
+        """Keeps the likeliest tokens up to and including the one that reaches this share of the mass.
 
-        Where that is, is looked for when it is asked: a cut that comes after it may keep less (see `keep_to`).
+        The place is searched only when it is needed: a later cut may keep less (see `keep_to`).
         """
         if self._share is not None:
-            self._carry_out()
+            self._apply_share()
         self._share = share
-        if self._traced:  # every stage is reported
-            self._carry_out()
+        if self._traced:  # the view of this stage needs it
+            self._apply_share()
 
-    def _carry_out(self) -> None:
+    def _apply_share(self) -> None:
         share, self._share = self._share, None
-        assert share is not None  # there is one
+        assert share is not None  # checked by the callers
         mass = self.order.total(share) if self._last is None and self.first is None else self.mass
         last = self.order.at_mass(self.below + share * mass, left=True)
         if self._last is None or last.rank < self._last.rank:
             self._last = last
 
     def keep_to(self, last: Place) -> None:
-        """Leaves what stands before an entry, and the entry."""
+        """Keeps the entries up to and including `last`."""
         alone = self._share is not None and self._last is None and self.first is None
         if alone and last.before + last.mass < (self._share or 0.0) * float(self.order.edges[-1]):
-            self._share = None  # it would keep more: what is known of the mass is a part of it
+            self._share = None  # it would keep more: the known edges are lower bounds of the mass
         own = self.last
         if own is None or last.rank < own.rank:
             self._last = last
 
     def raw_scores(self, ids: npt.NDArray[np.int64]) -> Float32:
-        """What `ids` have on the scale of raw logits; -inf where they were cut."""
+        """The scores of `ids` on the scale of raw logits; -inf where they were cut."""
         self._restrict()
         scores = self.row[ids]
         if self.temperature != 1.0:
@@ -256,13 +246,13 @@ class Pool:
         return scores
 
     def allow(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Takes away what the mask ``(vocab,)`` does not allow."""
+        """Removes the tokens that the mask ``(vocab,)`` does not allow."""
         self._settle(copy=False)
-        self._row = masked(self._row, mask)
+        self._written = masked(self._row, mask)
         self._own, self._mass, self._edited = True, None, None
 
     def heat(self, temperature: float) -> None:
-        """Divides the scores."""
+        """Divides the scores by a temperature."""
         if temperature == 1.0:
             return
         self._restrict()
@@ -273,22 +263,22 @@ class Pool:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _settle(self, *, copy: bool = True) -> None:
-        """Before scores change: all that was done is written down, in a row of our own or one of which nothing was changed."""
+        """Applies pending changes and the temperature to the row, before scores change."""
         self._restrict()
         if self.temperature != 1.0:
-            self._row = self.row / np.float32(max(self.temperature, 1e-30))
+            self._written = self.row / np.float32(max(self.temperature, 1e-30))
             self.temperature, self._own, self._mass, self._edited = 1.0, True, None, None
         elif copy and self._traced:
-            self._row, self._own = self.row.copy(), True
+            self._written, self._own = self.row.copy(), True
         elif self._changed is not None:
-            self._row = self.row
+            self._written = self.row
         self._order = self._now = None
 
     def _restrict(self) -> None:
-        """What was cut gets no score, so that the range is the whole row again."""
+        """Sets the scores of cut tokens to -inf, so that the range is the whole row again."""
         if self.first is None and self.last is None:
             return
         left = self.view.holds(np.arange(len(self.row)))
-        self._row = masked(self.row, left)
+        self._written = masked(self.row, left)
         self.first = self.last = None
         self._own, self._order, self._now, self._mass, self._edited = True, None, None, None, None

@@ -1,4 +1,4 @@
-"""A draw made once more, without a model: as it was, or with other settings (the window's *Why*)."""
+"""Repeats a draw without a model, as it was or with other settings (the window's *Why*)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from runtime.sampling.report import report
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What comes out.
+    """A repeated draw.
 
     Attributes:
-        token: The id; None where it lies beyond what a record holds, or depends on what lies there.
-        stages: What each stage did.
-        whole: Whether the whole vocabulary was there. A record has the likeliest tokens, and how many others shared how much
-            probability: with other settings those count as equally likely, so that some shares are near the truth only.
+        token: The id; None where it depends on tokens that the record does not hold.
+        stages: The effect of each stage.
+        whole: Whether the result is exact. A record holds the likeliest tokens, and the number and total probability of the
+            others: with other settings the others count as equally likely, and some shares are approximate.
     """
 
     token: int | None
@@ -51,16 +51,16 @@ def replay_draw(
         source: A record made with ``stages=True``, or the full row ``(vocab,)`` float32 of log-probabilities before the
             token (`LanguageModel.next_token_logprobs`).
         sampling: Other settings, resolved (see `resolve_options`); None replays a record exactly as it was drawn.
-        seed: Key of the stream whose random numbers are taken; None takes the record's own.
-        position: Where in the path the token stands.
+        seed: Key of the stream's random numbers; None uses those of the record.
+        position: Of the token in its path.
         branch: Of the stream.
         history: The ids before the token, for penalties and DRY.
-        allowed: ``(vocab,)`` bool, what a grammar allowed there; None takes what a record knows of its own grammar.
-        shift: The raw logits less the log-probabilities, for the repetition penalty; a record has its own.
-        pieces: Gives the bytes of every id, for DRY's breakers that are texts.
+        allowed: ``(vocab,)`` bool, the tokens that a grammar allowed there; None uses the grammar stage of the record.
+        shift: The raw logits less the log-probabilities, for the repetition penalty; None uses that of the record.
+        pieces: Returns the bytes of every id, for DRY breakers that are texts.
 
     Raises:
-        InvalidRequestError: Settings that make no sense, a record without stages, no settings, or no random number.
+        InvalidRequestError: Invalid settings, a record without stages, no settings, or no random number.
     """
     record = source if isinstance(source, TokenRecord) else None
     if record is not None and record.stages is None:
@@ -68,7 +68,7 @@ def replay_draw(
     if sampling is None:
         if record is None:
             raise InvalidRequestError("a row alone does not say how it was drawn from: give its sampling settings")
-        assert record.stages is not None  # looked at above
+        assert record.stages is not None  # checked above
         return Replayed(record.redrawn, record.stages, whole=True)
     if record is None:
         row = np.asarray(source, np.float32)
@@ -79,16 +79,16 @@ def replay_draw(
         heads = Heads.of(record, within_grammar=allowed is None)
         shift = record.shift if shift is None else shift
     sampler = make_sampler(sampling.check(), seed or 0, branch, pieces=pieces)
-    said = None if history is None else np.asarray(history, np.int32)
+    ids = None if history is None else np.asarray(history, np.int32)
 
     def trace(row: Float32, allowed: Bool | None) -> Traced:
         number = partial(_number, record, seed=seed, position=position, branch=branch)
-        return sampler.trace(row, position or 0, history=said, allowed=allowed, shift=shift or 0.0, number=number)
+        return sampler.trace(row, position or 0, history=ids, allowed=allowed, shift=shift or 0.0, number=number)
 
     if record is None:
         traced = trace(row, allowed)
         return Replayed(traced.token, report(traced).stages(0), whole=True)
-    named = [*(said if said is not None else ()), *(sampling.logit_bias or ()), *(sampling.banned_tokens or ())]
+    named = [*(ids if ids is not None else ()), *(sampling.logit_bias or ()), *(sampling.banned_tokens or ())]
     even, steep = (heads.row(named, steep=steep) for steep in (False, True))
     traced, other = (trace(row, heads.mask(row, allowed)) for row in (even, steep))
     sure = traced.token == other.token and traced.token in heads.ids
@@ -96,7 +96,7 @@ def replay_draw(
 
 
 def _number(record: TokenRecord | None, stage: int, *, seed: int | None, position: int | None, branch: int) -> float:
-    """The random number of a stage: the record's own, or that of its place."""
+    """The random number of a stage: of the given stream and position, else of the record."""
     if seed is not None and position is not None:
         return uniform(seed, position, branch, stage)
     name = next((spec.name for spec in SAMPLER_STAGES if spec.draws == stage), "draw")

@@ -1,4 +1,4 @@
-"""From a traced draw to what a record tells of it."""
+"""From traced draws to the stage table of their records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Ids = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
 
-class Told(NamedTuple):
-    """What is told of one draw: a row of a `StageTable`, whose columns its fields are."""
+class DrawReport(NamedTuple):
+    """A draw as a row of a `StageTable`, by the table's columns: s stages, k shown tokens, o score rows, b bytes."""
 
     names: UInt8  # (s,)
     rows: UInt8  # (s,)
@@ -36,8 +36,8 @@ class Told(NamedTuple):
     scores: Float32  # (o, k)
 
 
-def told_of(traced: Traced) -> Told:
-    """What a draw was made of; what it was drawn from may go then."""
+def draw_report(traced: Traced) -> DrawReport:
+    """The report of a draw; it refers to no row of the vocabulary's size."""
     steps = traced.steps
     views = [step.view for step in steps]
     raw, last = views[0].order, views[-1].order
@@ -53,7 +53,7 @@ def told_of(traced: Traced) -> Told:
     stages = tuple([step.stage for step in steps])
     names, rows = _constant(stages, numbers)
     first = views[-1].first
-    return Told(
+    return DrawReport(
         names,
         rows,
         kept,
@@ -74,22 +74,22 @@ def told_of(traced: Traced) -> Told:
 
 
 def report(traced: Traced) -> StageTable:
-    """One row."""
-    return tabulated([told_of(traced)])
+    """The stage table of one draw."""
+    return report_table([draw_report(traced)])
 
 
-def tabulated(told: Sequence[Told]) -> StageTable:
-    """A row for each draw, of one or more."""
-    if len({(len(each.names), each.scores.shape) for each in told}) > 1:
-        return StageTable.concat([tabulated([each]) for each in told])
-    names, rows, kept, mass, held, numbers, token, shift, ids, scores = zip(*told, strict=True)
+def report_table(reports: Sequence[DrawReport]) -> StageTable:
+    """A row for each draw, at least one."""
+    if len({(len(each.names), each.scores.shape) for each in reports}) > 1:
+        return StageTable.concat([report_table([each]) for each in reports])
+    names, rows, kept, mass, held, numbers, token, shift, ids, scores = zip(*reports, strict=True)
     temperature, below, u, u_xtc, before = np.array(numbers).T  # columns
     return StageTable(
         np.array(names),
         np.array(rows),
         np.array(kept, np.int32),
         np.array(mass),
-        np.frombuffer(b"".join(held), np.uint8).reshape(len(told), len(kept[0]), -1),
+        np.frombuffer(b"".join(held), np.uint8).reshape(len(reports), len(kept[0]), -1),
         temperature,
         below,
         u,
@@ -104,22 +104,22 @@ def tabulated(told: Sequence[Told]) -> StageTable:
 
 @lru_cache(maxsize=256)
 def _constant(stages: tuple[str, ...], rows: tuple[int, ...]) -> tuple[UInt8, UInt8]:
-    """``(s,)`` each, read-only: the stages' numbers and their rows', which are the same for most draws of a stream."""
+    """Stage numbers and score rows, ``(s,)`` each, read-only: the same for most draws of a stream."""
     names, numbered = np.array([NUMBERS[stage] for stage in stages], np.uint8), np.array(rows, np.uint8)
     names.flags.writeable = numbered.flags.writeable = False
     return names, numbered
 
 
 def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, list[int], bytes]:
-    """The shown tokens ``(k,)`` and their scores ``(1, k)``, how many each view holds, and which of the shown ones.
+    """The shown tokens ``(k,)``, their scores ``(1, k)``, the size of each view, and packed masks of the shown tokens.
 
-    What a view holds is a range of the order, whose first ones are shown; and the drawn one, if it is none of those.
+    Each view is a range of the same sorted row. Its first tokens are shown, and the drawn one.
     """
     order, rank, token = views[0].order, traced.rank, traced.token
     ids, scores = order.ids[:REPORTED], order.ranked.values[None, :REPORTED]
     head, alive = len(ids), order.alive
-    further = rank >= head
-    if further:
+    beyond = rank >= head  # the drawn token is none of the first
+    if beyond:
         ids = np.concatenate([ids, [token]])
         scores = np.concatenate([scores, order.row[None, token : token + 1]], axis=1)
     kept: list[int] = []
@@ -127,14 +127,14 @@ def _in_one_order(views: Sequence[View], traced: Traced) -> tuple[Ids, Float32, 
     for view in views:
         start, stop = view.first.rank if view.first else 0, view.last.rank + 1 if view.last else alive
         bits = (1 << min(stop, head)) - 1 & -1 << min(start, head)
-        held.append(bits | 1 << head if further and start <= rank < stop else bits)
+        held.append(bits | 1 << head if beyond and start <= rank < stop else bits)
         kept.append(stop - start)
     return ids, scores, kept, _packed(held, len(ids))
 
 
 def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ...], Ids, Float32, bytes]:
-    """The same where stages changed scores: which row each view is of first, and the scores are ``(o, k)``."""
-    orders = [views[0].order]  # the first one of each row of scores, the raw one first
+    """Where stages changed scores: the score row of each view, shown tokens, scores ``(o, k)``, and packed masks."""
+    orders = [views[0].order]  # the first of each row of scores; the raw one first
     numbers = [0]
     for before, view in pairwise(views):
         if view.order is not before.order and view.order.row is not before.order.row:
@@ -151,7 +151,7 @@ def _in_several_orders(views: Sequence[View], token: int) -> tuple[tuple[int, ..
 
 
 def _shown(raw: SortedRow, last: SortedRow, tops: Sequence[int], token: int) -> Ids:
-    """The likeliest of the raw distribution in their order, then what else is to be known."""
+    """The likeliest raw tokens in order, then the likeliest and drawn ones of later rows by id."""
     head = raw.ids[:REPORTED]
     rest = {*tops, token, *last.ids[:REPORTED].tolist()} - set(head.tolist())
     return np.concatenate([head, np.array(sorted(rest), np.int64)]) if rest else head

@@ -1,4 +1,4 @@
-"""What a stage of the sampler is: a `StageSpec` with its parameters, its kernel and what the window shows of it."""
+"""`StageSpec`: a stage of the sampler, with its parameters, its kernel and its texts for the window."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.pool import Pool
 
-CHANGE: Final = number(-LARGEST, LARGEST)  # the rule of an option that is added to a score or subtracted from it
+CHANGE: Final = number(-LARGEST, LARGEST)  # the rule of options that are added to scores or subtracted from them
 
 Chosen = Mapping[str, Any]  # every sampling option by name, defaults filled in; `dry_breakers` as token ids
 Kernel = Callable[["Pool", "History", float], None]
-"""Applies a stage to a pool: the stream's history, and a random number in [0, 1) where `StageSpec.draws` asks for one."""
+"""Applies a stage to a pool, given the stream's history and a random number in [0, 1) (NaN without `StageSpec.draws`)."""
 
 
 class Kind(IntEnum):
@@ -29,11 +29,11 @@ class Kind(IntEnum):
 
 
 class Search(Enum):
-    """What a cut looks for in the sorted row, which decides how much of the row is sorted at first."""
+    """How a cut finds its place in the sorted row; decides how much of the row is sorted at first."""
 
     RANK = "rank"
     MASS = "mass"
-    LAZY_MASS = "lazy mass"  # a later cut may make the search unnecessary
+    LAZY_MASS = "lazy mass"  # a mass, unless a later cut makes the search unnecessary
     WEIGHT = "weight"  # relative to the likeliest token
 
 
@@ -44,8 +44,8 @@ class Slider:
     Attributes:
         low, high: Ends.
         scale: "square" is finer towards 0; "count" takes whole numbers, by ratio, with 0 ("off") at the right end.
-        label: In place of the parameter's.
-        always: Shown even while the parameter has its default.
+        label: Replaces the parameter's.
+        always: Whether it is shown while the parameter has its default.
     """
 
     low: float
@@ -60,12 +60,12 @@ class Parameter:
     """One option of a stage: a field of `SamplingOptions`.
 
     Attributes:
-        rule: What a value may be; see `runtime.options.checking`.
-        label, hint: In the window.
+        rule: Which values are valid; see `runtime.options.checking`.
+        label, hint: Texts of the window.
         switch: Whether a value other than the default turns the stage on.
         folded: Whether the window shows it only on request.
         aliases: Its names in other libraries.
-        read: Gives a value in a form that other libraries have the form of ours; it gets the name it came by.
+        read: Converts values as other libraries spell them, from the name used and the value.
     """
 
     name: str
@@ -86,14 +86,14 @@ class StageSpec:
 
     Attributes:
         name: In `SamplingOptions.order`, `Stage.name` and messages.
-        number: In stored columns (`StageTable.names`): never changed, never given to another stage.
-        parameters: The one that a cut is made by first.
+        number: In stored columns (`StageTable.names`): never changed, never reused.
+        parameters: The first one of a cut sets how much it keeps.
         kernel: Makes the stage from settings that turn it on.
-        search: Of a cut; None: it looks for nothing that a larger head of the sorted row would help.
-        draws: The number of its random number in the counter of `runtime.sampling.chain`; None: it is deterministic.
+        search: Of a cut; None: a larger sorted head would not help it.
+        draws: The stage's number in the counter of the random numbers (`runtime.sampling.chain`); None: it is deterministic.
         remembers: Whether it depends on the tokens before.
-        check: Raises `InvalidRequestError` where the options that are set contradict each other, or the vocabulary's size.
-        label: In the window, where it cut a token.
+        check: Raises `InvalidRequestError` when given options contradict each other or the vocabulary's size.
+        label: Shown in the window for a token that it cut.
     """
 
     name: str
@@ -109,6 +109,6 @@ class StageSpec:
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802  # as lupdate knows it
-    """Marks a text that the window translates where it shows it; as it is."""
+    """Returns the text as it is; marks it for lupdate, and the window translates it."""
     del context
     return text

@@ -1,4 +1,4 @@
-"""One step of several streams, outside of a model: from raw logits to tokens and their numbers."""
+"""One decoding step of several streams outside of a model: from raw logits to tokens and their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.numerics.stage_table import StageTable
 from runtime.records import Float32, Int32, Scores
 from runtime.sampling.chain import Sampler
 from runtime.sampling.history import History
-from runtime.sampling.report import Told, tabulated, told_of
+from runtime.sampling.report import DrawReport, draw_report, report_table
 
 
 def draw_step(
@@ -25,24 +25,24 @@ def draw_step(
     histories: Sequence[Int32 | History | None] | None = None,
     stages: list[StageTable] | None = None,
 ) -> tuple[Int32, Scores]:
-    """The tokens that the streams of a step draw, as `generate` draws them, and what the model thought of each.
+    """The tokens that the streams of a step draw, as `generate` draws them, and their scores.
 
     Args:
         logits: ``(n, vocab)`` float32, raw.
         samplers: One per row; see `make_sampler`.
-        positions: Where in its path each token will stand.
-        top_k: Alternatives recorded.
-        histories: What each stream has said, prompt included, where penalties or DRY are on.
-        stages: Where what the draws were made of is put, a table with a row for each stream; see `GenerationOptions.stages`.
+        positions: Of each token in its path.
+        top_k: How many alternatives are recorded.
+        histories: The tokens of each stream so far, prompt included, where penalties or DRY are on.
+        stages: Receives a table with a row for each stream; see `GenerationOptions.stages`.
 
     Raises:
-        InvalidRequestError: Rows, samplers, positions and histories differ in number, or logits are no numbers.
+        InvalidRequestError: Rows, samplers, positions and histories differ in number, or logits are not finite.
     """
     n = len(logits)
-    said = histories if histories is not None else [None] * n
-    if not n == len(samplers) == len(positions) == len(said):
+    each_history = histories if histories is not None else [None] * n
+    if not n == len(samplers) == len(positions) == len(each_history):
         raise InvalidRequestError(
-            f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(said)} histories: give one each"
+            f"{n} rows, {len(samplers)} samplers, {len(positions)} positions, {len(each_history)} histories: give one each"
         )
     finite, shift = np.empty(n, np.bool_), np.empty(n, np.float32)
     mass, entropy, heated = np.empty(n), np.empty(n), np.empty(n)
@@ -55,16 +55,16 @@ def draw_step(
         raise InvalidRequestError(f"row {int((~finite).argmax())} of the logits holds NaN or infinity")
     ranked = ranked_rows(logprobs, mass, entropy, peaks, temperatures, heated)
     tokens = np.empty(n, np.int32)
-    told: list[Told] = []
+    reports: list[DrawReport] = []
     for i, (sampler, row, position, history, moved) in enumerate(
-        zip(samplers, ranked, positions, said, shift.tolist(), strict=True)
+        zip(samplers, ranked, positions, each_history, shift.tolist(), strict=True)
     ):
         if stages is None:
             tokens[i], _ = sampler.draw(row, position, history=history, shift=moved)
         else:
             traced = sampler.trace(row, position, history=history, shift=moved)
             tokens[i] = traced.token
-            told.append(told_of(traced))
-    if stages is not None and told:
-        stages.append(tabulated(told))
+            reports.append(draw_report(traced))
+    if stages is not None and reports:
+        stages.append(report_table(reports))
     return tokens, summarise_ranked(ranked, tokens, top_k, entropy)

@@ -1,6 +1,5 @@
-"""KV blocks on disk: a second SQLite file, opened by the engine process alone, so that a lost cache can never touch text.
+"""KV blocks on disk: a second SQLite file, opened by the engine process alone, so that its loss cannot affect text.
 
-Nothing in it is worth keeping at any price. A file that is broken, or not one of ours, is moved aside and made anew; a block
-whose SHA-256 does not fit is dropped; only a file of a newer version is left where it is. All errors are `OSError`s, so that
-callers need to know nothing of SQLite.
+It is a cache. A broken or foreign file is moved aside and a new one made; a block whose SHA-256 does not match is dropped; a
+file of a newer version is left unchanged. All errors are `OSError`s, so that callers do not depend on SQLite.
 """

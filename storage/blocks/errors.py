@@ -1,4 +1,4 @@
-"""What SQLite says about the block file, as the operating system would say it."""
+"""Errors of SQLite about the block file as errors of the operating system."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _CODES: dict[int, tuple[int, str]] = {
 
 
 class DamagedFileError(OSError):
-    """The pages of the file are broken, or it is none of ours: it has to make room for a new one. Never leaves the package."""
+    """The file is broken or foreign, and must be replaced by a new one. Never raised to callers of the package."""
 
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors inside the block into `OSError`s that name the file."""
+    """Converts errors of SQLite inside the block to `OSError`s that name the file."""
     try:
         yield
     except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message
         raise DamagedFileError(errno.EIO, "the block file is damaged", str(path)) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", None)
-        if code is None:  # a mistake of the caller's: another thread, a closed connection
+        if code is None:  # misuse by the caller: another thread, a closed connection
             raise
         number, meaning = _CODES.get(code & 0xFF, (errno.EIO, "the disk reported an error"))
         kind = DamagedFileError if is_damage(error) else OSError
@@ -41,8 +41,8 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def guest_errors(path: Path) -> Iterator[None]:
-    """The same for a file that is not ours to replace: damage is an error as any other."""
+def foreign_errors(path: Path) -> Iterator[None]:
+    """The same for a foreign file, which is not replaced: damage is an ordinary error."""
     try:
         with as_os_errors(path):
             yield

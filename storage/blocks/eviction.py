@@ -1,4 +1,4 @@
-"""Which blocks stay and which are evicted (least recently used first, from the tips); inside a transaction of the caller's."""
+"""Storing, pinning and evicting blocks, least recently used first from the tips; in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Final
 from storage.blocks import rows
 from storage.blocks.rows import BlockRow, NewBlock
 
-PINNED: Final = ""  # the pin of what was put with `pinned`
+PINNED: Final = ""  # the pin of blocks that were put with `pinned`
 _LATEST: Final = 1 << 60  # a sequence number beyond it is a flipped bit
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a transaction did."""
+    """The changes of a transaction."""
 
     written: int = 0  # blocks
     evicted: int = 0  # blocks
     freed: int = 0  # bytes
-    damaged: int = 0  # blocks that were not what their key says, and were written anew
+    damaged: int = 0  # blocks that did not match their key, or whose parents form a cycle
 
 
 def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
-    """The rows of the first `keys`, ending before the first that is missing or does not follow the one before it."""
+    """The rows of the first `keys`, up to the first that is missing or not a child of the one before it."""
     before: bytes | None = None
     for place, key in enumerate(keys):
         row = rows.find(conn, key)
@@ -38,13 +38,13 @@ def held(conn: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[BlockRow]:
 
 
 def drop_cycles(conn: sqlite3.Connection) -> Change:
-    """Deletes blocks that no path leads to since damage made a circle of their parents, pinned or not."""
-    gone = cyclic(rows.everything(conn))
-    return Change(freed=rows.delete(conn, gone), damaged=len(gone))
+    """Deletes blocks that no path leads to because their parents form a cycle after damage, pinned or not."""
+    dropped = cyclic(rows.everything(conn))
+    return Change(freed=rows.delete(conn, dropped), damaged=len(dropped))
 
 
 def repair_use_sequence(conn: sqlite3.Connection) -> int:
-    """The last use of any block; flipped bits in it become "long ago"."""
+    """The last use of any block; resets damaged values to 0."""
     conn.execute("UPDATE kv_blocks SET used = 0 WHERE typeof(used) <> 'integer' OR used NOT BETWEEN 0 AND ?", [_LATEST])
     return int(conn.execute("SELECT ifnull(max(used), 0) FROM kv_blocks").fetchone()[0])
 
@@ -63,28 +63,28 @@ def put(
     budget: int,
     tick: int,
 ) -> Change:
-    """Keeps what fits of `blocks`; see `BlockFile.put`."""
+    """Stores the blocks that fit; see `BlockFile.put`."""
     sizes = {block.key: rows.size_of(block) for block in blocks}
-    there, bent = _held_already(conn, blocks)
-    rows.delete(conn, bent)
-    mark(conn, there, tick)
-    new = _with_parents(conn, blocks, {row.key for row in there})
+    stored, damaged = _stored(conn, blocks)
+    rows.delete(conn, damaged)
+    mark(conn, stored, tick)
+    new = _with_parents(conn, blocks, {row.key for row in stored})
     if pinned:
         conn.executemany("INSERT OR IGNORE INTO kv_pins VALUES (?, ?)", [(PINNED, key) for key in sizes])
     needed = {key for block in blocks for key in (block.key, block.parent) if key is not None}
     freed = rows.delete(conn, _replaced(conn, [key for key in superseded if key not in needed]))
     evicted: list[BlockRow] = []
-    over = _total(conn) + sum(sizes[block.key] for block in new) - budget
+    over = total(conn) + sum(sizes[block.key] for block in new) - budget
     if over > 0:
-        loose = list(eviction_order(rows.everything(conn), needed | pins(conn)))
-        loose_bytes = sum(row.nbytes for row in loose)
-        while new and over > loose_bytes:  # not even with all of it gone
+        evictable = list(eviction_order(rows.everything(conn), needed | pins(conn)))
+        evictable_bytes = sum(row.nbytes for row in evictable)
+        while new and over > evictable_bytes:  # eviction of all of them is not enough
             over -= sizes[new.pop().key]
-        evicted = _first(loose, over)
+        evicted = _first(evictable, over)
         freed += rows.delete(conn, evicted)
     for block in new:
         rows.insert(conn, block, tick)
-    return Change(len(new), len(evicted), freed, len(bent))
+    return Change(len(new), len(evicted), freed, len(damaged))
 
 
 def pin(conn: sqlite3.Connection, name: str, keys: Sequence[bytes]) -> None:
@@ -99,39 +99,35 @@ def pins(conn: sqlite3.Connection) -> set[bytes]:
 
 
 def evict(conn: sqlite3.Connection, nbytes: int) -> Change:
-    """Frees at least `nbytes` where there is so much that is not pinned."""
-    gone = _first(eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
-    return Change(evicted=len(gone), freed=rows.delete(conn, gone))
-
-
-def evict_to(conn: sqlite3.Connection, budget: int) -> Change:
-    """Frees what is there beyond `budget`."""
-    return evict(conn, _total(conn) - budget)
+    """Frees at least `nbytes` of blocks that are not pinned, or all of these."""
+    evicted = _first(eviction_order(rows.everything(conn), pins(conn)), nbytes) if nbytes > 0 else []
+    return Change(evicted=len(evicted), freed=rows.delete(conn, evicted))
 
 
 def drop(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
-    """Deletes the row that was found for `key` and all that hang under it, pinned or not."""
+    """Deletes the row that was found for `key` and all descendants of the key, pinned or not."""
     rows.delete(conn, {found.id: found for found in (row, *below(rows.everything(conn), key))}.values())
 
 
-def _total(conn: sqlite3.Connection) -> int:
+def total(conn: sqlite3.Connection) -> int:
+    """Bytes of all blocks."""
     return int(conn.execute("SELECT total(bytes) FROM kv_blocks").fetchone()[0])
 
 
-def _held_already(conn: sqlite3.Connection, blocks: Sequence[NewBlock]) -> tuple[list[BlockRow], list[BlockRow]]:
-    """What is held of these, and what claims to be one of them but is another block."""
-    there: list[BlockRow] = []
-    bent: list[BlockRow] = []
+def _stored(conn: sqlite3.Connection, blocks: Sequence[NewBlock]) -> tuple[list[BlockRow], list[BlockRow]]:
+    """The stored rows of these blocks, and rows with their keys that are other blocks."""
+    stored: list[BlockRow] = []
+    damaged: list[BlockRow] = []
     for block in {block.key: block for block in blocks}.values():
         row = rows.find(conn, block.key)
         if row is not None:
             same = (row.key, row.parent, row.tokens, row.nbytes) == (block.key, block.parent, block.tokens, rows.size_of(block))
-            (there if same else bent).append(row)
-    return there, bent
+            (stored if same else damaged).append(row)
+    return stored, damaged
 
 
 def _with_parents(conn: sqlite3.Connection, blocks: Sequence[NewBlock], known: set[bytes]) -> list[NewBlock]:
-    """The blocks that are not held yet and that some path leads to."""
+    """The blocks that are not stored yet and whose parents are, or will be."""
     new: list[NewBlock] = []
     for block in blocks:
         if block.key in known:
@@ -143,14 +139,14 @@ def _with_parents(conn: sqlite3.Connection, blocks: Sequence[NewBlock], known: s
 
 
 def _replaced(conn: sqlite3.Connection, superseded: Sequence[bytes]) -> list[BlockRow]:
-    """Those on which no block and no pin hangs."""
+    """The rows of superseded blocks without children and pins."""
     sql = "SELECT EXISTS (SELECT 1 FROM kv_blocks WHERE parent = ?) OR EXISTS (SELECT 1 FROM kv_pins WHERE key = ?)"
     found = [row for key in dict.fromkeys(superseded) if (row := rows.find(conn, key)) is not None]
     return [row for row in found if not conn.execute(sql, [row.key, row.key]).fetchone()[0]]
 
 
 def _first(order: Iterable[BlockRow], nbytes: int) -> list[BlockRow]:
-    """As many of the first as have `nbytes` together, or all."""
+    """The first rows that together have `nbytes`, or all."""
     taken: list[BlockRow] = []
     for row in order:
         if nbytes <= 0:
@@ -161,14 +157,14 @@ def _first(order: Iterable[BlockRow], nbytes: int) -> list[BlockRow]:
 
 
 def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Iterator[BlockRow]:
-    """Blocks in the order in which they are to be given up, each after all that hang under it.
+    """Blocks in the order of eviction, each after all its descendants.
 
-    A block counts as used whenever one under it was: a path that was read yesterday goes, from its tip, before one that was
-    read today, however old the start of either is.
+    A use of a block counts for its ancestors: a path read yesterday is evicted, from its tip, before one read today, however
+    old the start of either is.
 
     Args:
-        blocks: Everything that is held.
-        kept: Keys that stay, and with them whatever they hang on.
+        blocks: All stored blocks.
+        kept: Keys that stay, with their ancestors.
     """
     held = {block.key: block for block in blocks}
     children = Counter(block.parent for block in held.values() if block.parent is not None)
@@ -186,9 +182,9 @@ def eviction_order(blocks: Iterable[BlockRow], kept: Collection[bytes]) -> Itera
 
 
 def cyclic(blocks: Iterable[BlockRow]) -> list[BlockRow]:
-    """Blocks whose parents make a circle, and all that hang under them: damage has done it, and no path leads there."""
+    """Blocks whose parents form a cycle, by damage, and their descendants."""
     held = {block.key: block for block in blocks}
-    ends: dict[bytes, bool] = {}  # whether a path leads from a root, or from what is not held, to a block
+    ends: dict[bytes, bool] = {}  # whether the ancestors of a block end, at a root or a missing block
     for block in held.values():
         way: list[bytes] = []
         on_way: set[bytes] = set()
@@ -203,7 +199,7 @@ def cyclic(blocks: Iterable[BlockRow]) -> list[BlockRow]:
 
 
 def below(blocks: Iterable[BlockRow], key: bytes) -> list[BlockRow]:
-    """The block `key` and all that hang under it, each once, also where damage has made a circle of parents."""
+    """The block `key` and its descendants, each once, also where damage has made a cycle of parents."""
     children: dict[bytes | None, list[BlockRow]] = {}
     found: list[BlockRow] = []
     for block in blocks:
@@ -211,7 +207,7 @@ def below(blocks: Iterable[BlockRow], key: bytes) -> list[BlockRow]:
         if block.key == key:
             found.append(block)
     seen = {block.id for block in found}
-    for block in found:  # grows while it is walked
+    for block in found:  # grows during the loop
         for child in children.get(block.key, ()):
             if child.id not in seen:
                 seen.add(child.id)

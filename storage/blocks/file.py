@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from storage.blocks import eviction, rows, schema
-from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
+from storage.blocks.errors import DamagedFileError, as_os_errors, foreign_errors
 from storage.blocks.eviction import Change
 from storage.blocks.rows import BlockRow, NewBlock
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SLACK: Final = 8  # a file of which this part is free pages, which the next blocks would take, is made smaller
+_SLACK: Final = 8  # a file with more than 1 / 8 of free pages is made smaller
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFileStats:
-    """What a block file holds."""
+    """Statistics of a block file."""
 
     blocks: int
     bytes: int
@@ -36,16 +36,16 @@ class BlockFileStats:
 
 
 class BlockFile:
-    """KV blocks by key, each with a SHA-256 over all that it says.
+    """KV blocks by key, each with a SHA-256 over all of its values.
 
     For one process and one thread, which makes it and calls every member; all of them block. A member that raises
     `OSError` (the disk is full, failed, or the file cannot be written) has changed nothing. A file whose pages turn out to
-    be broken is moved aside and made anew, with a warning in the log: it then holds nothing.
+    be broken is moved aside and replaced by an empty one, with a warning in the log.
 
     Args:
-        path: The file; made (0600, its folder 0700) when missing.
-        budget: Bytes of data to keep; what is there beyond it is evicted at once.
-        read_only: For blocks inside a foreign file: uses are not marked, and writing members raise.
+        path: The file; made (0600, its folder 0700) if missing.
+        budget: Bytes of data to keep; blocks beyond it are evicted at once.
+        read_only: For blocks inside a foreign file: uses are not marked, and writing members raise errors.
 
     Raises:
         OSError: ENOTSUP: written by a newer version, which is left untouched, or (`read_only`) without blocks; EBUSY: another
@@ -57,37 +57,39 @@ class BlockFile:
         self._read_only = read_only
         self._pid = os.getpid()
         self._evicted = self._damaged = self._last_use = 0
-        self._conn: sqlite3.Connection | None = schema.open_guest(path, read_only=True) if read_only else schema.open_file(path)
+        self._conn: sqlite3.Connection | None = (
+            schema.open_foreign(path, read_only=True) if read_only else schema.open_file(path)
+        )
         try:
             if not read_only:
                 self._last_use = self._write(eviction.repair_use_sequence)
                 self._damaged += self._write(eviction.drop_cycles).damaged
-                self._evicted += self._write(lambda conn: eviction.evict_to(conn, budget)).evicted
+                self._evicted += self._write(lambda conn: eviction.evict(conn, eviction.total(conn) - budget)).evicted
                 self._shrink()
         except BaseException:
             self.close()
             raise
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first `keys` are held, without a gap; marks them as just used."""
+        """How many of the first `keys` are stored without a gap; marks them as just used."""
         return self._run(lambda conn: self._mark(conn, list(eviction.held(conn, keys))))
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The data of the first `keys`, each verified; ends before the first that is missing, damaged, or of another path.
+        """The verified data of the first `keys`; ends before the first that is missing, damaged, or of another path.
 
-        A damaged block is dropped with everything that hangs under it.
+        A damaged block is dropped with all its descendants.
         """
         return self._run(lambda conn: self._get(conn, keys))
 
     def put(self, blocks: Sequence[NewBlock], *, superseded: Sequence[bytes] = (), pinned: bool = False) -> int:
-        """Keeps blocks, parents before children, all in one transaction; what is held already is only marked as used.
+        """Stores blocks, parents before children, in one transaction; marks stored ones as used.
 
-        To stay within the budget, what was used least recently goes. Where that is not enough, the last of the new blocks are
-        not kept; nor are those whose parent is not held, since no path leads to them.
+        Evicts the least recently used blocks to stay within the budget. If that is not enough, the last of the new blocks are
+        not stored; nor are blocks without their parent, since no path leads to them.
 
         Args:
             blocks: The blocks.
-            superseded: Partial blocks that these replace: dropped, unless a pin or another block hangs on them.
+            superseded: Partial blocks that these replace: dropped, unless they are pinned or have children.
             pinned: Adds all of them to the pin of the empty name.
 
         Returns:
@@ -105,11 +107,11 @@ class BlockFile:
         return change.written
 
     def pin(self, name: str, keys: Sequence[bytes]) -> None:
-        """These blocks are not evicted while the pin `name` stands, also over a restart; () removes it."""
+        """Pins these blocks under `name`, which prevents their eviction, also after a restart; () removes the pin."""
         self._write(lambda conn: eviction.pin(conn, name, keys))
 
     def evict(self, nbytes: int) -> int:
-        """Frees at least `nbytes` if it can, least recently used first, never what is pinned; returns the bytes freed.
+        """Frees at least `nbytes` if possible, least recently used first, without pinned blocks; returns the bytes freed.
 
         The file on the disk gets smaller, too.
         """
@@ -119,11 +121,11 @@ class BlockFile:
         return change.freed
 
     def copy_to(self, path: Path, keys: Sequence[bytes]) -> int:
-        """Copies those of `keys` that are held, verified, into another file; how many. All or none are there afterwards.
+        """Copies the stored blocks of `keys`, verified, into another file, all or none; returns how many.
 
         Args:
-            path: A block file (made when missing), or any other SQLite file, which gets the tables it lacks; not open
-                elsewhere. What it holds already stays.
+            path: A block file (made if missing), or any other SQLite file, which gets missing tables; not open elsewhere.
+                Its own blocks stay.
             keys: The blocks, parents before children.
         """
         if not path.exists():
@@ -131,14 +133,14 @@ class BlockFile:
         return self._run(lambda conn: self._copy(conn, path, keys))
 
     def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
-        """Copies those of `keys` that another file holds into this one, verified, as `put` keeps them; how many are held then.
+        """Copies blocks of `keys` from another file, verified, as `put` stores them; returns how many are stored then.
 
         Args:
-            path: A block file, or a foreign file with blocks in it; it is only read.
+            path: A block file, or a foreign file with blocks; only read.
             keys: The blocks, parents before children.
         """
-        with closing(schema.open_guest(path, read_only=True)) as guest:
-            return self._write(lambda conn: self._take(conn, guest, path, keys))
+        with closing(schema.open_foreign(path, read_only=True)) as foreign:
+            return self._write(lambda conn: self._take(conn, foreign, path, keys))
 
     def stats(self) -> BlockFileStats:
         """Counts, without reading a block."""
@@ -158,10 +160,10 @@ class BlockFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- how a member runs
+    # ---- transactions
 
     def _run(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `job`; once more, on a new file, where this one turns out to be broken."""
+        """Runs `job`, and repeats it on a new file if this one turns out to be broken."""
         try:
             with as_os_errors(self.path):
                 return job(self._open_connection())
@@ -173,7 +175,7 @@ class BlockFile:
             return job(self._open_connection())
 
     def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in one transaction."""
+        """Runs `job` in one transaction."""
         if self._read_only:
             raise OSError(errno.EROFS, "these blocks are only read", str(self.path))
         return self._run(lambda conn: _transaction(conn, job))
@@ -192,7 +194,7 @@ class BlockFile:
         if conn is not None:
             with suppress(sqlite3.Error):
                 conn.close()
-        self._damaged += 1  # at least; what was in it cannot be counted any more
+        self._damaged += 1  # at least; its blocks cannot be counted any more
         schema.set_aside(self.path, reason)
         self._conn = schema.open_file(self.path)
 
@@ -200,7 +202,7 @@ class BlockFile:
         self._last_use += 1
         return self._last_use
 
-    # ---- what they do
+    # ---- reading, copying, shrinking
 
     def _get(self, conn: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes]:
         found: list[bytes] = []
@@ -216,7 +218,7 @@ class BlockFile:
         return found
 
     def _mark(self, conn: sqlite3.Connection, used: Sequence[BlockRow]) -> int:
-        """Marks blocks as just used; returns how many there were. A mark that cannot be written is no error."""
+        """Marks blocks as just used; returns their number. A failure to write is no error."""
         if used and not self._read_only:
             tick = self._next_use()
             with suppress(OSError), as_os_errors(self.path):
@@ -224,7 +226,7 @@ class BlockFile:
         return len(used)
 
     def _drop(self, conn: sqlite3.Connection, row: BlockRow, key: bytes) -> None:
-        """Names a damaged block and deletes it; that it cannot be deleted now does not make it any better."""
+        """Logs a damaged block and deletes it with its descendants, if possible."""
         self._damaged += 1
         logger.warning("%s: KV block %s fails its checksum; it and what hangs on it are computed again", self.path, key.hex())
         if not self._read_only:
@@ -232,26 +234,28 @@ class BlockFile:
                 _transaction(conn, lambda conn: eviction.drop(conn, row, key))
 
     def _copy(self, conn: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
-        with closing(schema.open_guest(path, read_only=False)) as guest, guest_errors(path):
-            return _transaction(guest, lambda guest: sum(self._copy_block(conn, guest, key) for key in dict.fromkeys(keys)))
+        with closing(schema.open_foreign(path, read_only=False)) as foreign, foreign_errors(path):
+            return _transaction(
+                foreign, lambda foreign: sum(self._copy_block(conn, foreign, key) for key in dict.fromkeys(keys))
+            )
 
-    def _copy_block(self, conn: sqlite3.Connection, guest: sqlite3.Connection, key: bytes) -> bool:
+    def _copy_block(self, conn: sqlite3.Connection, foreign: sqlite3.Connection, key: bytes) -> bool:
         row = rows.find(conn, key)
-        if row is None or rows.find(guest, key) is not None:
+        if row is None or rows.find(foreign, key) is not None:
             return row is not None
         data = rows.read(conn, row, key)
         if data is None:
             self._drop(conn, row, key)
             return False
-        rows.insert(guest, rows.Copied(row.key, row.parent, row.tokens, (data,)), row.used)
+        rows.insert(foreign, rows.Copied(row.key, row.parent, row.tokens, (data,)), row.used)
         return True
 
-    def _take(self, conn: sqlite3.Connection, guest: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
+    def _take(self, conn: sqlite3.Connection, foreign: sqlite3.Connection, path: Path, keys: Sequence[bytes]) -> int:
         found: list[bytes] = []
         for key in dict.fromkeys(keys):  # one at a time: they may be large
-            with guest_errors(path):
-                row = rows.find(guest, key)
-                data = None if row is None else rows.read(guest, row, key)
+            with foreign_errors(path):
+                row = rows.find(foreign, key)
+                data = None if row is None else rows.read(foreign, row, key)
             if row is not None and data is not None:
                 found.append(key)
                 block = rows.Copied(row.key, row.parent, row.tokens, (data,))
@@ -260,7 +264,7 @@ class BlockFile:
         return sum(rows.find(conn, key) is not None for key in found)
 
     def _shrink(self, slack: int = _SLACK) -> None:
-        """Gives free pages back to the disk, where they are more than one in `slack`. Nothing depends on it."""
+        """Returns free pages to the disk, if they are more than one in `slack`. Errors are ignored."""
         with suppress(OSError), as_os_errors(self.path):
             conn = self._open_connection()
             free, pages = (conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
@@ -270,7 +274,7 @@ class BlockFile:
 
 
 def open_blocks(path: str | Path, budget: int, *, read_only: bool = False) -> BlockFile:
-    """Opens the block file at `path`; see `BlockFile`. Plain values, so that another process can be told to call it."""
+    """Opens the block file at `path`; see `BlockFile`. The arguments are plain values, for a call in another process."""
     return BlockFile(Path(path), budget, read_only=read_only)
 
 

@@ -1,4 +1,4 @@
-"""Blocks as rows: what goes in, what comes out, and the SHA-256 between the two."""
+"""Blocks as rows, with their SHA-256."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 Buffer = bytes | bytearray | memoryview
 
 CHUNK_BYTES: Final = 1 << 20  # of one row of data
-_PLACES: Final = 1 << 20  # chunk rows a block may have; a chunk's number is its block's times this, plus its place
+_PLACES: Final = 1 << 20  # most chunk rows of a block; a chunk's id is its block's id times this, plus its place
 _KEY_BYTES: Final = 32
 
 _COLUMNS: Final = (
@@ -21,7 +21,7 @@ _COLUMNS: Final = (
 
 
 class NewBlock(Protocol):
-    """A block to keep."""
+    """A block to store."""
 
     @property
     def key(self) -> bytes:
@@ -42,20 +42,20 @@ class NewBlock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """A block that is held, without its data."""
+    """A stored block without its data."""
 
     id: int
     key: bytes
     parent: bytes | None
     tokens: int
     nbytes: int
-    used: int  # sequence of the last use, of this block or one that hung under it
+    used: int  # sequence number of the last use
     sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A block as it was read."""
+    """A verified copy of a stored block."""
 
     key: bytes
     parent: bytes | None
@@ -67,7 +67,7 @@ def size_of(block: NewBlock) -> int:
     """Bytes of a block's data.
 
     Raises:
-        ValueError: It is not a block: a key that is not 32 bytes, no tokens, more bytes than a block may have.
+        ValueError: It is not a block: a key is not 32 bytes, it has no tokens, or more bytes than a block may have.
     """
     for key in (block.key, block.parent):
         if key is not None and len(key) != _KEY_BYTES:
@@ -79,7 +79,7 @@ def size_of(block: NewBlock) -> int:
 
 
 def find(conn: sqlite3.Connection, key: bytes) -> BlockRow | None:
-    """The row of a block; None when it is not held."""
+    """The row of a block; None if it is not stored."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM kv_blocks WHERE key = ?", [key]).fetchone()  # noqa: S608  # our own names
     return None if row is None else BlockRow(*row)
 
@@ -90,7 +90,7 @@ def everything(conn: sqlite3.Connection) -> list[BlockRow]:
 
 
 def insert(conn: sqlite3.Connection, block: NewBlock, used: int) -> None:
-    """Adds a block; must run inside a transaction."""
+    """Adds a block, inside a transaction."""
     nbytes = size_of(block)
     row_id = conn.execute(
         "INSERT INTO kv_blocks (key, parent, tokens, bytes, used, sha256) VALUES (?, ?, ?, ?, ?, x'')",
@@ -105,7 +105,7 @@ def insert(conn: sqlite3.Connection, block: NewBlock, used: int) -> None:
 
 
 def read(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> bytes | None:
-    """The data of the block `key`, found as `row`; None when that is not what was written."""
+    """The data of the block `key`, found as `row`; None if the checksum does not match."""
     if row.key != key or not isinstance(row.parent, bytes | None):
         return None
     if not 0 < row.tokens < 1 << 32 or not 0 <= row.nbytes <= CHUNK_BYTES * _PLACES:
@@ -117,13 +117,13 @@ def read(conn: sqlite3.Connection, row: BlockRow, key: bytes) -> bytes | None:
     for (data,) in conn.execute(sql, [first, first + _PLACES - 1]):
         if not isinstance(data, bytes):
             return None
-        digest.update(data)  # without the interpreter's lock, as the reading of the row before it
+        digest.update(data)  # releases the interpreter's lock, as does reading the row
         parts.append(data)
     return b"".join(parts) if digest.digest() == row.sha256 else None
 
 
 def delete(conn: sqlite3.Connection, rows: Iterable[BlockRow]) -> int:
-    """Deletes blocks with their data; returns the bytes of it. Must run inside a transaction."""
+    """Deletes blocks with their data, inside a transaction; returns the bytes freed."""
     freed = 0
     for row in rows:
         first = row.id * _PLACES
@@ -134,12 +134,12 @@ def delete(conn: sqlite3.Connection, rows: Iterable[BlockRow]) -> int:
 
 
 def _digest(key: bytes, parent: bytes | None, tokens: int, nbytes: int) -> hashlib._Hash:
-    """SHA-256 begun with everything about a block but its data and its last use."""
+    """A SHA-256 of all values of a block but its data and last use."""
     return hashlib.sha256(struct.pack("<32s?32sIQ", key, parent is not None, parent or b"", tokens, nbytes))
 
 
 def _chunks(parts: Sequence[Buffer]) -> Iterator[Buffer]:
-    """The parts, one after the other, cut into rows; a part is copied only where a row takes in several."""
+    """The concatenated parts, cut into rows; a part is copied only where a row combines several."""
     waiting = bytearray()
     for part in parts:
         rest = memoryview(part).cast("B")

@@ -1,6 +1,6 @@
-"""The tables of the block file, how one is made, and what is done with a file that is no block file.
+"""The tables of the block file, its creation, and the replacement of broken or foreign files.
 
-There are no migrations: a file of an older version makes room for a new one, it is only a cache.
+There are no migrations: a file of an older version is replaced, since it is only a cache.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from storage.blocks.errors import DamagedFileError, as_os_errors, guest_errors
+from storage.blocks.errors import DamagedFileError, as_os_errors, foreign_errors
 from storage.database import Connection
-from storage.files import ensure_file, free_name, keep_as, sync_folder
+from storage.files import ensure_file, free_name, keep_as, sidecar, sync_folder
 
 logger = logging.getLogger(__name__)
 
 APPLICATION_ID: Final = 0x454C4B56  # "ELKV"
 VERSION: Final = 1
-PAGE_BYTES: Final = 16_384  # rows are of 1 MiB: a third less time to write than with 4,096, and little waste for tiny models
+PAGE_BYTES: Final = 16_384  # for rows of 1 MiB: a third less time to write than 4,096, little waste for tiny models
 _HEADER_BYTES: Final = 100  # of any SQLite file
-_WAL_BYTES: Final = 67_108_864  # that the journal keeps after a checkpoint
+_WAL_BYTES: Final = 67_108_864  # of the WAL file after a checkpoint
 _BUSY_SECONDS: Final = 0.2  # no other process should have it open
 
 _TABLES: Final = (
@@ -50,7 +50,7 @@ _TABLES: Final = (
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """A connection to the block file at `path`, for the calling thread, which alone has it; made anew where it is no use.
+    """An exclusive connection to the block file at `path` for the calling thread; replaces a broken or foreign file.
 
     Raises:
         OSError: Written by a newer version (ENOTSUP; untouched), held by another process (EBUSY), or it cannot be written.
@@ -66,13 +66,13 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 
 def create(path: Path, *, portable: bool = False) -> None:
-    """Makes a whole, empty block file under another name first: at `path` there is never half of one.
+    """Makes an empty block file under another name and renames it: `path` is never incomplete.
 
-    One that is not `portable` has a WAL from the start: a program that is killed while it changes a file's mode leaves a
-    journal beside it that no reader may roll back.
+    A file that is not `portable` has a WAL from the start: a program that is killed while it changes the mode of a file would
+    leave a journal that no reader may roll back.
     """
-    draft = path.with_name(path.name + ".new")
-    for leftover in (draft, *_beside(draft)):
+    draft = sidecar(path, ".new")
+    for leftover in (draft, *_sidecars(draft)):
         leftover.unlink(missing_ok=True)
     ensure_file(draft)
     with as_os_errors(draft), closing(_connect(draft)) as conn:
@@ -83,33 +83,33 @@ def create(path: Path, *, portable: bool = False) -> None:
             conn.execute(f"PRAGMA {pragma}")
         if not portable:
             conn.execute("PRAGMA journal_mode = WAL")
-    for leftover in _beside(path):  # of a file that is gone
+    for leftover in _sidecars(path):  # of a file that no longer exists
         leftover.unlink(missing_ok=True)
     draft.replace(path)
     sync_folder(path.parent)
 
 
 def make_tables(conn: sqlite3.Connection) -> None:
-    """Makes the tables that are missing; a foreign portable file may take blocks in, too."""
+    """Makes missing tables, also in a portable session file."""
     conn.execute("BEGIN IMMEDIATE")
     for statement in _TABLES:
         conn.execute(statement)
     conn.execute("COMMIT")
 
 
-def open_guest(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection to any SQLite file that holds blocks, or (not `read_only`) is to hold some.
+def open_foreign(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """A connection to any SQLite file with blocks, or (not `read_only`) for blocks.
 
     Raises:
-        OSError: It is missing, it is not a database, or (`read_only`) it has no blocks.
+        OSError: It is missing, not a database, or (`read_only`) has no blocks.
     """
-    with guest_errors(path):
+    with foreign_errors(path):
         conn = _connect(path, read_only=read_only)
         try:
             if not read_only:
                 make_tables(conn)
-            if bent := bad_tables(conn):
-                raise OSError(errno.ENOTSUP, f"no KV blocks of this version are in it ({', '.join(bent)})", str(path))
+            if bad := bad_tables(conn):
+                raise OSError(errno.ENOTSUP, f"no KV blocks of this version are in it ({', '.join(bad)})", str(path))
         except BaseException:
             conn.close()
             raise
@@ -117,7 +117,7 @@ def open_guest(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 
 def bad_tables(conn: sqlite3.Connection) -> list[str]:
-    """The names of tables and indexes that are missing or not as they are made here."""
+    """Names of tables and indexes that are missing, or differ from their definition here."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
         make_tables(fresh)
         sql = "SELECT name, type || ifnull(sql, '') FROM sqlite_schema WHERE name LIKE 'kv%'"
@@ -126,36 +126,36 @@ def bad_tables(conn: sqlite3.Connection) -> list[str]:
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Moves a file that is no use out of the way. One that was ours replaces the one set aside before.
+    """Moves a broken or foreign file away. A broken file replaces the one set aside before.
 
-    Others are kept all, each with its journals. Stopped half way, it is begun again at the next start.
+    Foreign files are all kept, each with its journals. If interrupted, the next start repeats it.
     """
     kept = path.with_stem(path.stem + ".damaged")
     ours = _is_ours(path)
     if not ours:
         kept = free_name(path.with_stem(path.stem + ".foreign"))
     logger.warning("%s: %s; it was moved to %s and a new one made, KV is computed again", path, reason, kept.name)
-    if not ours:  # what was not merged into it yet is in its journals; the -shm is made from them
-        for journal in (file for file in _beside(path) if not file.name.endswith("-shm") and file.exists()):
-            keep_as(journal, kept.with_name(kept.name + journal.name.removeprefix(path.name)))
+    if not ours:  # journals have changes that are not in the file yet; the -shm is derived from them
+        for journal in (file for file in _sidecars(path) if not file.name.endswith("-shm") and file.exists()):
+            keep_as(journal, sidecar(kept, journal.name.removeprefix(path.name)))
     path.replace(kept)
-    for leftover in _beside(path):
+    for leftover in _sidecars(path):
         leftover.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def _open(path: Path) -> sqlite3.Connection:
     _survey(path)
-    ensure_file(path)  # a file that cannot be opened for writing is named here
+    ensure_file(path)  # fails here, with the file's name, if it cannot be written
     path.chmod(0o600)
     with as_os_errors(path):
         conn = _connect(path)
         try:
-            conn.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second engine opens no block file; and no -shm is needed
+            conn.execute("PRAGMA locking_mode = EXCLUSIVE")  # excludes a second engine, and needs no -shm
             conn.execute("PRAGMA journal_mode = WAL")
-            conn.execute("PRAGMA synchronous = NORMAL")  # only a cache: what is lost with the power is computed again
+            conn.execute("PRAGMA synchronous = NORMAL")  # a cache: data lost in a power failure is computed again
             conn.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            conn.execute("BEGIN IMMEDIATE")  # now and not at the first write: is it ours alone, can it be written
+            conn.execute("BEGIN IMMEDIATE")  # fails now, not at the first write, if it is locked or cannot be written
             conn.execute(f"PRAGMA user_version = {VERSION}")
             conn.execute("COMMIT")
         except BaseException:
@@ -165,12 +165,12 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _survey(path: Path) -> None:
-    """Refuses a file that is not for this version to open, without changing a byte of it."""
+    """Refuses a file that this version cannot open, without changing it."""
     _check_regular(path)
-    size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _beside(path))
+    size, alone = path.stat().st_size, not any(leftover.exists() for leftover in _sidecars(path))
     if size < _HEADER_BYTES:  # SQLite would take it for a new database
         raise DamagedFileError(errno.EIO, f"it has {size} bytes and is not a database", str(path))
-    if _is_ours(path) and path.with_name(path.name + "-journal").exists():  # no reader may roll it back
+    if _is_ours(path) and sidecar(path, "-journal").exists():  # no reader may roll it back
         raise DamagedFileError(errno.EIO, "it was left half changed by a program that was killed", str(path))
     with as_os_errors(path), closing(_connect(path, read_only=True, immutable=alone)) as conn:
         application, version, pages, page = (
@@ -184,8 +184,8 @@ def _survey(path: Path) -> None:
             raise OSError(errno.ENOTSUP, newer, str(path))
         if alone and size < pages * page:
             raise DamagedFileError(errno.EIO, f"it is cut short: {size:,} of {pages * page:,} bytes are there", str(path))
-        if bent := bad_tables(conn):
-            raise DamagedFileError(errno.EIO, f"the definition of {', '.join(bent)} is damaged", str(path))
+        if bad := bad_tables(conn):
+            raise DamagedFileError(errno.EIO, f"the definition of {', '.join(bad)} is damaged", str(path))
 
 
 def _connect(path: Path, *, read_only: bool = False, immutable: bool = False) -> sqlite3.Connection:
@@ -209,11 +209,11 @@ def _check_regular(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """By the header, which is all that is sure to be read: bytes 68 to 72 are the application's."""
+    """Whether the application id in bytes 68 to 72 of the header is ours, or the file is too short for one."""
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     return header[68:72] == APPLICATION_ID.to_bytes(4, "big") or os.path.getsize(path) < _HEADER_BYTES  # noqa: PTH202  # symmetric
 
 
-def _beside(path: Path) -> tuple[Path, ...]:
-    return tuple(path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+def _sidecars(path: Path) -> tuple[Path, ...]:
+    return tuple(sidecar(path, ending) for ending in ("-wal", "-shm", "-journal"))

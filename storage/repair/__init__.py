@@ -1,1 +1,1 @@
-"""Damage in the sessions file: found, set aside, salvaged; and the backups."""
+"""Damage in the sessions file: verification, quarantine, salvage; and backups."""

@@ -1,4 +1,4 @@
-"""Verified copies of a database: before anything that could spoil it, and one of every day."""
+"""Verified copies of a database: before risky changes, daily, and on request."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ import sqlite_utils
 
 from storage.database import connect, fetch
 from storage.errors import StoreDamagedError, StoreFullError, typed_errors
-from storage.files import ensure_file, free_name, journal_of, keep_as, sync_folder
+from storage.files import ensure_file, free_name, journal_of, keep_as, sidecar, sync_folder
 from storage.tables import checksums
 
 log = logging.getLogger(__name__)
 KEPT: Final = 7  # daily backups
-SPARE: Final = 1 << 28  # bytes that a backup leaves free on the disk, at the least
+SPARE: Final = 1 << 28  # least bytes that a backup leaves free on the disk
 FOLDER: Final = "backups"  # beside the database
-RECOVERING: Final = ".recovering-"  # begins the name of a folder that a recovery works in
+RECOVERING: Final = ".recovering-"  # prefix of the working folder of a recovery
 _DRAFT: Final = ".partial"
 _DAILY: Final = re.compile(r"\.daily-(\d{6,})\.(\d{4}-\d{2}-\d{2})$")
 
 
 def back_up(db: sqlite_utils.Database, target: Path) -> Path:
-    """Copies the database behind `db` to `target`, or to the next free name like it, and checks the copy.
+    """Copies the database of `db` to `target`, or to the next free name like it, and checks the copy.
 
     Returns:
-        Where the copy is. It appears under that name only when it is complete and verified.
+        The path of the copy, which appears there only when it is complete and verified.
 
     Raises:
-        StoreDamagedError: The copy is not sound, so the original is not either.
+        StoreDamagedError: The copy is damaged, and so is the original.
     """
     final = free_name(target)
-    draft = final.with_name(final.name + _DRAFT)
+    draft = sidecar(final, _DRAFT)
     draft.unlink(missing_ok=True)
     ensure_file(draft)
     try:
@@ -57,8 +57,8 @@ def back_up(db: sqlite_utils.Database, target: Path) -> Path:
 
 
 def clear_drafts(path: Path) -> None:
-    """Removes what backups and recoveries have left that were killed; for the one writer, before there are others."""
-    with suppress(OSError):  # they take room, no more
+    """Removes the remains of interrupted backups and recoveries; for the one writer, before any of these starts."""
+    with suppress(OSError):  # remains only take room
         for draft in (path.parent / FOLDER).glob(f"*{_DRAFT}*"):
             if draft.name.startswith(f"{path.stem}."):
                 draft.unlink(missing_ok=True)
@@ -67,27 +67,27 @@ def clear_drafts(path: Path) -> None:
 
 
 def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
-    """Copies the database at `path`, behind `db`, before a change, and reads every row of the copy again.
+    """Copies the database before a change, and verifies every row of the copy.
 
-    Damage in the original is in the copy too; it is logged and stops nothing.
+    Damage in the original is also in the copy; it is logged and not an error.
 
     Args:
         db: The database.
-        path: Where it is.
-        change: What comes, for the name of the copy.
+        path: Of the database.
+        change: Name of the change, for the name of the copy.
 
     Returns:
-        Where the copy is.
+        The path of the copy.
 
     Raises:
-        StoreDamagedError: The copy is not what the original is; it was deleted.
+        StoreDamagedError: The copy has damage that the original does not have; it was deleted.
     """
     made = back_up(db, path.parent / FOLDER / f"{path.stem}.before-{change}{path.suffix}")
     try:
         with closing(connect(made, read_only=True, immutable=True).conn) as conn:
-            bad = set(_unsound(sqlite_utils.Database(conn, execute_plugins=False)))
-        if bad and (spoilt := bad - set(_unsound(db))):
-            words = f"{len(spoilt):,} rows of the backup {made.name} are not what they are in the original"
+            bad = set(_damaged(sqlite_utils.Database(conn, execute_plugins=False)))
+        if bad and (changed := bad - set(_damaged(db))):
+            words = f"{len(changed):,} rows of the backup {made.name} are not what they are in the original"
             raise StoreDamagedError(f"{words}; nothing was changed. Is the disk sound?")
     except BaseException:
         made.unlink()
@@ -100,20 +100,20 @@ def back_up_before(db: sqlite_utils.Database, path: Path, change: str) -> Path:
 
 
 def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
-    """Makes today's backup of the database at `path` where there is none; blocking, for a thread of its own.
+    """Makes today's backup of the database at `path` if there is none; blocking, for a thread of its own.
 
-    Backups are numbered, and the last `KEPT` of them stay: a clock that was set back makes another one and deletes none
-    that is newer. Any day other than the last backup's counts as a new one.
+    Backups are numbered, and the last `KEPT` of them stay: after the clock was set back, another one is made and no newer one
+    is deleted. Any day other than the last backup's counts as a new one.
 
     Args:
-        path: The database; others may write meanwhile, what they write is in the next one.
+        path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:
-        Where it is; None where there was one already, or it was stopped.
+        Its path; None if there was one already, or it was stopped.
 
     Raises:
-        StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+        StoreDamagedError: The copy is damaged; it was deleted, and existing backups stay.
         StoreFullError: The disk has too little room for it.
     """
     day = today()
@@ -122,7 +122,7 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
     if last is not None and last[2] == day:
         return None
     number = int(last[1]) + 1 if last is not None else 1
-    made = _sound_copy(path, f"daily-{number:06}.{day}", stop)
+    made = _verified_copy(path, f"daily-{number:06}.{day}", stop)
     if made is not None:
         for old in daily_backups(path)[:-KEPT]:
             old.unlink(missing_ok=True)
@@ -132,30 +132,30 @@ def back_up_daily(path: Path, stop: threading.Event) -> Path | None:
 def back_up_now(path: Path, stop: threading.Event) -> Path | None:
     """Makes a backup of the database at `path` on request; blocking, for a thread of its own.
 
-    No backup is ever deleted for it, and it is never deleted for another.
+    It replaces no backup, and is never deleted automatically.
 
     Args:
-        path: The database; others may write meanwhile, what they write is in the next one.
+        path: The database; later writes are in the next backup.
         stop: Set to cancel.
 
     Returns:
-        Where it is; None where it was stopped.
+        Its path; None if it was stopped.
 
     Raises:
-        StoreDamagedError: The copy is not sound; it was deleted, and the backups that are there stay.
+        StoreDamagedError: The copy is damaged; it was deleted, and existing backups stay.
         StoreFullError: The disk has too little room for it.
     """
-    return _sound_copy(path, f"by-hand.{today()}", stop)
+    return _verified_copy(path, f"by-hand.{today()}", stop)
 
 
-def _sound_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
-    """A copy of which every row was read again, with `mark` in its name; None where it was stopped."""
+def _verified_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
+    """A copy with `mark` in its name, every row verified; None if it was stopped."""
     with typed_errors(path), closing(connect(path, read_only=True).conn) as conn:
         _check_room(path)
         db = sqlite_utils.Database(conn, execute_plugins=False)
         made = back_up(db, path.parent / FOLDER / f"{path.stem}.{mark}{path.suffix}")
         try:
-            bad = _unsound_rows(made, stop)
+            bad = _damaged_rows(made, stop)
         except BaseException:
             made.unlink()
             raise
@@ -167,7 +167,7 @@ def _sound_copy(path: Path, mark: str, stop: threading.Event) -> Path | None:
 
 
 def _check_room(path: Path) -> None:
-    """Refuses a backup that would leave the disk without room for what comes next.
+    """Refuses a backup that would leave too little room on the disk.
 
     Raises:
         StoreFullError: It would.
@@ -185,15 +185,16 @@ def _check_room(path: Path) -> None:
 def daily_backups(path: Path) -> list[Path]:
     """The daily backups of a database, oldest first."""
     found = (path.parent / FOLDER).glob(f"{path.stem}.daily-*{path.suffix}")
-    return sorted((each for each in found if _DAILY.search(each.stem)), key=_number)
+    numbers = {each: int(match[1]) for each in found if (match := _DAILY.search(each.stem))}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def keep_daily(path: Path, change: str) -> Path | None:
-    """Gives the newest daily backup of the database at `path` a second name, under which it is never deleted; None without one.
+    """Gives the newest daily backup a second name, under which it is never deleted; None without a backup.
 
     Args:
         path: The database.
-        change: What comes, for the name.
+        change: Name of the change, for the name of the backup.
     """
     held = daily_backups(path)
     if not held:
@@ -205,33 +206,28 @@ def keep_daily(path: Path, change: str) -> Path | None:
 
 
 def today() -> str:
-    """The day, as people here count it."""
+    """The local date."""
     return datetime.date.today().isoformat()
 
 
 def findings(conn: sqlite3.Connection) -> list[str]:
-    """What SQLite itself finds wrong with a database, at most three things; ["ok"] where nothing is."""
+    """At most three findings of SQLite's integrity check; ["ok"] for a sound database."""
     try:
         return [row[0] for row in conn.execute("PRAGMA integrity_check(3)")]
     except sqlite3.DatabaseError as error:  # some pages are too broken to be reported about
         return [str(error)]
 
 
-def _number(backup: Path) -> int:
-    found = _DAILY.search(backup.stem)
-    return int(found[1]) if found is not None else 0
-
-
-def _unsound_rows(copy: Path, stop: threading.Event) -> str:
-    """In which table of a copy the first row is that fails its checksum, in words; "" for none."""
+def _damaged_rows(copy: Path, stop: threading.Event) -> str:
+    """Names the table of a copy with the first row that fails its checksum; "" for none."""
     with closing(connect(copy, read_only=True, immutable=True).conn) as conn:
-        for table, _ in _unsound(sqlite_utils.Database(conn, execute_plugins=False), stop):
+        for table, _ in _damaged(sqlite_utils.Database(conn, execute_plugins=False), stop):
             return f"rows of {table.replace('_', ' ')} are damaged"
     return ""
 
 
-def _unsound(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:
-    """Table and number of every row that fails its checksum, until `stop`; tables that an older version lacks have none."""
+def _damaged(db: sqlite_utils.Database, stop: threading.Event | None = None) -> Iterator[tuple[str, int]]:
+    """Table and row id of every row that fails its checksum, until `stop`; skips tables that an older version lacks."""
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in checksums.COVERED:
         last = 0

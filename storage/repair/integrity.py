@@ -1,4 +1,4 @@
-"""Verification: every row against its checksum, every tree against its counts, every index against its rows."""
+"""Verification of rows by checksums, of trees by their counts, and of indexes by their rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYED: Final[tuple[tuple[str, DamageKind, str], ...]] = (
 
 
 def session_ids(db: sqlite_utils.Database) -> list[int]:
-    """Every session that can be reached, the trash included; what cannot is named by `check_file`."""
+    """Ids of all readable sessions, including the trash; `check_file` reports unreadable ones."""
     ids: list[int] = []
     try:
         ids.extend(row[0] for row in db.execute("SELECT id FROM sessions ORDER BY id"))
@@ -36,7 +36,7 @@ def session_ids(db: sqlite_utils.Database) -> list[int]:
 
 
 def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
-    """The pages and indexes of the file, the search index, and what is kept by key."""
+    """Damage in pages and indexes of the file, in the search index, and in rows by key."""
     damage = check_pages(db)
     damage += _guarded("file", partial(_references, db))
     damage += _guarded("search", partial(_search_index, db))
@@ -46,12 +46,12 @@ def check_file(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def check_pages(db: sqlite_utils.Database) -> list[DamageRow]:
-    """Definitions, pages and indexes of the file, as far as SQLite can tell."""
+    """Damage in definitions, pages and indexes of the file that SQLite finds."""
     return _guarded("file", partial(_pages, db))
 
 
 def check_session(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """One session: its row, its runs, their tokens and what search knows of them; of one that is being imported, nothing."""
+    """Damage in a session: its row, runs, tokens and search texts; none in an unfinished import."""
     title: str | None = None
     found: list[DamageRow] = []
     try:
@@ -126,9 +126,9 @@ def _references(db: sqlite_utils.Database) -> Iterator[DamageRow]:
 
 def _search_index(db: sqlite_utils.Database) -> Iterator[DamageRow]:
     try:
-        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")  # writes nothing
+        db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")  # a check, not a write
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # a read-only connection may not even ask
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # which a read-only connection refuses
             raise
     known = "SELECT id FROM nodes UNION ALL SELECT -id FROM sessions"
     stray = scalar(db, f"SELECT count(*) FROM search WHERE rowid NOT IN ({known})")  # noqa: S608  # our own text
@@ -150,13 +150,13 @@ def _search_bodies(db: sqlite_utils.Database, session_id: int) -> dict[int, str]
 
 
 def tips(nodes: Iterable[dict[str, Any]]) -> set[int]:
-    """The ids of the runs that no other continues at its end."""
+    """Ids of the runs that no other continues at their end."""
     rows = list(nodes)
     return {row["id"] for row in rows} - {row["parent_id"] for row in rows if row["at_end"]}
 
 
 def turn_of(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
-    """The turn of a run, counted from 1 along the path; a cycle in a damaged tree ends it."""
+    """The turn of a run, from 1 along the path; a cycle in a damaged tree ends the path."""
     turn, seen, at = 0, set[int](), node
     while at["id"] not in seen:
         seen.add(at["id"])
@@ -166,7 +166,7 @@ def turn_of(node: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> int:
 
 
 def _guarded(kind: DamageKind, check: Callable[[], Iterator[DamageRow]]) -> list[DamageRow]:
-    """What `check` finds; pages that cannot be read are a finding, a failing disk is an error."""
+    """The findings of `check`; an unreadable page is a finding, a failing disk an error."""
     found: list[DamageRow] = []
     try:
         found.extend(check())

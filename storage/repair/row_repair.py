@@ -1,12 +1,11 @@
 """Repair of damaged rows: quarantine where the file's pages are sound, salvage into a new file where they are not.
 
 Quarantine moves damaged rows, as they were read, into a table of their own. A run that has lost tokens keeps its text and the
-tokens before the first lost one and is marked as damaged for good (`NodeRow.damaged`): it is shown, and no model continues it.
-Quarantine works inside a transaction of the caller's, one session at a time.
+tokens before the first lost one and stays marked as damaged (`NodeRow.damaged`): it is shown, and no model continues it.
+Quarantine works in a transaction of the caller, one session at a time.
 
-Salvage reads a copy of the file in ever smaller ranges of rows, so that a broken page costs the rows on it and no others. Rows
-keep their numbers and checksums: what is damaged in itself is still reported by `SessionStore.verify`. The damaged file is kept
-under another name.
+Salvage reads a copy of the file in ever smaller ranges of rows, so that a broken page costs only the rows on it. Rows keep
+their ids and checksums: `SessionStore.verify` still reports damaged rows. The damaged file is kept under another name.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from typing import Any, Final, cast, get_args
 import msgspec
 import sqlite_utils
 
-from storage.database import connect, fetch
+from storage.database import connect, dictionaries, fetch
 from storage.errors import StoreDamagedError, StoreMissingError, is_damage, typed_errors
-from storage.files import beside, free_name, keep_as, sync_folder
+from storage.files import free_name, keep_as, sidecar, sync_folder
 from storage.repair import integrity
 from storage.repair.backup import RECOVERING, daily_backups, findings, keep_daily
 from storage.rows import DamageKind, DamageRow, Role, Salvage
@@ -35,7 +34,7 @@ from storage.tables import checksums, key_value, nodes, search, sessions, token_
 from storage.tables.text import clean, from_json
 
 Row = dict[str, Any]
-_MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # what works without them
+_MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # rows that the store can do without
     ("vocabularies", "vocabulary", "digest"),
     ("models", "model", "kv_fingerprint"),
     ("settings", "setting", "key"),
@@ -44,11 +43,11 @@ _MOVED: Final[tuple[tuple[str, DamageKind, str], ...]] = (  # what works without
 HEADER_BYTES: Final = 100  # of any SQLite file
 MAGIC: Final = b"SQLite format 3\0"
 PAGE_BYTES: Final = 4096  # of ours
-LARGEST: Final = 1 << 40  # bytes; a damaged number must not become a file of that size
+LARGEST: Final = 1 << 40  # bytes; limits the file size from a damaged number
 TABLES: Final = ("sessions", "nodes", "token_chunks", "vocabularies", "models", "settings", "folders", "places", "quarantine")
-STEP: Final = 512  # rows asked for at once
-OnProgress = Callable[[str, int, int], None]  # what is read, rows done, rows in all
-STAND_IN: Final = "Recovered"  # for turns whose session is lost
+STEP: Final = 512  # rows per query
+OnProgress = Callable[[str, int, int], None]  # table, rows done, rows in all
+PLACEHOLDER_TITLE: Final = "Recovered"  # of sessions for turns whose own session is lost
 TITLE_LENGTH: Final = 60
 
 
@@ -56,12 +55,12 @@ TITLE_LENGTH: Final = 60
 
 
 def quarantined(db: sqlite_utils.Database) -> list[DamageRow]:
-    """What was set aside so far, in the order in which it was found."""
+    """All damage in quarantine, in the order found."""
     return [_damage_row(row) for row in fetch(db, "SELECT * FROM quarantine ORDER BY id")]
 
 
 def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
-    """What belongs to no session: rows that are kept by key, folders, and rows whose session or run is gone."""
+    """Sets aside damage outside of sessions: rows by key, folders, and rows whose session or run is missing."""
     found: list[DamageRow] = []
     for table, kind, key in _MOVED:
         for row in fetch(db, f"SELECT rowid AS _row, * FROM {table}"):  # noqa: S608  # our own names
@@ -89,13 +88,13 @@ def set_aside_shared(db: sqlite_utils.Database) -> list[DamageRow]:
     return found
 
 
-def mend_indexes(db: sqlite_utils.Database) -> None:
-    """Builds every index anew: a flipped bit in an indexed column, or in an index, looks like a broken file until then."""
+def rebuild_indexes(db: sqlite_utils.Database) -> None:
+    """Rebuilds all indexes: a flipped bit in an index or indexed column looks like a broken file."""
     db.execute("REINDEX")
 
 
-def mend_search(db: sqlite_utils.Database) -> None:
-    """Builds the search index anew from its texts, where it does not fit to them: nothing can be taken out of it till then."""
+def rebuild_search(db: sqlite_utils.Database) -> None:
+    """Rebuilds the search index from its texts if they do not match, since nothing can be removed from a broken index."""
     try:
         db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 0)")
     except sqlite3.DatabaseError as error:
@@ -105,7 +104,7 @@ def mend_search(db: sqlite_utils.Database) -> None:
 
 
 def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
-    """Runs whose session is gone, with their tokens; first of all."""
+    """Sets aside runs whose session is missing, with their tokens. Must come before `set_aside`."""
     found: list[DamageRow] = []
     for row in fetch(db, "SELECT * FROM nodes WHERE session_id NOT IN (SELECT id FROM sessions) ORDER BY id DESC"):
         chunks = fetch(db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]])
@@ -118,7 +117,7 @@ def set_aside_strays(db: sqlite_utils.Database) -> list[DamageRow]:
 
 
 def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
-    """One session; returns what was set aside of it. One that is being imported is left alone, and so is a run in work."""
+    """Sets aside the damage of a session, except of an unfinished import and of open runs; returns it."""
     [session] = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if sessions.is_unfinished(session):
         return []
@@ -129,7 +128,7 @@ def set_aside(db: sqlite_utils.Database, session_id: int) -> list[DamageRow]:
 class _SessionRepair:
     db: sqlite_utils.Database
     row: Row
-    runs: dict[int, Row] = field(default_factory=dict)
+    runs: dict[int, Row] = field(default_factory=dict)  # by id
     cut: set[int] = field(default_factory=set)  # runs that have lost tokens
     found: list[DamageRow] = field(default_factory=list)
 
@@ -139,17 +138,17 @@ class _SessionRepair:
         older: set[int] = set()
         for row in rows:
             if row["status"] != "open" or not checksums.intact("nodes", row):
-                self._run(row, older)
+                self._repair_run(row, older)
             older.add(row["id"])
         for row in rows:
-            self._leaves(row)
-        self._itself(rows)
+            self._clamp_place(row)
+        self._repair_session(rows)
         for node_id, text in ((row["id"], clean(str(row["text"]))) for row in rows):
             search.index_node(self.db, self.row["id"], node_id, text)
         search.index_title(self.db, self.row["id"], clean(str(self.row["title"])))
         return self.found
 
-    def _run(self, row: Row, older: set[int]) -> None:
+    def _repair_run(self, row: Row, older: set[int]) -> None:
         held = self._tokens(row)
         broken = not checksums.intact("nodes", row)
         lost_parent = row["parent_id"] is not None and row["parent_id"] not in older
@@ -167,13 +166,13 @@ class _SessionRepair:
         self.cut.add(row["id"])
         changes: Row = {"token_count": count, "kv_fingerprint": own, "status": "partial", "finish_reason": nodes.DAMAGED}
         if broken:
-            changes |= _sane(row)
+            changes |= _valid_fields(row)
         if lost_parent:
             changes |= {"parent_id": None, "at_token": None, "at_byte": None, "at_end": 1}
         self._renew(row, changes)
 
     def _tokens(self, row: Row) -> dict[str, int]:
-        """Sets aside what is damaged of a run's tokens and what stands behind it; how many are left, by model."""
+        """Sets aside damaged tokens of a run and the ones behind them; returns the number left by model."""
         held: dict[str, int] = {}
         for chunk in fetch(self.db, "SELECT * FROM token_chunks WHERE node_id = ? ORDER BY id", [row["id"]]):
             model = str(chunk["kv_fingerprint"])
@@ -186,8 +185,8 @@ class _SessionRepair:
             self.db.execute("DELETE FROM token_chunks WHERE id = ?", [chunk["id"]])
         return held
 
-    def _leaves(self, row: Row) -> None:
-        """A run that left another one behind the tokens that this has left, leaves it at its end from now on."""
+    def _clamp_place(self, row: Row) -> None:
+        """Moves the place where a run leaves its parent to the parent's end, if that lost the tokens there."""
         parent = self.runs.get(row["parent_id"]) if row["parent_id"] is not None else None
         if parent is None or not {parent["id"], row["id"]} & self.cut:
             return
@@ -200,7 +199,7 @@ class _SessionRepair:
         if any(row[name] != value for name, value in changes.items()):
             self._renew(row, changes)
 
-    def _itself(self, rows: list[Row]) -> None:
+    def _repair_session(self, rows: list[Row]) -> None:
         tips = integrity.tips(rows)
         counted = {"node_count": len(rows), "branches": len(tips)}
         if not checksums.intact("sessions", self.row):
@@ -233,8 +232,8 @@ class _SessionRepair:
         self.found.append(_quarantine(self.db, damage, source, row))
 
 
-def _sane(row: Row) -> Row:
-    """A run's fields as they can be shown, whatever bits have flipped in them."""
+def _valid_fields(row: Row) -> Row:
+    """The fields of a damaged run with valid values."""
     try:
         stats = row["stats"] if isinstance(from_json(str(row["stats"])), dict) else "{}"
     except msgspec.DecodeError:
@@ -243,9 +242,9 @@ def _sane(row: Row) -> Row:
     if row["parent_id"] is None:
         places = {"at_token": None, "at_byte": None}
     created = float(row["created"]) if isinstance(row["created"], int | float) else 0.0
-    kept = {"stats": stats, "created": created, "turn_start": int(bool(row["turn_start"])), "at_end": 1}
+    fields = {"stats": stats, "created": created, "turn_start": int(bool(row["turn_start"])), "at_end": 1}
     role = row["role"] if row["role"] in get_args(Role) else "user"
-    return {**kept, **places, "role": role, "text": clean(str(row["text"])), "seq": row["seq"]}
+    return {**fields, **places, "role": role, "text": clean(str(row["text"])), "seq": row["seq"]}
 
 
 def _quarantine(db: sqlite_utils.Database, damage: DamageRow, source: str, row: Row) -> DamageRow:
@@ -262,7 +261,7 @@ def _damage_row(row: Row) -> DamageRow:
 
 
 def _owner(table: str, row: Row) -> tuple[int | None]:
-    """The session that a row belongs to."""
+    """The id of the session that a row belongs to, if any."""
     if table == "places":
         return (int(row["id"]),)
     number = str(row["key"]).removeprefix(key_value.session_key("")) if table == "settings" else ""
@@ -273,17 +272,17 @@ def _whole_number(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
 
 
-# ---- salvage: what can still be read of a file whose pages are broken
+# ---- salvage: the readable rows of a file whose pages are broken
 
 
 def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -> Salvage:
-    """Replaces the damaged file at `path` by a new one with all that could be read; blocking, seconds to minutes.
+    """Replaces the damaged file at `path` by a new one with all readable rows; blocking, seconds to minutes.
 
-    Where that is nothing, the new one is read from the latest daily backup from which anything can be. Where some is lost, the
-    latest daily backup is kept for good, and named first among what is lost.
+    If the file has no readable session, the new one is read from the latest daily backup that has any. If some rows are lost,
+    the latest daily backup is kept for good, and named first in the list of losses.
 
-    Only for the one writer of the data folder, while no process has the store open. The damaged file, with its journal, stands
-    beside it afterwards; until the new one is whole and on the disk nothing is changed.
+    Only for the one writer of the data folder, while no process has the store open. The damaged file and its journal are kept
+    beside the new one; nothing changes until the new one is complete and on the disk.
 
     Args:
         path: The sessions file.
@@ -291,12 +290,12 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 
     Raises:
         StoreMissingError: There is no file.
-        StoreDamagedError: Nothing of it can be read, nor of a backup; it stays where it is.
+        StoreDamagedError: Neither the file nor a backup can be read; it was not moved.
         StoreFullError, StoreReadOnlyError: The new file cannot be written; nothing was changed.
     """
     if not path.is_file():
         raise StoreMissingError(f"{path}: there is nothing to recover from")
-    target = path.resolve() if path.is_symlink() else path  # its journal stands beside what a link leads to
+    target = path.resolve() if path.is_symlink() else path  # the journal is beside the target of a link
     with typed_errors(path), tempfile.TemporaryDirectory(dir=target.parent, prefix=RECOVERING) as name:
         for source in (target, *reversed(daily_backups(path))):
             folder = Path(name) / source.name
@@ -317,7 +316,7 @@ def salvage(path: Path, progress: OnProgress = lambda _what, _done, _of: None) -
 
 
 def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, int, list[str]]:
-    """Makes the draft of what can be read: how many sessions and turns, and what is lost."""
+    """Writes the readable rows to the draft; returns the numbers of sessions and turns, and the losses."""
     create(draft)
     refill = SalvageWriter(draft)
     try:
@@ -332,40 +331,42 @@ def _read_anew(source: Path, draft: Path, progress: OnProgress) -> tuple[int, in
 def _open_copy(path: Path, folder: Path) -> sqlite3.Connection:
     copy = folder / "damaged.db"
     shutil.copyfile(path, copy)
-    if beside(path, "-wal").exists():
-        shutil.copyfile(beside(path, "-wal"), beside(copy, "-wal"))
-    _mend_header(copy, folder)
+    if sidecar(path, "-wal").exists():
+        shutil.copyfile(sidecar(path, "-wal"), sidecar(copy, "-wal"))
+    _repair_header(copy, folder)
     with suppress(sqlite3.Error), closing(_connect(copy)) as conn:
         for name, sql in definitions().items():
             conn.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ? AND sql <> ?", [sql, name, sql])
         conn.commit()
-    return _connect(copy)  # a connection reads definitions once
+    return _connect(copy)  # a connection reads definitions only once
 
 
 def _connect(copy: Path) -> sqlite3.Connection:
     conn = sqlite3.connect(copy)
     conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    conn.execute("PRAGMA writable_schema = ON")  # a definition that cannot be parsed is passed over
+    conn.execute("PRAGMA writable_schema = ON")  # skips definitions that cannot be parsed
     return conn
 
 
-def _mend_header(copy: Path, folder: Path) -> None:
-    """Every file of ours begins alike; and SQLite opens none that is shorter than it says."""
+def _repair_header(copy: Path, folder: Path) -> None:
+    """Writes our usual header over a broken one, and extends a file that is shorter than its header says for SQLite."""
     with copy.open("r+b") as file:
         header = file.read(HEADER_BYTES)
         if not header.startswith(MAGIC) or int.from_bytes(header[16:18], "big") != PAGE_BYTES:
             fresh = folder / "fresh.db"
             create(fresh)
-            header = fresh.read_bytes()[:24] + bytes(8) + fresh.read_bytes()[32:HEADER_BYTES]  # counters: by the file's length
+            header = (
+                fresh.read_bytes()[:24] + bytes(8) + fresh.read_bytes()[32:HEADER_BYTES]
+            )  # zeros: SQLite takes the counters from the file's length
             file.seek(0)
             file.write(header)
         whole = int.from_bytes(header[28:32], "big") * PAGE_BYTES
         if copy.stat().st_size < whole < LARGEST:
-            file.truncate(whole)  # what is missing reads as broken pages
+            file.truncate(whole)  # extends it by broken pages
 
 
 def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProgress) -> list[str]:
-    """Reads every table; what could not be read, in words."""
+    """Reads all tables; returns descriptions of what could not be read."""
     lost: list[str] = []
     for table in TABLES:
         highest = _highest(conn, table)
@@ -380,7 +381,7 @@ def _read_into(refill: SalvageWriter, conn: sqlite3.Connection, progress: OnProg
 
 
 def _highest(conn: sqlite3.Connection, table: str) -> int:
-    """The last row number a table may have; each way of asking fails with another page."""
+    """The highest row id a table may have, from two queries that read different pages."""
     found = [0]
     for sql in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):  # noqa: S608  # our names
         with suppress(sqlite3.Error, TypeError, ValueError):
@@ -391,9 +392,9 @@ def _highest(conn: sqlite3.Connection, table: str) -> int:
 def _ranges(
     conn: sqlite3.Connection, table: str, highest: int, gaps: list[tuple[int, int]]
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """The rows that can be read, and how far that is; a range that cannot be read as a whole is halved.
+    """Readable rows with the row id up to which the table was read; an unreadable range is halved.
 
-    What cannot be read at all is added to `gaps`, and hands on no rows.
+    Unreadable single rows are added to `gaps`.
     """
     sql = f"SELECT * FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"  # noqa: S608  # our own names
     for beginning in range(1, highest + 1, STEP):
@@ -401,9 +402,7 @@ def _ranges(
         while stack:
             first, last = stack.pop()
             try:
-                cursor = conn.execute(sql, [first, last])
-                names = [column[0] for column in cursor.description]
-                rows = [dict(zip(names, row, strict=True)) for row in cursor]
+                rows = list(dictionaries(conn.execute(sql, [first, last])))
             except (sqlite3.Error, OverflowError, MemoryError) as error:
                 if isinstance(error, sqlite3.Error) and not is_damage(error):
                     raise
@@ -420,55 +419,55 @@ def _ranges(
 
 
 def _put_in_place(path: Path, draft: Path) -> Path:
-    """Keeps the damaged file under another name, then puts the new one where it was: at no moment is there none."""
+    """Links the damaged file under another name, then replaces it by the new one, so that `path` always exists."""
     with closing(connect(draft).conn) as conn:
         found = findings(conn)
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if found != ["ok"]:
         raise StoreDamagedError(f"{path}: the recovered file would be damaged, nothing was changed: {'; '.join(found)}")
     kept = free_name(path.with_stem(f"{path.stem}.damaged"))
-    wal = beside(path, "-wal")
+    wal = sidecar(path, "-wal")
     if wal.exists():
-        keep_as(wal, beside(kept, "-wal"))
+        keep_as(wal, sidecar(kept, "-wal"))
     keep_as(path, kept)
     sync_folder(path.parent)
     for name in ("-wal", "-shm"):  # they belong to the damaged file
-        beside(path, name).unlink(missing_ok=True)
+        sidecar(path, name).unlink(missing_ok=True)
     draft.replace(path)
     sync_folder(path.parent)
     return kept
 
 
 class SalvageWriter:
-    """Takes rows table by table, in the order sessions, nodes, token_chunks, the rest; keeps their numbers and checksums."""
+    """Writes rows table by table, in the order of `TABLES`; keeps their ids and checksums."""
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)
-        self._db.execute("PRAGMA foreign_keys = OFF")  # what a row refers to may be lost; it is looked after here
+        self._db.execute("PRAGMA foreign_keys = OFF")  # rows may refer to lost ones, which is corrected here
         self._sessions: set[int] = set()
         self._nodes: dict[int, int] = {}  # node -> session
         self._folders: set[int] = set()
-        self._stand_ins: set[int] = set()
+        self._placeholders: set[int] = set()  # sessions made for turns without one
         self._left_out: dict[str, int] = {}
 
     def take(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Writes rows as they are; those that mean nothing without a row that is lost are left out."""
+        """Writes rows unchanged; leaves out rows that depend on a lost one."""
         with self._db.atomic():
             for row in rows:
                 try:
                     taken = self._take(table, row)
                 except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError):
-                    taken = False  # a value of a kind that its column cannot hold
+                    taken = False  # a value has a type that its column does not allow
                 if not taken:
                     self._left_out[table] = self._left_out.get(table, 0) + 1
 
     def finish(self) -> tuple[int, int, tuple[str, ...]]:
-        """Corrects references to lost rows; returns sessions, turns, and what was left out."""
+        """Corrects references to lost rows; returns the numbers of sessions and turns, and notes on rows left out."""
         with self._db.atomic():
             for session in fetch(self._db, "SELECT * FROM sessions WHERE current_node IS NOT NULL"):
                 if self._nodes.get(session["current_node"]) != session["id"]:
                     self._db.execute("UPDATE sessions SET current_node = NULL WHERE id = ?", [session["id"]])
-            for session_id in self._stand_ins:
+            for session_id in self._placeholders:
                 self._count(session_id)
         lost = tuple(f"{table}: {count:,} rows belong to nothing any more" for table, count in self._left_out.items())
         return len(self._sessions), len(self._nodes), lost
@@ -503,37 +502,43 @@ class SalvageWriter:
     def _take_place(self, row: dict[str, Any]) -> bool:
         if row["id"] not in self._sessions or not checksums.intact("places", row):
             return False
-        if row["folder_id"] not in self._folders:  # it stands in the list again
+        if row["folder_id"] not in self._folders:  # back to the list
             row = {**row, "folder_id": None}
         checksums.put(self._db, "places", {name: row[name] for name in checksums.COVERED["places"]})
         return True
 
     def _take_node(self, row: dict[str, Any]) -> None:
         if row["parent_id"] is not None and self._nodes.get(row["parent_id"]) != row["session_id"]:
-            # its checksum stays, and so says from now on that the turns before it are missing
+            # its checksum stays and no longer matches, which marks that the turns before it are missing
             row = {**row, "parent_id": None, "at_token": None, "at_byte": None, "at_end": 1}
         if row["session_id"] not in self._sessions:
-            self._stand_in(row["session_id"])
+            self._add_placeholder(row["session_id"])
         self._insert("nodes", row)
         self._nodes[row["id"]] = row["session_id"]
         search.index_node(self._db, row["session_id"], row["id"], clean(str(row["text"])))
 
-    def _stand_in(self, session_id: int) -> None:
-        values: dict[str, Any] = {"id": int(session_id), "title": STAND_IN, "created": 0.0, "updated": 0.0, "touched": 0}
+    def _add_placeholder(self, session_id: int) -> None:
+        values: dict[str, Any] = {
+            "id": int(session_id),
+            "title": PLACEHOLDER_TITLE,
+            "created": 0.0,
+            "updated": 0.0,
+            "touched": 0,
+        }
         values |= {"pinned": 0, "is_sample": 0, "branches": 0, "node_count": 0, "importing": 0}
         checksums.insert(self._db, "sessions", values)
         self._sessions.add(session_id)
-        self._stand_ins.add(session_id)
+        self._placeholders.add(session_id)
 
     def _count(self, session_id: int) -> None:
-        """Branches, shown path and name of a stand-in."""
+        """Sets branches, shown path and title of a placeholder session."""
         [session] = fetch(self._db, "SELECT * FROM sessions WHERE id = ?", [session_id])
         nodes = fetch(self._db, "SELECT * FROM nodes WHERE session_id = ? ORDER BY id", [session_id])
         tips = integrity.tips(nodes)
         changes: dict[str, Any] = {"branches": len(tips), "node_count": len(nodes), "current_node": max(tips, default=None)}
         times = [float(node["created"]) for node in nodes if isinstance(node["created"], int | float)]
         words = next((" ".join(str(node["text"]).split()) for node in nodes if node["role"] == "user"), "")
-        title = clean(f"{STAND_IN}: {words[:TITLE_LENGTH]}" if words else STAND_IN)
+        title = clean(f"{PLACEHOLDER_TITLE}: {words[:TITLE_LENGTH]}" if words else PLACEHOLDER_TITLE)
         checksums.update(self._db, "sessions", session, {**changes, "updated": max(times, default=0.0), "title": title})
         search.index_title(self._db, session_id, title)
 

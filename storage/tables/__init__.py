@@ -1,1 +1,1 @@
-"""The tables of the sessions file: functions over a connection, inside a transaction of the caller's."""
+"""The tables of the sessions file: functions over a connection, in a transaction of the caller."""

@@ -1,6 +1,6 @@
-"""Rows with checksums: SHA-256 over a row's fields, so that damage has a name rather than a guess.
+"""Rows with checksums: SHA-256 over the fields of a row.
 
-`PRAGMA integrity_check` sees broken pages; a flipped bit inside a text or blob passes it.
+`PRAGMA integrity_check` finds broken pages, but not a flipped bit inside a text or blob.
 """
 
 from __future__ import annotations
@@ -28,26 +28,22 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def checksum(table: str, row: Mapping[str, Any]) -> bytes:
-    """SHA-256 of the covered fields of `row`; msgpack keeps the types and the borders of fields apart."""
+    """SHA-256 of the covered fields of `row`; msgpack preserves types and borders of fields."""
     return hashlib.sha256(msgspec.msgpack.encode([row[column] for column in COVERED[table]])).digest()
 
 
 def intact_values(values: Sequence[Any], sha256: object) -> bool:
-    """`intact` for covered fields that stand in their order already: for long lists."""
+    """`intact` for covered fields in order, for long lists."""
     return bool(hashlib.sha256(msgspec.msgpack.encode(values)).digest() == sha256)
 
 
 def intact(table: str, row: Mapping[str, Any]) -> bool:
-    """Whether `row`, as read, still has the checksum it was written with."""
+    """Whether `row`, as read, matches its checksum."""
     return bool(row["sha256"] == checksum(table, row))
 
 
 def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> int:
-    """Adds a sealed row to a table that numbers its rows; must run inside a transaction.
-
-    Returns:
-        The id of the new row.
-    """
+    """Adds a row with its checksum to a table that numbers its rows, inside a transaction; returns its id."""
     names = list(values)
     places = ", ".join("?" * len(names))
     sql = f"INSERT INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, x'')"  # noqa: S608  # our own names
@@ -59,9 +55,9 @@ def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> 
 
 
 def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Changes a row that was just read; must run inside a transaction.
+    """Changes a row that was just read, inside a transaction.
 
-    A row that was damaged before keeps its old checksum, so that it goes on being named.
+    A damaged row keeps its old checksum, so that it is still reported.
     """
     sha = checksum(table, {**row, **changes}) if intact(table, row) else row["sha256"]
     sets = ", ".join(f"{name} = ?" for name in changes)
@@ -70,7 +66,7 @@ def update(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], change
 
 
 def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """The same for a row whose damage is kept elsewhere: what it says from now on counts as whole."""
+    """Changes a damaged row that is in quarantine, and makes it intact with its present values."""
     values = {**row, **changes}
     sets = ", ".join(f"{name} = ?" for name in COVERED[table])
     sql = f"UPDATE {table} SET {sets}, sha256 = ? WHERE id = ?"  # noqa: S608  # our own names
@@ -78,7 +74,7 @@ def renew(db: sqlite_utils.Database, table: str, row: Mapping[str, Any], changes
 
 
 def put(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
-    """Adds or replaces a sealed row of a table with a key of its own."""
+    """Adds or replaces a row, with its checksum, in a table with its own key."""
     names = list(values)
     places = ", ".join("?" * len(names))
     sql = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}, sha256) VALUES ({places}, ?)"  # noqa: S608  # our own names

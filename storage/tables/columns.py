@@ -1,6 +1,6 @@
 """Columns of numbers as bytes and back: msgpack of name -> (dtype, shape, little-endian bytes).
 
-Reading trusts nothing: dtypes are an allow-list and every size is checked before numpy sees it.
+Reading allows listed dtypes only, and checks every size before numpy gets it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode(columns: Columns) -> bytes:
     """The columns as one blob.
 
     Raises:
-        InvalidRowError: A column holds something other than plain numbers.
+        InvalidRowError: A column holds other values than plain numbers.
     """
     packed: _Packed = {}
     for name, column in columns.items():
@@ -44,10 +44,10 @@ def encode(columns: Columns) -> bytes:
 
 
 def decode(blob: bytes) -> dict[str, npt.NDArray[np.generic]]:
-    """The inverse of `encode`; the arrays are fresh and writable.
+    """The inverse of `encode`; the arrays are new and writable.
 
     Raises:
-        StoreDamagedError: The blob is not what `encode` writes.
+        StoreDamagedError: The blob was not written by `encode`.
     """
     try:
         packed = _decoder.decode(blob)
@@ -101,9 +101,9 @@ def pieces(columns: Columns, name: str) -> list[bytes] | None:
 
 
 def summary(columns: Columns, count: int) -> str:
-    """`[[id, text, logprob, rank, entropy], ...]` as JSON: what the view `tokens` shows to plain SQL.
+    """`[[id, text, logprob, rank, entropy], ...]` as JSON, for the SQL view `tokens`.
 
-    Unscored tokens have null for all three numbers, those whose rank a server does not know for it alone.
+    Unscored tokens have null for all three numbers; tokens whose rank a server does not know, for the rank alone.
     """
     texts = pieces(columns, "text")
     ids, ranks = _numbers(columns, "ids", count), _numbers(columns, "rank", count)
@@ -118,7 +118,7 @@ def summary(columns: Columns, count: int) -> str:
         ]
         for i in range(count)
     ]
-    return msgspec.json.encode(rows).decode()  # all of it is clean
+    return msgspec.json.encode(rows).decode()  # texts are cleaned above
 
 
 def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: int) -> Sequence[float | int | None]:
@@ -127,7 +127,7 @@ def _numbers(columns: Mapping[str, npt.NDArray[np.generic]], name: str, count: i
         return [None] * count
     if column.dtype.kind != "f":
         return [*column.astype(np.int64).tolist()]
-    # through the shortest decimal of the float32, so that JSON holds 8 digits rather than 17
+    # by way of the shortest decimal of the float32: 8 digits in JSON instead of 17
     return [x if math.isfinite(x) else None for x in column.astype(str).astype(float).tolist()]
 
 

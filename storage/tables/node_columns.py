@@ -1,4 +1,4 @@
-"""The shape of a session's tree in columns: what stands where, without what was said."""
+"""The tree of a session in columns, without texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.rows import NodeRow, SessionRow
 
 
 class Kind(NamedTuple):
-    """What many runs have in common."""
+    """Values that many runs share."""
 
     role: str
     turn_start: bool
@@ -23,24 +23,24 @@ class Kind(NamedTuple):
 
 
 class NodeStub(NodeRow):
-    """A run whose text and stats were not read; asking for them raises."""
+    """A run whose text and stats were not read; reading them raises an error."""
 
     __slots__ = ("_has_text",)
     _has_text: bool
 
     @property
     def whole(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     @property
     def has_text(self) -> bool:
-        """Whether it has words."""
+        """Whether it has text."""
         return self._has_text
 
     @property
     def text(self) -> str:
-        """Not here.
+        """Not read.
 
         Raises:
             LookupError: Always.
@@ -49,7 +49,7 @@ class NodeStub(NodeRow):
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """Not here.
+        """Not read.
 
         Raises:
             LookupError: Always.
@@ -58,7 +58,7 @@ class NodeStub(NodeRow):
 
     @classmethod
     def make(cls, session_id: int, numbers: tuple[int, int | None, int | None, int | None, int, int], kind: Kind) -> NodeStub:
-        """A run from its columns: id, parent, at_token, at_byte, token_count, seq; and what it shares with others."""
+        """A run from its columns id, parent, at_token, at_byte, token_count, seq, and its kind."""
         stub = cls.__new__(cls)
         values = (session_id, *numbers, *kind)
         for name, value in zip(_FIELDS, values, strict=True):
@@ -94,13 +94,13 @@ class NodeColumns:
         return len(self.id)
 
     def append(self, node: NodeRow) -> None:
-        """One more row."""
+        """Adds a row."""
         for column in (self.id, self.parent, self.at_token, self.at_byte, self.token_count, self.seq, self.kind):
             column.append(0)
         self.set(len(self) - 1, node)
 
     def set(self, place: int, node: NodeRow) -> None:
-        """Another row in that place. What is no whole number in a damaged one counts as none."""
+        """Replaces a row. Values of a damaged one that are not whole numbers become `NOTHING`."""
         values = (node.id, node.parent_id, node.at_token, node.at_byte, node.token_count, node.seq)
         columns = (self.id, self.parent, self.at_token, self.at_byte, self.token_count, self.seq)
         for column, value in zip(columns, values, strict=True):
@@ -108,7 +108,7 @@ class NodeColumns:
         self.kind[place] = self._code(node)
 
     def stub(self, place: int) -> NodeStub:
-        """What is known of a row."""
+        """The run in a row."""
         parent, at_token, at_byte = (
             None if column[place] == self.NOTHING else column[place] for column in (self.parent, self.at_token, self.at_byte)
         )
@@ -127,7 +127,7 @@ class NodeColumns:
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """A session and where its runs stand."""
+    """A session and the tree of its runs."""
 
     session: SessionRow
     nodes: NodeColumns

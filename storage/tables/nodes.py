@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 import sqlite_utils
 from msgspec.structs import replace
 
-from storage.database import fetch, scalar
+from storage.database import dictionaries, fetch, scalar
 from storage.errors import InvalidRowError, UnknownRowError
 from storage.rows import NewChunk, NewNode, NodeRow, Role, SessionTree, Status
 from storage.tables import checksums, search, sessions, token_chunks
 from storage.tables.node_columns import NodeColumns, SessionShape
 from storage.tables.text import clean, from_json, to_json
 
-DAMAGED: Final = "damaged"  # why a run ends that has lost tokens: they were set aside, see `storage.repair.row_repair`
-_WHOLE: Final = (None, "eos", "stop", "grammar")  # ends that leave nothing out; all others leave a partial answer
+DAMAGED: Final = "damaged"  # finish reason of a run with tokens in quarantine, see `storage.repair.row_repair`
+_COMPLETE: Final = (None, "eos", "stop", "grammar")  # finish reasons of complete answers; all others are partial
 
 _SHAPE: Final = """
 SELECT n.*, (SELECT max(c.first + c.count) FROM token_chunks c
@@ -31,7 +31,7 @@ ORDER BY n.seq
 
 
 def add(db: sqlite_utils.Database, new: NewNode, chunk: NewChunk | None, *, current: bool) -> int:
-    """Adds a run, with its first tokens where it has any; returns its id."""
+    """Adds a run with its first tokens, if any; returns its id."""
     session = sessions.require(db, new.session_id)
     if new.role not in get_args(Role) or new.status not in get_args(Status):
         raise InvalidRowError(f"role {new.role!r} with status {new.status!r} is not one the store knows")
@@ -83,12 +83,12 @@ def finish(
     stats: Mapping[str, Any],
     text: str,
 ) -> None:
-    """Ends an open run: its tokens are counted, and from here on it does not change."""
+    """Ends an open run: counts its tokens, and makes it final."""
     row = require(db, node_id)
     if row["status"] != "open":
         raise InvalidRowError(f"node {node_id} is already {row['status']} and does not change any more")
     changes = {
-        "status": "complete" if finish_reason in _WHOLE and not incomplete else "partial",
+        "status": "complete" if finish_reason in _COMPLETE and not incomplete else "partial",
         "finish_reason": finish_reason,
         "text": clean(text),
         "token_count": token_chunks.saved_end(db, node_id, row["kv_fingerprint"]),
@@ -118,32 +118,26 @@ def tree(db: sqlite_utils.Database, session_id: int) -> SessionTree:
 
 
 def shape(db: sqlite_utils.Database, session_id: int) -> SessionShape:
-    """A session and where its runs stand; every row is read and checked, one at a time, and none is kept."""
+    """A session and the tree of its runs; reads and checks one row at a time."""
     session = sessions.require(db, session_id)
     columns = NodeColumns(session_id)
-    cursor = db.execute(_SHAPE, {"session": session_id, "some": None, "after": 0})
-    names = [column[0] for column in cursor.description]
-    for values in cursor:
-        row = dict(zip(names, values, strict=True))
-        columns.append(_view(row, int(row.pop("saved") or 0)))
+    for node in _views(db, session_id, None, 0):
+        columns.append(node)
     view = sessions.view(session)
     return SessionShape(view if len(columns) == session["node_count"] else replace(view, damaged=True), columns)
 
 
 def some(db: sqlite_utils.Database, session_id: int, node_ids: Sequence[int], after: int | None) -> list[NodeRow]:
-    """Runs of a session, in the order made, with those of higher numbers than `after`; those it does not have are left out."""
+    """Runs of a session in the order of creation, with all whose ids are above `after`; unknown ids are left out."""
     wanted = json.dumps([int(n) for n in node_ids])
-    cursor = db.execute(_SHAPE, {"session": session_id, "some": wanted, "after": sys.maxsize if after is None else after})
-    names = [column[0] for column in cursor.description]
-    rows = [dict(zip(names, values, strict=True)) for values in cursor]
-    return [_view(row, int(row.pop("saved") or 0)) for row in rows]
+    return list(_views(db, session_id, wanted, sys.maxsize if after is None else after))
 
 
 def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
     """One run of a session.
 
     Raises:
-        UnknownRowError: The session has none of that number.
+        UnknownRowError: The session has no run with that id.
     """
     row = require(db, node_id)
     if row["session_id"] != session_id:
@@ -152,21 +146,22 @@ def one(db: sqlite_utils.Database, session_id: int, node_id: int) -> NodeRow:
 
 
 def close_open_runs(db: sqlite_utils.Database) -> int:
-    """Marks every open run as partial, with the text of the tokens that were saved; returns how many there were.
+    """Marks all open runs as partial, with the text of their saved tokens; returns how many.
 
-    Only for the one writer of the data folder, before it adds anything: no process writes an open run then.
+    Only for the one writer of the data folder, before it adds anything, when no process writes an open run.
     """
     rows = fetch(db, "SELECT * FROM nodes WHERE status = 'open'")
     for row in rows:
-        _close(db, row)
+        text, count = token_chunks.text_so_far(db, row)
+        changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
+        checksums.update(db, "nodes", row, changes)
+        search.index_node(db, row["session_id"], row["id"], text)
     return len(rows)
 
 
-def _close(db: sqlite_utils.Database, row: dict[str, Any]) -> None:
-    text, count = token_chunks.text_so_far(db, row)
-    changes = {"status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
-    checksums.update(db, "nodes", row, changes)
-    search.index_node(db, row["session_id"], row["id"], text)
+def _views(db: sqlite_utils.Database, session_id: int, some: str | None, after: int) -> Iterator[NodeRow]:
+    for row in dictionaries(db.execute(_SHAPE, {"session": session_id, "some": some, "after": after})):
+        yield _view(row, int(row.pop("saved") or 0))
 
 
 def _view(row: dict[str, Any], saved: int) -> NodeRow:
@@ -196,7 +191,7 @@ def _view(row: dict[str, Any], saved: int) -> NodeRow:
 
 
 def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
-    """Whether the new run goes on where its parent ends; refuses a place that the parent does not have."""
+    """Whether the new run continues its parent at its end; refuses a place beyond the parent."""
     if not (0 <= (new.at_token or 0) <= token_chunks.MAX_TOKENS and 0 <= (new.at_byte or 0) <= sys.maxsize):
         raise InvalidRowError(f"token {new.at_token}, byte {new.at_byte} is not a place in a run")
     if new.parent_id is None:
@@ -208,7 +203,7 @@ def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
         raise InvalidRowError(f"parent {new.parent_id} belongs to session {parent['session_id']}, not {new.session_id}")
     if new.at_token is None:
         return True
-    if parent["status"] == "open":  # it may have tokens that are not saved yet
+    if parent["status"] == "open":  # it may have unsaved tokens
         return False
     if new.at_token > parent["token_count"]:
         raise InvalidRowError(
@@ -218,5 +213,5 @@ def _leaves_at_end(db: sqlite_utils.Database, new: NewNode) -> bool:
 
 
 def goes_on(db: sqlite_utils.Database, node_id: int) -> bool:
-    """Whether anything goes on where a node ends."""
+    """Whether another node continues a node at its end."""
     return bool(scalar(db, "SELECT EXISTS (SELECT 1 FROM nodes WHERE parent_id = ? AND at_end)", [node_id]))

@@ -1,4 +1,4 @@
-"""Folders of sessions, tags, and the order by hand."""
+"""Folders of sessions, tags, and the manual order."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _NOWHERE: Final[Mapping[str, Any]] = {"folder_id": None, "place": None, "tags": 
 
 
 class Places:
-    """Part of `SessionStore`, which says what its members may raise."""
+    """Part of `SessionStore`; its docstring lists the errors."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def folders(self) -> list[FolderRow]:
-        """All folders, in their order."""
+        """All folders, in order."""
         return await self._database.read(_folders)
 
     async def create_folder(self, name: str) -> int:
         """Adds a folder below the others; returns its id.
 
         Raises:
-            InvalidRowError: It has no name, or one of more than `LONGEST_NAME` characters.
+            InvalidRowError: The name is empty, or longer than `LONGEST_NAME` characters.
         """
         return await self._database.write(lambda db: _create_folder(db, name))
 
     async def rename_folder(self, folder_id: int, name: str) -> None:
-        """Gives a folder another name.
+        """Renames a folder.
 
         Raises:
             InvalidRowError: As for `create_folder`.
@@ -45,11 +45,11 @@ class Places:
         await self._database.write(lambda db: _rename_folder(db, folder_id, name))
 
     async def remove_folder(self, folder_id: int) -> None:
-        """Takes a folder away; what is in it goes back to the list, nothing is deleted."""
+        """Removes a folder; its sessions go back to the list, nothing is deleted."""
         await self._database.write(lambda db: _remove_folder(db, folder_id))
 
     async def move(self, session_id: int, folder_id: int | None) -> None:
-        """Puts a session into a folder, or (None) back into the list; there it stands where its last change puts it.
+        """Moves a session into a folder, or (None) back into the list, ordered by its last change.
 
         Raises:
             StoreDamagedError: Its place fails its checksum; setting its tags anew repairs it.
@@ -57,7 +57,7 @@ class Places:
         await self._database.write(lambda db: _move(db, session_id, folder_id))
 
     async def set_tags(self, session_id: int, tags: Iterable[str]) -> None:
-        """Gives a session these tags and no others; without repetition, whatever the case of letters.
+        """Sets the tags of a session, without duplicates regardless of case.
 
         Raises:
             InvalidRowError: More than `MOST_TAGS`, or one of more than `LONGEST_NAME` characters.
@@ -66,13 +66,13 @@ class Places:
         await self._database.write(lambda db: change(db, session_id, tags=to_json(_tags(words))))
 
     async def arrange(self, session_ids: Sequence[int]) -> None:
-        """Sessions of one group (the pinned ones, or a folder's) in this order; others of the group stand before them."""
+        """Sets the manual order of one group (the pinned sessions, or a folder's); its other sessions come before these."""
         ids = list(session_ids)
         await self._database.write(lambda db: _arrange(db, ids))
 
 
 def _folders(db: sqlite_utils.Database) -> list[FolderRow]:
-    """All folders; damaged ones too, as far as they can be read."""
+    """All folders, including damaged ones."""
     rows = fetch(db, "SELECT * FROM folders ORDER BY place, id")
     return [FolderRow(row["id"], str(row["name"]), damaged=not checksums.intact("folders", row)) for row in rows]
 
@@ -83,7 +83,7 @@ def _create_folder(db: sqlite_utils.Database, name: str) -> int:
 
 
 def _rename_folder(db: sqlite_utils.Database, folder_id: int, name: str) -> None:
-    """Gives a folder a name, which repairs one that was damaged."""
+    """Renames a folder, which repairs a damaged one."""
     row = _folder(db, folder_id)
     place = row["place"] if isinstance(row["place"], int) else 0
     checksums.put(db, "folders", {"id": folder_id, "place": place, "name": _named(name)})
@@ -105,13 +105,13 @@ def _move(db: sqlite_utils.Database, session_id: int, folder_id: int | None) -> 
     if folder_id is not None:
         _folder(db, folder_id)
     for row in _place(db, session_id):
-        if not checksums.intact("places", row):  # it would stay where it is shown, or lose its tags without a word
+        if not checksums.intact("places", row):  # a move would have no effect, or silently lose its tags
             raise StoreDamagedError(f"where session {session_id} stands is damaged; set its tags anew, then it can be moved")
     change(db, session_id, folder_id=folder_id, place=None)
 
 
 def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a state, not an option
-    """Pins or unpins a session; an order by hand belongs to where it stood before."""
+    """Pins or unpins a session; drops its manual order, which belongs to its former group."""
     sessions.change(db, session_id, pinned=int(pinned))
     if scalar(db, "SELECT place IS NOT NULL FROM places WHERE id = ?", [session_id]):
         change(db, session_id, place=None)
@@ -120,8 +120,8 @@ def pin(db: sqlite_utils.Database, session_id: int, pinned: bool) -> None:  # a 
 def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
     """Sets columns of a session's place.
 
-    Which column of a damaged row is wrong is unknown: the row counts as missing and is still reported, with all that can be
-    read of it, until its tags are set anew, which repairs it.
+    It is unknown which column of a damaged row is wrong: the row counts as missing and stays reported until its tags are set
+    anew, which repairs it.
     """
     sessions.require(db, session_id)
     rows = _place(db, session_id)

@@ -1,8 +1,8 @@
 """Full-text search over titles and every branch's text.
 
-A session is found when each word of the query is in its title or anywhere in its tree; words are found by their beginning,
-accents and case do not matter. Scripts that write without spaces are indexed sign by sign, so that any part of a Chinese
-sentence is found, also one or two characters (SQLite's trigram tokenizer needs three); emoji are indexed by code point.
+A session matches if each word of the query is in its title or anywhere in its tree. Words match by prefix, regardless of
+accents and case. Scripts without spaces are indexed by character, so that any part of a Chinese sentence is found, also one or
+two characters (SQLite's trigram tokenizer needs three); emoji are indexed by code point.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import sqlite_utils
 
 from storage.rows import SearchHit
 
-MOST_HITS: Final = 100  # sessions of which a place is looked for
-_BETWEEN: Final = r"[*_~`]*\s+[*_~`]*"  # words that are read together may stand so in Markdown
+MOST_HITS: Final = 100  # sessions with a place in the text
+_BETWEEN: Final = r"[*_~`]*\s+[*_~`]*"  # separates adjacent words in Markdown
 _AROUND: Final = 80  # characters before and behind the words
-_LOOKED_THROUGH: Final = 200_000  # characters of a text
+_MOST_SEARCHED: Final = 200_000  # characters of a text
 
 _SPACELESS: Final = (
     r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}"
@@ -32,39 +32,36 @@ _WORD: Final = r"[\p{L}\p{N}]"
 
 
 def index_node(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
-    """Makes `text` what is found for the node."""
+    """Sets the indexed text of a node."""
     db.execute("DELETE FROM search WHERE rowid = ?", [node_id])
     if text:
         index_fresh(db, session_id, node_id, text)
 
 
 def index_fresh(db: sqlite_utils.Database, session_id: int, node_id: int, text: str) -> None:
-    """The same for a node that was added just now, which has nothing to be replaced."""
+    """Indexes the text of a new node, without removing an old one."""
     db.execute("INSERT INTO search (rowid, body, session_id) VALUES (?, ?, ?)", [node_id, spaced(text), session_id])
 
 
 def index_title(db: sqlite_utils.Database, session_id: int, title: str) -> None:
-    """Makes `title` what is found for the session itself."""
+    """Sets the indexed title of a session."""
     index_node(db, session_id, -session_id, title)
 
 
 def forget_session(db: sqlite_utils.Database, session_id: int) -> None:
-    """Takes a session out of the index; before its nodes are deleted."""
+    """Removes a session from the index, before its nodes are deleted."""
     db.execute("DELETE FROM search WHERE rowid = ?", [-session_id])
     db.execute("DELETE FROM search WHERE rowid IN (SELECT id FROM nodes WHERE session_id = ?)", [session_id])
 
 
 def find(db: sqlite_utils.Database, query: str) -> set[int]:
-    """The ids of the sessions that match every word of `query`; empty where none does."""
-    found: set[int] | None = None
-    for word in query.split():
-        hits = _with_word(db, word)
-        found = hits if found is None else found & hits
-    return found or set()
+    """The ids of the sessions that match every word of `query`."""
+    matches = [_with_word(db, word) for word in query.split()]
+    return set.intersection(*matches) if matches else set()
 
 
 def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:
-    """By session, the latest node that has all words of `query`, or else its first; of `MOST_HITS` sessions."""
+    """By session, the latest node with all words of `query`, else with the first one; at most `MOST_HITS` sessions."""
     words = [word for word in query.split() if word[:1] != "#" and _compiled(_WORD).search(spaced(word))]
     if not words:
         return {}
@@ -78,7 +75,7 @@ def hits(db: sqlite_utils.Database, query: str) -> dict[int, SearchHit]:
     ids = json.dumps([node for _session, node in latest])
     texts = dict(
         db.execute(
-            "SELECT id, substr(text, 1, ?) FROM nodes WHERE id IN (SELECT value FROM json_each(?))", [_LOOKED_THROUGH, ids]
+            "SELECT id, substr(text, 1, ?) FROM nodes WHERE id IN (SELECT value FROM json_each(?))", [_MOST_SEARCHED, ids]
         )
     )
     found = {session: _hit(node, texts.get(node, ""), query, words) for session, node in latest}
@@ -97,23 +94,23 @@ def _hit(node_id: int, text: str, query: str, words: Sequence[str]) -> SearchHit
 
 
 def _folded(text: str) -> str:
-    """The text without accents and capitals, character for character."""
+    """The text without accents and in lower case, character by character."""
     return text.lower() if text.isascii() else "".join(unicodedata.normalize("NFD", sign)[0].lower()[:1] for sign in text)
 
 
 def _phrase(word: str) -> str:
-    """A word and what begins with it; quoted: no operator of FTS5 can be meant."""
+    """A prefix query for a word, quoted so that FTS5 sees no operator in it."""
     return '"' + spaced(word).replace('"', '""') + '"*'
 
 
 def spaced(text: str) -> str:
-    """`text` as it is indexed: signs of spaceless scripts apart, emoji as words."""
+    """`text` as it is indexed: characters of spaceless scripts separated, emoji as words."""
     return str(_compiled(_EMOJI).sub(lambda m: f" u{ord(m[0]):x} ", _compiled(_SPACELESS).sub(r" \g<0> ", text)))
 
 
 @cache
 def _compiled(pattern: str) -> Any:
-    """A pattern of `regex`, which is loaded with the first text that is indexed or looked for: the window opens without it."""
+    """A pattern of `regex`, which is imported on first use, after the window has opened."""
     import regex  # type: ignore[import-untyped]  # ships no types; re has no \p{...}
 
     return regex.compile(pattern)
@@ -122,6 +119,6 @@ def _compiled(pattern: str) -> Any:
 def _with_word(db: sqlite_utils.Database, word: str) -> set[int]:
     if _compiled(_WORD).search(spaced(word)):
         rows = db.execute("SELECT DISTINCT session_id FROM search WHERE search MATCH ?", [_phrase(word)])
-    else:  # nothing but signs, such as "->": rare enough to look through everything
+    else:  # a word without letters or digits, such as "->": rare enough for a full scan
         rows = db.execute("SELECT DISTINCT session_id FROM search WHERE instr(body, ?)", [word])
     return {int(row[0]) for row in rows}

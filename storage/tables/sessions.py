@@ -1,4 +1,4 @@
-"""Session rows: the list, and what can be changed about one."""
+"""Session rows: the list, and changes of a session."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def require(db: sqlite_utils.Database, session_id: int) -> dict[str, Any]:
 
 
 def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
-    """Sessions to show: pinned first, then the last touched; neither trashed nor half imported, but damaged ones always.
+    """Sessions to show: pinned first, then the last touched. Omits trashed and unfinished ones, unless they are damaged.
 
-    Among the pinned, and in a folder, sessions ordered by hand come after the others, in that order. A word of
-    the query that begins with # is the beginning of a tag.
+    Among the pinned, and in a folder, sessions with a manual order come after the others. A word of the query that begins with
+    # is the prefix of a tag.
     """
     words = clean(query).split()
     tags = [word[1:].casefold() for word in words if word[:1] == "#" and word[1:]]
@@ -72,13 +72,13 @@ def listing(db: sqlite_utils.Database, query: str) -> list[SessionRow]:
 
 
 def trash(db: sqlite_utils.Database) -> list[SessionRow]:
-    """Sessions in the trash, the last thrown away first."""
+    """Sessions in the trash, the last trashed first."""
     rows = fetch(db, "SELECT * FROM sessions WHERE trashed IS NOT NULL AND NOT importing ORDER BY trashed DESC, touched DESC")
     return [view(row) for row in rows]
 
 
 def is_unfinished(row: dict[str, Any]) -> bool:
-    """Whether it is being imported, or was when the app ended; a flipped bit must not say so."""
+    """Whether an intact row belongs to an import that runs, or ran when the app ended."""
     return bool(row["importing"]) and checksums.intact("sessions", row)
 
 
@@ -88,13 +88,13 @@ def change(db: sqlite_utils.Database, session_id: int, **changes: Any) -> None:
 
 
 def rename(db: sqlite_utils.Database, session_id: int, title: str) -> None:
-    """Gives a session another title."""
+    """Changes the title of a session."""
     change(db, session_id, title=clean(title))
     search.index_title(db, session_id, clean(title))
 
 
 def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tips: int = 0, **changes: Any) -> None:
-    """Moves a session to the top of the list after its content changed."""
+    """Moves a session to the top of the list after a change of its content."""
     changes |= {
         "updated": time.time(),
         "touched": next_touch(db),
@@ -105,12 +105,12 @@ def touch(db: sqlite_utils.Database, row: dict[str, Any], *, nodes: int = 0, tip
 
 
 def view(row: dict[str, Any]) -> SessionRow:
-    """A row for the world outside; a damaged field never keeps the list from being shown."""
+    """A row as a `SessionRow`; accepts damaged values, so that the list can always be shown."""
     return _view([row[name] for name in checksums.COVERED["sessions"]], damaged=not checksums.intact("sessions", row))
 
 
 def tags_of(text: object) -> tuple[str, ...]:
-    """The tags of a row as read."""
+    """The tags of a row; none where they cannot be read."""
     try:
         found = from_json(str(text))
     except msgspec.DecodeError:
@@ -119,7 +119,7 @@ def tags_of(text: object) -> tuple[str, ...]:
 
 
 def _listed(row: tuple[Any, ...]) -> SessionRow | None:
-    """A row of `LISTED`, where it is to be shown; in plain Python, since there are thousands of them."""
+    """A row of `LISTED`; None where it is hidden. Plain Python, since there are thousands of rows."""
     own, sha256, place, place_sha256 = row[:_COUNT], row[_COUNT], row[_COUNT + 1 : -1], row[-1]
     trashed, importing = own[-2:]
     damaged = not checksums.intact_values(own, sha256)
@@ -153,9 +153,9 @@ def _is_tagged(row: SessionRow, start: str) -> bool:
 
 
 def next_touch(db: sqlite_utils.Database) -> int:
-    """What a session that changes now is sorted by.
+    """The next `touched` value, by which sessions are sorted.
 
-    A sequence, not the clock: setting the clock back must not hide today's chats below last year's.
+    A sequence, not the clock: a clock that is set back must not sort today's chats below last year's.
     """
     return int(scalar(db, "SELECT coalesce(max(touched), 0) + 1 FROM sessions"))
 

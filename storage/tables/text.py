@@ -1,7 +1,7 @@
-"""Cleaning text and JSON at the door.
+"""Cleaning of text and JSON before they are saved.
 
-A lone surrogate cannot be written as UTF-8 and a NUL ends a string for SQL's length and LIKE, so both become U+FFFD.
-Token columns keep the exact bytes; only text that SQL sees is cleaned.
+A lone surrogate cannot be encoded as UTF-8, and a NUL ends a string for SQL's length and LIKE, so both become U+FFFD. Only text
+columns are cleaned; token columns keep the exact bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def to_json(value: Any) -> str:
     """`value` as JSON text; NaN and infinities become null, numpy numbers plain ones.
 
     Raises:
-        InvalidRowError: `value` holds something that JSON cannot.
+        InvalidRowError: `value` cannot be represented in JSON.
     """
     try:
         return msgspec.json.encode(_cleaned(value), enc_hook=_plain).decode()

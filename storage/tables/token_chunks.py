@@ -1,4 +1,4 @@
-"""Token chunks: append-only columns, and the reading that makes one sequence of them."""
+"""Token chunks: append-only columns, read as one sequence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from storage.tables import checksums, columns
 from storage.tables.text import clean
 
 _TEMPLATE: Final = 0  # value of the column `origin` for tokens that are not part of the text
-_END_OF_TEXT: Final = (1, 10)  # values of the column `finish` for tokens whose name is not part of the text
-MAX_TOKENS: Final = 1 << 24  # in one run; a damaged or hostile number must not become an allocation
+_END_OF_TEXT: Final = (1, 10)  # values of the column `finish` for end tokens, which are not part of the text
+MAX_TOKENS: Final = 1 << 24  # in one run; limits allocations from damaged or hostile numbers
 
 
 def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
     """Saves the next tokens of an open run, or all tokens of a run that has none yet.
 
-    From its first token on: what an open run was begun with is in the chunk too, under another model's numbers maybe.
+    A chunk from the first token on replaces the saved tokens of an open run, perhaps with another model's scores.
     """
     own = node["kv_fingerprint"]
     end = saved_end(db, node["id"], own)
@@ -50,7 +50,7 @@ def append(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> 
 
 
 def rescore(db: sqlite_utils.Database, node: dict[str, Any], chunk: NewChunk) -> None:
-    """Saves another set of columns: for tokens the node has, or for the node's bytes as another model cuts them."""
+    """Saves another set of columns: for the node's tokens, or for its bytes as another model tokenizes them."""
     fingerprint, stop = chunk.kv_fingerprint, chunk.first + chunk.count
     end = saved_end(db, node["id"], fingerprint)
     own = fingerprint == node["kv_fingerprint"]
@@ -70,7 +70,7 @@ def saved_end(db: sqlite_utils.Database, node_id: int, kv_fingerprint: str | Non
 
 
 def saved_ends(db: sqlite_utils.Database, session_id: int) -> dict[tuple[int, str], int]:
-    """The same for a whole session: (node, fingerprint) -> tokens."""
+    """The saved tokens of a whole session: (node, fingerprint) -> count."""
     sql = """SELECT node_id, kv_fingerprint, max(first + count) AS stop FROM token_chunks
              WHERE node_id IN (SELECT id FROM nodes WHERE session_id = ?) GROUP BY node_id, kv_fingerprint"""
     return {(row["node_id"], row["kv_fingerprint"]): int(row["stop"]) for row in fetch(db, sql, [session_id])}
@@ -96,7 +96,7 @@ def load(db: sqlite_utils.Database, node_ids: Sequence[int], kv_fingerprint: str
 
 
 def read_chunk(row: dict[str, Any]) -> Columns | None:
-    """The columns of a row, checked in every way; None when it is damaged."""
+    """The columns of a row after all checks; None if it is damaged."""
     if not checksums.intact("token_chunks", row):
         return None
     try:
@@ -108,19 +108,19 @@ def read_chunk(row: dict[str, Any]) -> Columns | None:
 
 
 def tiled(node_id: int, chunks: Sequence[dict[str, Any]], *, length: int | None) -> list[StoredChunk]:
-    """Chunks of one node and fingerprint, in the order saved, as ranges without overlap: the newest intact copy of each.
+    """Chunks of one node and fingerprint, oldest first, as ranges without overlap: the newest intact copy of each.
 
-    `length` is how many tokens there must be, where that is known; what is missing of them is a damaged range.
+    `length` is the known number of tokens, or None; missing tokens become damaged ranges.
     """
     held = [read_chunk(row) for row in chunks]
     spans = [_span(row) for row in chunks]
     if len(chunks) == 1 and held[0] is not None and spans[0].start == 0 and length in (None, spans[0].stop):
-        return [StoredChunk(node_id, chunks[0]["kv_fingerprint"], 0, spans[0].stop, held[0])]  # most of them
+        return [StoredChunk(node_id, chunks[0]["kv_fingerprint"], 0, spans[0].stop, held[0])]  # the usual case
     ends = [span.stop for span, found in zip(spans, held, strict=True) if found is not None or length is None]
     total = max([length or 0, *ends])
-    owner = np.full(total, -1, np.int32)  # (tokens,) index of the chunk a token is taken from
-    lost = np.zeros(total, np.bool_)  # (tokens,) whether a newer copy than that one is damaged
-    misplaced = False  # a damaged copy whose range is damaged too: any token may be meant
+    owner = np.full(total, -1, np.int32)  # (tokens,) index of the chunk of each token
+    lost = np.zeros(total, np.bool_)  # (tokens,) whether a newer copy is damaged
+    misplaced = False  # whether a damaged copy has an invalid range, which may be any
     for index, (span, found) in enumerate(zip(spans, held, strict=True)):
         lost[span] = found is None
         if found is not None:
@@ -172,7 +172,7 @@ def _insert(db: sqlite_utils.Database, node_id: int, chunk: NewChunk) -> None:
 
 
 def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, own: str, chunk: NewChunk) -> None:
-    """A node's ids never change: new scores must be for the ids it has under its own model."""
+    """Refuses scores for other ids than the node has under its own model; ids never change."""
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
     for tile in tiled(node_id, fetch(db, sql, [node_id, own]), length=None):
         start, stop = max(tile.first, chunk.first), min(tile.first + tile.count, chunk.first + chunk.count)
@@ -184,7 +184,7 @@ def _refuse_other_ids(db: sqlite_utils.Database, node_id: int, own: str, chunk: 
 
 
 def _span(row: dict[str, Any]) -> slice:
-    """The range a row claims; an empty one where the claim makes no sense."""
+    """The range of a row; an empty one where its values are invalid."""
     first, count = row["first"], row["count"]
     if not isinstance(first, int) or not isinstance(count, int) or first < 0 or not 0 < count <= MAX_TOKENS - first:
         return slice(0, 0)
@@ -192,14 +192,14 @@ def _span(row: dict[str, Any]) -> slice:
 
 
 def _runs(owner: npt.NDArray[np.int32], lost: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Longest ranges with one owner and one state."""
+    """The longest ranges with one owner and state."""
     borders = np.flatnonzero((owner[1:] != owner[:-1]) | (lost[1:] != lost[:-1])) + 1
     edges = [0, *(int(b) for b in borders), len(owner)]
     return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def text_of(found: Columns) -> str:
-    """The text of tokens, without those of the template and those that end a text."""
+    """The text of tokens, without template and end tokens."""
     texts = columns.pieces(found, "text")
     if not texts:
         return ""
@@ -209,9 +209,9 @@ def text_of(found: Columns) -> str:
 
 
 def text_so_far(db: sqlite_utils.Database, node: dict[str, Any]) -> tuple[str, int]:
-    """The text and the number of tokens of an open run, as far as they are saved.
+    """The saved text and number of tokens of an open run.
 
-    Its row may hold the words that it was begun with; its tokens hold them too, unless they are damaged.
+    The row may hold the text that the run was begun with, which its tokens include unless they are damaged.
     """
     sql = "SELECT * FROM token_chunks WHERE node_id = ? AND kv_fingerprint = ? ORDER BY id"
     tiles = tiled(node["id"], fetch(db, sql, [node["id"], node["kv_fingerprint"]]), length=None)

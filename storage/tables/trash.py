@@ -1,6 +1,6 @@
-"""What is cleared away: sessions nothing was said in, answers that never began, and what was long enough in the trash.
+"""Deletion of empty sessions, of answers without text, and of sessions after their time in the trash.
 
-Only rows with an intact checksum: a flipped bit must not delete anything.
+Deletes only rows with an intact checksum: a flipped bit must not delete anything.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from storage.database import fetch, scalar
 from storage.errors import InvalidRowError, StoreDamagedError
 from storage.tables import checksums, key_value, nodes, search, sessions
 
-PAGES: Final = 256  # that one slice of vacuuming gives back
-SLICE: Final = 32  # rows that are looked up at once
-SLICE_SECONDS: Final = 0.015  # that one transaction deletes before it is committed, which takes some more
+PAGES: Final = 256  # freed per slice of vacuuming
+SLICE: Final = 32  # rows per query
+SLICE_SECONDS: Final = 0.015  # of deletion per transaction, before its commit
 _YEAR_10000: Final = 253_402_300_800.0  # seconds since the epoch
-_LATEST: Final = "latest"  # the setting of the latest moment that was ever seen
+_LATEST: Final = "latest"  # the setting with the latest time that was ever seen
 
 
 def latest(db: sqlite_utils.Database) -> float:
-    """The latest moment that the store knows of, in seconds since the epoch: now, or later where the clock was set back.
+    """The latest time known to the store, in seconds since the epoch: now, or later if the clock was set back.
 
-    What is thrown away under a clock that is wrong is not taken for old when it is right again.
+    A session that is trashed while the clock is wrong does not count as old once it is right.
     """
     try:
         seen = key_value.setting(db, _LATEST)
     except StoreDamagedError:
         seen = None
-    changed = scalar(db, "SELECT max(updated) FROM sessions WHERE updated < ?", [_YEAR_10000])  # a flipped bit is no moment
-    told = (each for each in (seen, changed) if isinstance(each, int | float) and 0 < each < _YEAR_10000)
-    return max((time.time(), *told))
+    changed = scalar(db, "SELECT max(updated) FROM sessions WHERE updated < ?", [_YEAR_10000])  # bits may have flipped
+    times = (each for each in (seen, changed) if isinstance(each, int | float) and 0 < each < _YEAR_10000)
+    return max((time.time(), *times))
 
 
 def note_latest(db: sqlite_utils.Database) -> None:
-    """Keeps that moment: sessions that are deleted or changed under a wrong clock forget it."""
+    """Saves the latest time, which is lost with sessions that are deleted or changed while the clock is wrong."""
     key_value.set_setting(db, _LATEST, latest(db))
 
 
 def expired(db: sqlite_utils.Database, days: float | None) -> list[int]:
-    """Sessions that have been in the trash for longer than `days`; None: for however long."""
+    """Sessions that have been in the trash for longer than `days`; None: all in the trash."""
     limit = None if days is None else time.time() - days * 86_400
     sql = "SELECT * FROM sessions WHERE trashed IS NOT NULL AND (trashed <= ?1 OR ?1 IS NULL)"
     return [row["id"] for row in fetch(db, sql, [limit]) if checksums.intact("sessions", row)]
 
 
 def vacuum_slice(db: sqlite_utils.Database) -> bool:
-    """Gives some free pages back to the disk, a few milliseconds of work; whether there are more."""
+    """Returns some free pages to the disk in a few milliseconds; whether there are more."""
     free = scalar(db, "PRAGMA freelist_count")
     db.conn.executescript(f"PRAGMA incremental_vacuum({PAGES})")  # `execute` would take one step, and free one page
     return bool(0 < scalar(db, "PRAGMA freelist_count") < free)
 
 
 def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
-    """Deletes part of a trashed session for good; True when nothing is left to do: it is gone, or was taken back.
+    """Deletes part of a trashed session; True when nothing is left to do: it is deleted, or was restored.
 
-    A slice is short, so that other work on the store does not wait. The first one takes the session out of the trash; if the
-    app ends in between, the rest is deleted as an unfinished import.
+    A slice is short, so that other jobs of the store do not wait. The first one marks the session as an unfinished import, as
+    which the rest is deleted if the app ends in between.
     """
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if rows and rows[0]["trashed"] is not None and not rows[0]["importing"] and checksums.intact("sessions", rows[0]):
@@ -68,12 +68,12 @@ def purge_slice(db: sqlite_utils.Database, session_id: int) -> bool:
 
 
 def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
-    """Deletes part of a hidden session; True when nothing is left of it."""
+    """Deletes part of an unfinished session; True when nothing is left of it."""
     deadline = time.perf_counter() + SLICE_SECONDS
     rows = fetch(db, "SELECT * FROM sessions WHERE id = ?", [session_id])
     if not rows or not sessions.is_unfinished(rows[0]):
         return True
-    if rows[0]["current_node"] is not None:  # it refers to a run that goes now, while the session stays for a later slice
+    if rows[0]["current_node"] is not None:  # refers to a run that is deleted before the session
         checksums.update(db, "sessions", rows[0], {"current_node": None})
     while True:
         batch = db.execute(
@@ -88,7 +88,7 @@ def drop_slice(db: sqlite_utils.Database, session_id: int) -> bool:
 
 
 def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> int:
-    """Deletes sessions that are still called `title`, in which nothing was said and set, but those in `keep`; how many."""
+    """Deletes sessions called `title` without text and setup, except those in `keep`; returns how many."""
     rows = fetch(
         db,
         """SELECT * FROM sessions s WHERE title = ? AND NOT pinned AND NOT is_sample AND NOT importing
@@ -98,17 +98,17 @@ def drop_empty(db: sqlite_utils.Database, title: str, keep: Collection[int]) -> 
              SELECT 1 FROM nodes n WHERE n.session_id = s.id AND (n.role <> 'system' OR n.text <> '' OR n.stats <> '{}'))""",
         [title],
     )
-    doomed = [row["id"] for row in rows if row["id"] not in keep and _is_whole(db, row)]
-    for session_id in doomed:
+    empty = [row["id"] for row in rows if row["id"] not in keep and _is_complete(db, row)]
+    for session_id in empty:
         _delete(db, session_id)
-    return len(doomed)
+    return len(empty)
 
 
 def discard(db: sqlite_utils.Database, node_id: int) -> None:
-    """Deletes an answer that ended before it said anything; what was current there is current at its parent.
+    """Deletes an answer that ended without text; if it was the shown tip, its parent becomes that.
 
     Raises:
-        InvalidRowError: It has words, is still written, or something goes on from it.
+        InvalidRowError: It has text, is open, or another run continues it.
     """
     node = nodes.require(db, node_id)
     if node["role"] != "assistant" or node["status"] != "partial" or node["text"] or not checksums.intact("nodes", node):
@@ -126,21 +126,23 @@ def discard(db: sqlite_utils.Database, node_id: int) -> None:
     checksums.update(db, "sessions", session, changes)
 
 
-def _is_whole(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
-    """Whether a session is as it was written; a run that was lost may have been the one with the words."""
+def _is_complete(db: sqlite_utils.Database, session: dict[str, Any]) -> bool:
+    """Whether a session is intact with all its runs; a lost run may have had text."""
     held = scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session["id"]])
     return checksums.intact("sessions", session) and bool(held == session["node_count"])
 
 
 def _drop_node(db: sqlite_utils.Database, node_id: int) -> bool:
-    """Deletes a node with its tokens; False where these are so many that some are left, and it."""
+    """Deletes a node with its tokens; False where only some of its many tokens were deleted."""
     chunks = db.execute("SELECT id FROM token_chunks WHERE node_id = ? LIMIT ?", [node_id, SLICE]).fetchall()
     for chunk in chunks:
         db.execute("DELETE FROM token_chunks WHERE id = ?", chunk)
     if len(chunks) == SLICE:
         return False
     db.execute("DELETE FROM search WHERE rowid = ?", [node_id])
-    db.execute("UPDATE nodes SET parent_id = NULL WHERE parent_id = ?", [node_id])  # in a damaged tree parents may come last
+    db.execute(
+        "UPDATE nodes SET parent_id = NULL WHERE parent_id = ?", [node_id]
+    )  # in a damaged tree a parent may come after its child
     db.execute("DELETE FROM nodes WHERE id = ?", [node_id])
     return True
 

@@ -1,6 +1,6 @@
 """Views for other tools: the numbers by plain SQL, from any SQLite shell.
 
-- `turns`: one row per run of tokens (a turn is a run with `turn_start` = 1 and the runs that go on with it).
+- `turns`: one row per run of tokens (a turn is a run with `turn_start` = 1 and the runs that continue it).
 - `tokens`: one row per token and model: text, log-probability, surprisal. `own` = 1: the model that made or first read it.
 - `branches`: one row per tip and run on the path to it, the tip first; of each run the first `upto` tokens belong to the
   branch (NULL: all).

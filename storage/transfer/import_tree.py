@@ -1,4 +1,4 @@
-"""Checks of imported records: fields of any file, and a tree that grows node by node and range by range."""
+"""Checks of imported records: fields of a file, and a tree that grows by nodes and token ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer.parts import NODE_MORE, SESSION_MORE, EndPart, NodePart, SessionPart, TokensPart, without_folders
 
 MOST_NODES: Final = 1 << 24
-MOST_AT_ONCE: Final = 1 << 16  # tokens of one range; exports cut them shorter (`session_reader.PIECE`)
+MOST_AT_ONCE: Final = 1 << 16  # tokens of one range; exports write shorter ones (`session_reader.PIECE`)
 _ROLES, _STATUSES = get_args(Role), frozenset(get_args(Status)) - {"open"}
 
 Fault = Callable[[str], StoreError]  # makes an error that names the place
@@ -29,14 +29,14 @@ MOST: Final = (1 << 63) - 1  # SQLite's largest whole number
 
 
 class Fields:
-    """One object of a file.
+    """An object of a file, with checked access to its fields.
 
     Args:
-        value: As decoded.
+        value: The decoded object.
         name: Of the file.
         line: Where it begins.
-        place: What it is, for messages.
-        known: The names it may have; None: any.
+        place: Description of the object, for messages.
+        known: Allowed names; None: any.
     """
 
     def __init__(self, value: Any, name: str, line: int | None, place: str, known: Collection[str] | None = None) -> None:
@@ -62,7 +62,7 @@ class Fields:
         return found
 
     def maybe_text(self, field: str) -> str | None:
-        """A text, or None where there is none."""
+        """A text, or None if missing or null."""
         return None if self._value.get(field) is None else self.text(field)
 
     def whole(self, field: str, low: int = 0, high: int = MOST) -> int:
@@ -76,7 +76,7 @@ class Fields:
         return found
 
     def maybe_whole(self, field: str, low: int = 0, high: int = MOST) -> int | None:
-        """A whole number within a range, or None where there is none."""
+        """A whole number within a range, or None if missing or null."""
         return None if self._value.get(field) is None else self.whole(field, low, high)
 
     def real(self, field: str) -> float:
@@ -89,7 +89,7 @@ class Fields:
         return float(found)
 
     def moment(self, field: str) -> float:
-        """Seconds since the epoch: of a moment between then and now, whatever the file says."""
+        """Seconds since the epoch, clamped to the time between then and now."""
         return min(max(self.real(field), 0.0), time.time())
 
     def flag(self, field: str) -> bool:
@@ -100,14 +100,14 @@ class Fields:
         return found
 
     def mapping(self, field: str) -> dict[str, Any]:
-        """An object; empty where there is none."""
+        """An object; empty if missing."""
         found = self._value.get(field, {})
         if not isinstance(found, dict):
             raise self.fault(f"{field} should be an object, not {_kind(found)}")
         return found
 
     def any(self, field: str) -> Any:
-        """Whatever stands there; None where nothing does."""
+        """Any value; None if missing."""
         return self._value.get(field)
 
     def _need(self, field: str) -> Any:
@@ -117,7 +117,7 @@ class Fields:
 
 
 def _kind(value: object) -> str:
-    """What a value is, in words."""
+    """The kind of a value, in words."""
     match value:
         case None:
             return "null"
@@ -135,17 +135,17 @@ def _kind(value: object) -> str:
 
 
 class ImportTree:
-    """What must be known of a session's nodes while it is read: a few numbers of each.
+    """A few numbers of each node of a session that is read, for checks.
 
-    Nodes are named by keys of the file's own; inside they count from 0.
+    Nodes have keys in the file; in the tree they are numbered from 0.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}  # key -> number
-        self._counts = array("q")  # tokens that each has
-        self._held = array("q")  # of which so many were read
-        self._lengths = array("q")  # bytes of its text
-        self._goes_on = bytearray()  # whether something goes on from its end
+        self._counts = array("q")  # tokens of each node
+        self._held = array("q")  # tokens of each node that were read
+        self._lengths = array("q")  # bytes of each text
+        self._goes_on = bytearray()  # whether another node continues each at its end
         self._models: list[str | None] = []
         self._others: dict[tuple[int, str], int] = {}  # tokens under other models
 
@@ -153,7 +153,7 @@ class ImportTree:
         return len(self._counts)
 
     def place(self, key: int | None, fault: Fault, what: str) -> int | None:
-        """The number of a node that was read; None stays None."""
+        """The number of the node with a key; None stays None."""
         if key is None:
             return None
         if key not in self._places:
@@ -161,7 +161,7 @@ class ImportTree:
         return self._places[key]
 
     def add(self, key: int, node: NodePart, fault: Fault) -> None:
-        """Takes a node in."""
+        """Adds a node."""
         if key in self._places:
             raise fault(f"there is another node {key}")
         if len(self) >= MOST_NODES:
@@ -180,7 +180,7 @@ class ImportTree:
         self._models.append(node.kv_fingerprint)
 
     def leaves_at_end(self, parent: int | None, at_token: int | None, at_byte: int | None, fault: Fault) -> bool:
-        """Whether a node goes on where its parent ends; refuses a place that the parent does not have."""
+        """Whether a node continues its parent at the end; refuses a place beyond the parent."""
         if parent is None:
             if at_token is not None or at_byte is not None:
                 raise fault("a node without a parent leaves none at a token")
@@ -218,10 +218,10 @@ class ImportTree:
         return TokensPart(node, fingerprint, first, count, packed, summary)
 
     def end(self, current: int | None, fault: Fault) -> EndPart:
-        """The tree is whole.
+        """Checks that the tree is complete.
 
         Args:
-            current: The key of the node that is shown.
+            current: The key of the shown node.
             fault: Makes an error that names the place.
         """
         for key, number in self._places.items():
@@ -247,7 +247,7 @@ _KNOWN: Final = {  # name -> kinds of numbers, dimensions
     "text_lengths": ("iu", 1),
 }
 MOST_ID: Final = (1 << 31) - 1
-_HIGHEST: Final = {  # name -> what no row of it exceeds
+_HIGHEST: Final = {  # name -> maximum of its values
     "origin": 5,
     "finish": 11,
     "logprob": 1.0,  # some servers round up from 0
@@ -256,7 +256,7 @@ _HIGHEST: Final = {  # name -> what no row of it exceeds
 
 
 def check_known(found: Columns) -> None:
-    """Refuses known columns of the wrong kind, shape or range; unknown columns may hold anything.
+    """Refuses known columns of the wrong kind, shape or range; unknown columns may have any values.
 
     Raises:
         ValueError: Names the column.
@@ -291,10 +291,10 @@ def session_part(fields: Fields) -> SessionPart:
 
 
 def node_part(fields: Fields, tree: ImportTree) -> NodePart:
-    """A node that stands behind its parent; it is not in the tree yet.
+    """A node after its parent in the file; it is not added to the tree.
 
     Raises:
-        InvalidFileError: A field is missing or wrong, or there is no such place in the tree.
+        InvalidFileError: A field is missing or invalid, or the tree has no such place.
     """
     parent = tree.place(fields.maybe_whole("parent"), fields.fault, "its parent")
     at_token, at_byte = fields.maybe_whole("at_token", 0, MAX_TOKENS), fields.maybe_whole("at_byte")
@@ -310,14 +310,14 @@ def node_part(fields: Fields, tree: ImportTree) -> NodePart:
         finish_reason=_cleaned(fields.maybe_text("finish_reason")),
         token_count=fields.whole("token_count", 0, MAX_TOKENS),
         kv_fingerprint=_cleaned(fields.maybe_text("kv_fingerprint")),
-        stats=text_of_json(without_folders(fields.mapping("stats"))),  # nor does another machine name folders of this one
+        stats=text_of_json(without_folders(fields.mapping("stats"))),  # folders of another machine have no meaning here
         created=fields.moment("created"),
         more=_more(fields, NODE_MORE),
     )
 
 
 def _more(fields: Fields, known: frozenset[str]) -> dict[str, Any]:
-    """Plain values of columns that this version knows beside those with a name in the format; others are left out."""
+    """Plain values of known columns that are not fields of the format; leaves out unknown ones."""
     found = {name: value for name, value in fields.mapping("more").items() if name in known}
     for name, value in found.items():
         if not isinstance(value, str | int | float | None):

@@ -1,4 +1,4 @@
-"""Imports and copies: read on a thread of their own, written by the store's in short transactions, hidden until complete."""
+"""Imports and copies: read on their own thread, written on the store's in short transactions, hidden until complete."""
 
 from __future__ import annotations
 
@@ -38,109 +38,107 @@ from storage.transfer.session_reader import SessionSource
 
 T = TypeVar("T")
 S = TypeVar("S", bound="_Source")
-OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, rows of a portable one
+OnProgress = Callable[[int, int], None]  # done and in all: bytes of a file, or rows of a portable one
 BATCH_SECONDS: Final = 0.05  # of reading ahead
 BATCH_BYTES: Final = 1 << 21
-KNOWN_BYTES: Final = 1 << 26  # of models and vocabularies, which wait for the end of the import
-MOST_KNOWN: Final = 4_096  # of them that differ; each is compared with those before it
-SLICE_SECONDS: Final = 0.015  # that one transaction works before it is committed, which takes some more
+KNOWN_BYTES: Final = 1 << 26  # of models and vocabularies, which stay in memory until the end of the import
+MOST_KNOWN: Final = 4_096  # distinct models and vocabularies; each is compared with all earlier ones
+SLICE_SECONDS: Final = 0.015  # of work per transaction, before its commit
 
 
 @dataclass(frozen=True, slots=True)
 class ImportState:
-    """How far an import is. A slice makes a new one, so that a transaction that is tried again begins where it should."""
+    """The progress of an import. Each slice makes a new state, so that a repeated transaction starts from the same one."""
 
-    sessions: tuple[int, ...] = ()  # numbers of the sessions, the last one perhaps still growing
-    # numbers of the growing session's nodes, in the order of the file; shared by slices, each of which knows how many are its
-    # own
+    sessions: tuple[int, ...] = ()  # ids of the sessions; the last one may be incomplete
+    # ids of the last session's nodes, in the order of the file; shared by all states, of which each uses the first `count`
     nodes: array[int] = field(default_factory=lambda: array("q"))
-    count: int = 0  # how many of them
-    created: float = 0.0  # when the growing session was made
-    # its models and vocabularies, which are written when the sessions are complete
-    known: tuple[ModelPart | VocabularyPart, ...] = ()
+    count: int = 0
+    created: float = 0.0  # of the last session
+    known: tuple[ModelPart | VocabularyPart, ...] = ()  # written when the sessions are complete
 
-    def take(self, number: int) -> ImportState:
-        """One node more."""
+    def add_node(self, number: int) -> ImportState:
+        """The state with another node."""
         del self.nodes[self.count :]  # of a slice that was rolled back
         self.nodes.append(number)
         return replace(self, count=self.count + 1)
 
 
-def fill(db: sqlite_utils.Database, filled: ImportState, parts: Sequence[ImportPart]) -> tuple[ImportState, int]:
-    """Writes parts until a slice's time is over, one at the least; what is there then, and how many were written."""
+def fill(db: sqlite_utils.Database, state: ImportState, parts: Sequence[ImportPart]) -> tuple[ImportState, int]:
+    """Writes parts until the time of a slice is over, at least one; returns the new state and the number written."""
     deadline = time.perf_counter() + SLICE_SECONDS
     done = 0
     for part in parts:
-        filled = _write(db, filled, part)
+        state = _write(db, state, part)
         done += 1
         if time.perf_counter() > deadline:
             break
-    return filled, done
+    return state, done
 
 
-def show(db: sqlite_utils.Database, filled: ImportState) -> None:
-    """The imported sessions are there from now on, the first one on top of the list, with what is known of their models."""
-    for part in filled.known:
+def publish(db: sqlite_utils.Database, state: ImportState) -> None:
+    """Shows the imported sessions, the first one on top of the list, and saves their models and vocabularies."""
+    for part in state.known:
         if isinstance(part, ModelPart):
             _put_new(db, "models", {"kv_fingerprint": part.kv_fingerprint, "info": part.info})
         else:
             _put_new(db, "vocabularies", {"digest": part.digest, "tokens": part.tokens})
-    for session_id in reversed(filled.sessions):
+    for session_id in reversed(state.sessions):
         row = sessions.require(db, session_id)
         checksums.update(db, "sessions", row, {"importing": 0, "touched": sessions.next_touch(db)})
 
 
 def unfinished(db: sqlite_utils.Database) -> list[int]:
-    """Sessions that are being imported, or were when the app ended."""
+    """Sessions of imports that run, or ran when the app ended."""
     rows = fetch(db, "SELECT * FROM sessions WHERE importing")
     return [row["id"] for row in rows if sessions.is_unfinished(row)]
 
 
-def _write(db: sqlite_utils.Database, filled: ImportState, part: ImportPart) -> ImportState:
+def _write(db: sqlite_utils.Database, state: ImportState, part: ImportPart) -> ImportState:
     match part:
         case SessionPart():
-            return _begin(db, filled, part)
+            return _begin(db, state, part)
         case NodePart():
-            return filled.take(_node(db, filled, part))
+            return state.add_node(_node(db, state, part))
         case TokensPart():
-            values = {"node_id": filled.nodes[part.node], "kv_fingerprint": part.kv_fingerprint, "first": part.first}
+            values = {"node_id": state.nodes[part.node], "kv_fingerprint": part.kv_fingerprint, "first": part.first}
             values |= {"count": part.count, "columns": part.columns, "summary": part.summary}
             checksums.insert(db, "token_chunks", values)
         case ModelPart() | VocabularyPart():
-            return filled if part in filled.known else replace(filled, known=(*filled.known, part))
+            return state if part in state.known else replace(state, known=(*state.known, part))
         case SetupPart():
-            checksums.put(db, "settings", {"key": key_value.session_key(filled.sessions[-1]), "value": part.value})
+            checksums.put(db, "settings", {"key": key_value.session_key(state.sessions[-1]), "value": part.value})
         case PlacePart():
-            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # it may be gone by now
-            places.change(db, filled.sessions[-1], folder_id=held, tags=part.tags)
+            held = scalar(db, "SELECT id FROM folders WHERE id = ?", [part.folder_id])  # it may be deleted by now
+            places.change(db, state.sessions[-1], folder_id=held, tags=part.tags)
         case EndPart():
-            current = None if part.current is None else filled.nodes[part.current]
-            changes = {"current_node": current, "branches": part.branches, "node_count": filled.count}
-            checksums.update(db, "sessions", sessions.require(db, filled.sessions[-1]), changes)
-    return filled
+            current = None if part.current is None else state.nodes[part.current]
+            changes = {"current_node": current, "branches": part.branches, "node_count": state.count}
+            checksums.update(db, "sessions", sessions.require(db, state.sessions[-1]), changes)
+    return state
 
 
-def _begin(db: sqlite_utils.Database, filled: ImportState, part: SessionPart) -> ImportState:
+def _begin(db: sqlite_utils.Database, state: ImportState, part: SessionPart) -> ImportState:
     session_id = sessions.create(db, part.title, is_sample=False)
     row = sessions.require(db, session_id)
     created = row["created"] if part.created is None else part.created
     updated = row["updated"] if part.updated is None else part.updated
     changes = {**part.more, "created": created, "updated": updated, "pinned": int(part.pinned), "importing": 1}
     checksums.update(db, "sessions", row, changes)
-    return ImportState((*filled.sessions, session_id), created=created, known=filled.known)
+    return ImportState((*state.sessions, session_id), created=created, known=state.known)
 
 
-def _node(db: sqlite_utils.Database, filled: ImportState, part: NodePart) -> int:
-    session_id = filled.sessions[-1]
+def _node(db: sqlite_utils.Database, state: ImportState, part: NodePart) -> int:
+    session_id = state.sessions[-1]
     values: dict[str, Any] = {
         **part.more,
         **{name: getattr(part, name) for name in NODE_FIELDS},
         "session_id": session_id,
-        "parent_id": None if part.parent is None else filled.nodes[part.parent],
+        "parent_id": None if part.parent is None else state.nodes[part.parent],
         "at_end": int(part.at_end),
         "turn_start": int(part.turn_start),
-        "seq": filled.count + 1,
-        "created": filled.created if part.created is None else part.created,
+        "seq": state.count + 1,
+        "created": state.created if part.created is None else part.created,
     }
     node_id = checksums.insert(db, "nodes", values)
     if part.text:
@@ -149,37 +147,37 @@ def _node(db: sqlite_utils.Database, filled: ImportState, part: NodePart) -> int
 
 
 def _put_new(db: sqlite_utils.Database, table: str, values: dict[str, Any]) -> None:
-    """Adds an unknown key; a known one keeps its value, whatever the file says."""
+    """Adds a row with a new key; a known key keeps its value."""
     key = checksums.COVERED[table][0]
     if not fetch(db, f"SELECT 1 FROM {table} WHERE {key} = ?", [values[key]]):  # noqa: S608  # our own names
         checksums.put(db, table, values)
 
 
 class _Source(Protocol):
-    """A file as it is read. All members block and belong to the reader's thread, but for the counts."""
+    """A file that is read. All members except the counts block and belong to the reader's thread."""
 
     total: int
     notes: tuple[str, ...]
 
     @property
     def done(self) -> int:
-        """How much of `total` was read."""
+        """The amount of `total` that was read."""
 
     def parts(self) -> Iterator[ImportPart]:
-        """Everything in it, in order."""
+        """All parts, in order."""
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the file."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One import in work."""
+    """A running import."""
 
     name: str  # of the file
     progress: OnProgress
     stopping: bool = False
-    filled: ImportState = field(default_factory=ImportState)
+    state: ImportState = field(default_factory=ImportState)
 
     def check(self) -> None:
         if self.stopping:
@@ -193,53 +191,53 @@ class Importer:
         self._database = database
         self._running: list[_Run] = []
 
-    async def take(self, path: Path, progress: OnProgress) -> Imported:
+    async def import_file(self, path: Path, progress: OnProgress) -> Imported:
         """Imports a file: our JSON, lists of messages, or a portable session file.
 
-        Where it is cancelled, or anything is wrong, nothing of it stays.
+        After an error or cancellation nothing of it stays.
 
         Args:
             path: The file.
-            progress: Called now and then with what was read and how much there is; raising in it cancels.
+            progress: Called now and then with the amount read and the total; raising in it cancels.
 
         Raises:
-            InvalidFileError: The file is not what it should be; the place is named.
+            InvalidFileError: The file is invalid; names the place.
             StoreNewerError: A newer version wrote it.
         """
-        source, filled = await self._whole(partial(_opened, path), _Run(path.name, progress))
-        return Imported(filled.sessions, source.notes)
+        source, state = await self._run_to_end(partial(_opened, path), _Run(path.name, progress))
+        return Imported(state.sessions, source.notes)
 
     async def copy(self, session_id: int, title: str) -> SessionCopy:
-        """Copies a session of the store, as it stands now; all of it, or nothing.
+        """Copies a session of the store in its present state, completely or not at all.
 
         Raises:
             UnknownRowError: There is no such session.
             StoreDamagedError: Part of it is damaged.
         """
         opened = partial(SessionSource, self._database.path, session_id, title)
-        source, filled = await self._whole(opened, _Run(title, lambda _done, _total: None))
-        return SessionCopy(filled.sessions[0], dict(zip(source.nodes, filled.nodes, strict=True)))
+        source, state = await self._run_to_end(opened, _Run(title, lambda _done, _total: None))
+        return SessionCopy(state.sessions[0], dict(zip(source.nodes, state.nodes, strict=True)))
 
     async def drop_unfinished(self) -> int:
-        """Deletes what an import that was killed has left behind; returns how many sessions."""
+        """Deletes the remains of interrupted imports; returns how many sessions."""
         found = await self._database.read(unfinished)
-        growing = {number for run in self._running for number in run.filled.sessions}
+        growing = {number for run in self._running for number in run.state.sessions}
         left = [number for number in found if number not in growing]
         await self._drop(left)
         return len(left)
 
-    async def _whole(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
-        work = asyncio.ensure_future(self._take(opened, run))
+    async def _run_to_end(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
+        work = asyncio.ensure_future(self._import(opened, run))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             run.stopping = True
-            await asyncio.wait([work])  # it ends with the slice that is being written, and leaves nothing behind
+            await asyncio.wait([work])  # ends with the present slice, and deletes what was written
             if work.cancelled() or work.exception() is not None:
                 raise
-            return work.result()  # it was whole before it could be stopped
+            return work.result()  # it was complete before it could be stopped
 
-    async def _take(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
+    async def _import(self, opened: Callable[[], S], run: _Run) -> tuple[S, ImportState]:
         reader = ThreadPoolExecutor(1, thread_name_prefix="elsewise-import")
         self._running.append(run)
         try:
@@ -249,32 +247,32 @@ class Importer:
             finally:
                 await _on(reader, source.close)
         except BaseException:
-            await self._drop(run.filled.sessions)
+            await self._drop(run.state.sessions)
             raise
         finally:
             self._running.remove(run)
-            reader.shutdown()  # it has nothing left to do
-        return source, run.filled
+            reader.shutdown()  # it has no jobs left
+        return source, run.state
 
     async def _fill(self, reader: ThreadPoolExecutor, source: _Source, run: _Run) -> None:
         parts = source.parts()
         while batch := await _on(reader, partial(_batch, parts)):
             while batch:
                 run.check()
-                run.filled, done = await self._database.write(partial(fill, filled=run.filled, parts=batch))
+                run.state, done = await self._database.write(partial(fill, state=run.state, parts=batch))
                 del batch[:done]
             run.progress(source.done, source.total)
-            if sum(map(_size, run.filled.known)) > KNOWN_BYTES:
+            if sum(map(_size, run.state.known)) > KNOWN_BYTES:
                 raise InvalidFileError(run.name, f"what it says of models is larger than {KNOWN_BYTES >> 20} MiB")
-            if len(run.filled.known) > MOST_KNOWN:
+            if len(run.state.known) > MOST_KNOWN:
                 raise InvalidFileError(run.name, f"it speaks of more than {MOST_KNOWN:,} models and vocabularies")
         run.check()
-        await self._database.write(partial(show, filled=run.filled))
+        await self._database.write(partial(publish, state=run.state))
 
     async def _drop(self, session_ids: Sequence[int]) -> None:
         for session_id in session_ids:
             while not await self._database.write(partial(drop_slice, session_id=session_id)):
-                pass  # others get their turn between two slices
+                pass  # other jobs run between two slices
 
 
 async def _on(reader: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -295,7 +293,7 @@ def _size(part: ModelPart | VocabularyPart) -> int:
 
 
 def _batch(parts: Iterator[ImportPart]) -> list[ImportPart]:
-    """The next parts, as many as are read in a moment; none at the end."""
+    """The next parts, as many as fit a batch; empty at the end."""
     deadline, room, batch = time.perf_counter() + BATCH_SECONDS, BATCH_BYTES, list[ImportPart]()
     for part in parts:
         batch.append(part)

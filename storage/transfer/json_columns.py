@@ -1,4 +1,4 @@
-"""Columns of numbers as JSON: lists of numbers where people may look, base64 where no JSON number says it."""
+"""Columns of numbers as JSON: readable lists of numbers, or base64 for values that JSON numbers cannot represent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDEST: Final = 1 << 24  # numbers in one column of one range
 
 
 def to_json(columns: Columns) -> dict[str, dict[str, Any]]:
-    """Columns, ready for a JSON encoder; every bit is kept."""
+    """Columns as values for a JSON encoder; every bit is kept."""
     return {name: _packed(np.asarray(column)) for name, column in columns.items()}
 
 
@@ -27,7 +27,7 @@ def from_json(packed: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
     """The inverse of `to_json`.
 
     Raises:
-        ValueError: Not what `to_json` makes; names the column.
+        ValueError: Not made by `to_json`; names the column.
     """
     made = {}
     for name, column in packed.items():
@@ -50,7 +50,7 @@ def _packed(column: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _has_plain_bits(flat: npt.NDArray[Any]) -> bool:
-    """Whether numbers and null say it all: no infinity, and no other NaN than numpy's own."""
+    """Whether numbers and null represent all values: no infinity, and no NaN other than numpy's."""
     nan = np.isnan(flat)
     usual = np.full(int(nan.sum()), np.nan, flat.dtype)
     return not np.isinf(flat).any() and flat[nan].tobytes() == usual.tobytes()

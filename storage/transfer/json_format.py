@@ -40,9 +40,9 @@ from storage.transfer.session_reader import Row, StoredSession, stored_session
 
 _SESSION: Final = {*SESSION_FIELDS, "current", "setup", "more"}
 STREAMED: Final = ("models", "nodes", "tokens", "messages")
-_USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # of what is not in our format
+_USED: Final = frozenset({"title", "role", "content", "tool_calls"})  # members of other formats that are read
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-MOST_MEMBERS: Final = 1_000  # of an object that is not in our format, before its messages
+MOST_MEMBERS: Final = 1_000  # of an object of another format, before its messages
 TITLE_CHARACTERS: Final = 60
 OnProgress = Callable[[int, int], None]  # nodes done and in all; raising in it cancels
 
@@ -52,9 +52,9 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
 
     Args:
         store: The sessions file.
-        session_id: Which.
-        path: Where to; replaced when the export is whole, untouched before.
-        progress: Hears of nodes, each of which is written twice: itself, and its tokens.
+        session_id: The session.
+        path: The target; replaced only by a complete export.
+        progress: Called with nodes done and in all; each node counts twice, for itself and its tokens.
 
     Raises:
         UnknownRowError: There is no such session.
@@ -75,7 +75,7 @@ def export_json(store: Path, session_id: int, path: Path, progress: OnProgress) 
 
 
 def session_record(row: Row) -> dict[str, Any]:
-    """A row of the store as the format has it."""
+    """A row of the store as an object of the format."""
     return {
         "title": row["title"],
         "created": row["created"],
@@ -87,12 +87,12 @@ def session_record(row: Row) -> dict[str, Any]:
 
 
 def model_record(row: Row) -> dict[str, Any]:
-    """A row of the store as the format has it."""
+    """A row of the store as an object of the format."""
     return {"kv_fingerprint": row["kv_fingerprint"], "info": from_json(row["info"])}
 
 
 def node_record(row: Row) -> dict[str, Any]:
-    """A row of the store as the format has it."""
+    """A row of the store as an object of the format."""
     return {
         "id": row["id"],
         "parent": row["parent_id"],
@@ -126,7 +126,7 @@ def _counted(records: Iterable[Any], before: int, total: int, progress: OnProgre
 
 
 def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
-    """A member that is a list, an element a line."""
+    """Writes a member that is a list, one element per line."""
     file.write(f',\n"{name}": ['.encode())
     for number, record in enumerate(records):
         file.write(b",\n" if number else b"\n")
@@ -135,10 +135,10 @@ def _list(file: BinaryIO, name: str, records: Iterable[Any]) -> None:
 
 
 class JsonFile:
-    """A file of JSON that is read once, part by part.
+    """A JSON file that is read once, part by part.
 
     Args:
-        path: Where it is; its name is the title of messages that have no other.
+        path: Of the file; its stem is the default title of messages.
     """
 
     notes: tuple[str, ...] = ()
@@ -156,18 +156,18 @@ class JsonFile:
 
     @property
     def done(self) -> int:
-        """Bytes that were read."""
+        """Bytes read."""
         return self._scanner.done
 
     def parts(self) -> Iterator[ImportPart]:
-        """Everything in it, in the order in which it is to be written.
+        """All parts, in the order in which they are written.
 
         Raises:
-            InvalidFileError: It is not what it should be; the line and the node or message are named.
+            InvalidFileError: The file is invalid; names the line and the node or message.
             StoreNewerError: Our own format, of a newer version.
         """
         pieces = self._scanner.pieces()
-        messages: Messages | None = None  # of lines that are a message each
+        messages: Messages | None = None  # for files with a message per line
         found = False
         for piece in pieces:
             inner = piece if piece.kind == "list" else next(pieces)
@@ -199,12 +199,12 @@ class JsonFile:
         yield from messages.end(piece.line if piece else None)
 
     def _head(self, first: Piece, pieces: Iterator[Piece], *, started: bool) -> dict[str, Any] | Iterator[ImportPart]:
-        """An object that is not in our format: one message (as it is), or an object with messages (as parts)."""
+        """An object of another format: a message (as it is), or an object with messages (as parts)."""
         members: dict[str, Any] = {}
         piece, count = first, 0
         while piece.kind == "member" and count < MOST_MEMBERS:
             count += 1
-            if piece.key in _USED:  # the rest may be a file of any length
+            if piece.key in _USED:  # others may be of any length
                 members[piece.key] = piece.value
             piece = next(pieces)
         if piece.kind == "items" and piece.key == "messages" and not started:
@@ -237,7 +237,7 @@ class JsonFile:
                     fields = Fields(piece.value, self._name, piece.line, "the session", _SESSION)
                     shown, begun = fields.maybe_whole("current"), True
                     yield session_part(fields)
-                    if setup := portable_setup(fields.mapping("setup")):  # validated piece by piece where it is used
+                    if setup := portable_setup(fields.mapping("setup")):  # validated where it is used
                         yield SetupPart(text_of_json(setup))
                 case "element", "models" if begun:
                     yield ModelPart(clean(fields.text("kv_fingerprint")), text_of_json(fields.mapping("info")))
@@ -288,21 +288,21 @@ def _place(piece: Piece) -> str:
 
 
 class Messages:
-    """One conversation that comes in message by message.
+    """A conversation that is read message by message.
 
     Args:
         name: Of the file, for messages.
-        stem: Title of the session where it has no user message.
-        title: What it is called; empty: the first words of the user.
+        stem: Title of the session without a user message.
+        title: Of the session; empty: the first words of the user.
     """
 
     def __init__(self, name: str, stem: str, *, title: str = "") -> None:
         self._name, self._stem, self._title = name, stem, clean(title).strip()
         self._count = 0
-        self._waiting: list[NodePart] = []  # before the user has said something, by which the session is called
+        self._waiting: list[NodePart] = []  # until the title of the session is known
 
     def take(self, message: Any, line: int) -> Iterator[ImportPart]:
-        """One more."""
+        """Adds a message."""
         self._count += 1
         fields = Fields(message, self._name, line, f"message {self._count:,}")
         role = fields.text("role")
@@ -312,7 +312,7 @@ class Messages:
             raise fields.fault("tool calls cannot be kept: leave them out")
         text = clean(_text(fields))
         node = NodePart(None if self._count == 1 else self._count - 2, _ROLES[role], text)
-        if self._count == len(self._waiting) + 1:  # nothing was handed on yet
+        if self._count == len(self._waiting) + 1:  # no part was yielded yet
             self._waiting.append(node)
             if node.role == "user" or self._title or len(self._waiting) > 1:
                 yield from self._begin()
@@ -320,7 +320,7 @@ class Messages:
             yield node
 
     def end(self, line: int | None) -> Iterator[ImportPart]:
-        """No more of them."""
+        """Ends the conversation."""
         if not self._count:
             raise InvalidFileError(self._name, "there is no message in it", line=line)
         if self._waiting:
@@ -335,7 +335,7 @@ class Messages:
 
 
 def _text(fields: Fields) -> str:
-    """The content: a text, or parts that are texts."""
+    """The content: a text, or the joined parts that are texts."""
     content = fields.any("content")
     if isinstance(content, str):
         return content

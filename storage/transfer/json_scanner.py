@@ -1,10 +1,10 @@
-"""JSON read piece by piece: whatever the length of a file, one element of one list is in memory.
+"""A scanner that reads JSON piece by piece: only one element of one list is in memory, whatever the length of the file.
 
-Only where values begin and end is found here; each is decoded by the standard library, strictly (see `decode_strict`).
+The scanner finds where values begin and end; the standard library decodes each, strictly (see `decode_strict`).
 
-Not ijson: its events carry no position for the line of an error, it accepts names that come twice and lone surrogates, and it
-buffers a string of any length (measured with 3.6: a string of 200 MiB is held whole; twice the time of this scanner where
-its events are built into values).
+ijson is no alternative: its events have no position for the line of an error, it accepts duplicate names and lone surrogates,
+and it buffers a string of any length (measured with 3.6: a string of 200 MiB is held whole; twice the time of this scanner
+where its events are built into values).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEPTH: Final = 100  # levels within one value
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _BRACKET = re.compile(rb'["\[\]{}]')
-_INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a string, up to its quote or the end of what was read
+_INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of a string, up to its quote or the end of the buffer
 _SCALAR = re.compile(rb"[^ \t\r\n,\[\]{}:\"]*")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ENDLESS = re.compile(rb"[0-9]{4000}")
@@ -38,8 +38,8 @@ PieceKind = Literal["list", "object", "member", "items", "element", "end"]
 class Piece(Struct, frozen=True):
     """One step through a file."""
 
-    # a top-level "list" or "object" begins; an object's "member" with its value; the "items" of a member that is read element
-    # by element begin; an "element" of those, or of a top-level list; the "end" of a top-level value
+    # "list", "object": a top-level value begins; "member": of an object, with its value; "items": a member that is read by
+    # elements begins; "element": of these, or of a top-level list; "end": of a top-level value
     kind: PieceKind
     line: int  # where it begins, counted from 1
     key: str = ""  # the member's
@@ -48,7 +48,7 @@ class Piece(Struct, frozen=True):
 
 
 class Scanner:
-    """Walks through one file of JSON, or of JSON values one after the other (JSON lines).
+    """Scans a file of one JSON value, or of several in sequence (JSON lines).
 
     Args:
         file: Open for reading, at its beginning.
@@ -61,15 +61,15 @@ class Scanner:
         self._name = name
         self._streamed = streamed
         self._held = b""
-        self._at = 0  # in what is held
+        self._at = 0  # position in `_held`
         self._line = 1
-        self.done = 0  # bytes behind us
+        self.done = 0  # bytes scanned
 
     def pieces(self) -> Iterator[Piece]:
-        """All of them.
+        """All pieces.
 
         Raises:
-            InvalidFileError: It is no JSON, is cut short, or holds a value that is too long or too deep.
+            InvalidFileError: The file is not JSON, is cut short, or has a value that is too long or too deep.
         """
         self._more()
         if self._held.startswith(b"\xef\xbb\xbf"):
@@ -138,7 +138,7 @@ class Scanner:
         return value
 
     def _length(self, place: str) -> int:
-        """Bytes of the value that begins here, all of which are held then."""
+        """The length in bytes of the value that begins here; reads all of it into the buffer."""
         first = self._held[self._at] if self._at < len(self._held) else _END
         if first not in _OPENS and first != _QUOTE:
             return self._scalar(place)
@@ -146,7 +146,7 @@ class Scanner:
         while True:
             if quoted:
                 found = _INSIDE.match(self._held, self._at + offset)
-                assert found is not None  # it matches nothing at the least
+                assert found is not None  # it may match the empty string
                 offset = found.end() - self._at
                 if found.end() == len(self._held) or self._held[found.end()] != _QUOTE:
                     self._grow(offset, place)
@@ -170,7 +170,7 @@ class Scanner:
     def _scalar(self, place: str) -> int:
         while True:
             found = _SCALAR.match(self._held, self._at)
-            assert found is not None  # it matches nothing at the least
+            assert found is not None  # it may match the empty string
             if found.end() < len(self._held) or not self._more():
                 break
             if found.end() - self._at > LIMIT:
@@ -188,10 +188,10 @@ class Scanner:
     # ---- bytes --------------------------------------------------------------------------------------------------------
 
     def _next(self) -> int:
-        """The next byte that is no white space, which stays; -1 at the end."""
+        """Skips white space; returns the next byte without consuming it, -1 at the end."""
         while True:
             found = _SPACE.match(self._held, self._at)
-            assert found is not None  # it matches nothing at the least
+            assert found is not None  # it may match the empty string
             self._pass(found.end() - self._at)
             if self._at < len(self._held):
                 return self._held[self._at]
@@ -224,7 +224,7 @@ def decode_strict(raw: bytes) -> Any:
     """One JSON value.
 
     Raises:
-        ValueError: It is none, or holds NaN or an infinity, a name twice in one object, or half of a character. Says which.
+        ValueError: It is not JSON, or has NaN or an infinity, a name twice in an object, or a lone surrogate; says which.
     """
     try:
         text = raw.decode()
@@ -240,7 +240,7 @@ def decode_strict(raw: bytes) -> Any:
     except RecursionError as fault:
         raise ValueError("it is nested too deep") from fault
     except ValueError as fault:
-        if _ENDLESS.search(raw):  # Python's own message does not help here
+        if _ENDLESS.search(raw):  # Python's own message is no help
             raise ValueError("it holds a number of thousands of digits") from fault
         raise
     return value

@@ -1,4 +1,4 @@
-"""The parts of an import, in the order in which they are written. Numbers of nodes count from 0 within their session."""
+"""The parts of an import, in the order in which they are written. Nodes are numbered from 0 within their session."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SESSION_OWN: Final = frozenset(
     {"id", "touched", "is_sample", "current_node", "branches", "node_count", "trashed", "importing"}
 )
 _NODE_OWN: Final = frozenset({"id", "session_id", "parent_id", "at_end", "seq"})
-SESSION_MORE: Final = frozenset(COVERED["sessions"]) - SESSION_FIELDS - _SESSION_OWN  # what later migrations have added
+SESSION_MORE: Final = frozenset(COVERED["sessions"]) - SESSION_FIELDS - _SESSION_OWN  # columns of later migrations
 NODE_MORE: Final = frozenset(COVERED["nodes"]) - NODE_FIELDS - _NODE_OWN
 
 
 class SessionPart(Struct, frozen=True):
-    """A session begins; its nodes and tokens follow. None: as the store sees fit."""
+    """The beginning of a session; its nodes and tokens follow. None: the store's default."""
 
     title: str
     created: float | None = None
@@ -54,7 +54,7 @@ class NodePart(Struct, frozen=True):
 
 
 class TokensPart(Struct, frozen=True):
-    """A range of a node's tokens, as the store keeps it: packed, with the summary that the view `tokens` shows."""
+    """A range of a node's tokens as stored: packed columns, and the summary for the view `tokens`."""
 
     node: int
     kv_fingerprint: str
@@ -65,34 +65,34 @@ class TokensPart(Struct, frozen=True):
 
 
 class ModelPart(Struct, frozen=True):
-    """What a fingerprint stands for, as JSON."""
+    """The model of a fingerprint, as JSON."""
 
     kv_fingerprint: str
     info: str
 
 
 class VocabularyPart(Struct, frozen=True):
-    """The bytes of every token, as the store packs them."""
+    """The bytes of all tokens, as the store packs them."""
 
     digest: str
     tokens: bytes
 
 
 class SetupPart(Struct, frozen=True):
-    """What the session is set to, as JSON."""
+    """The setup of the session, as JSON."""
 
     value: str
 
 
 class PlacePart(Struct, frozen=True):
-    """Where the session stands; of this store alone."""
+    """Folder and tags of the session, for copies within one store."""
 
     folder_id: int | None
     tags: str  # JSON
 
 
 class EndPart(Struct, frozen=True):
-    """The session is whole."""
+    """The end of a session."""
 
     current: int | None  # the tip that is shown
     branches: int
@@ -101,11 +101,11 @@ class EndPart(Struct, frozen=True):
 ImportPart = SessionPart | NodePart | TokensPart | ModelPart | VocabularyPart | SetupPart | PlacePart | EndPart
 
 
-LOCAL: Final = ("adapters", "pruned", "names", "bookmarks")  # of a setup: folders, and numbers of nodes, which differ elsewhere
+LOCAL: Final = ("adapters", "pruned", "names", "bookmarks")  # parts of a setup with folders, or with ids of nodes
 
 
 def portable_setup(setup: object) -> dict[str, Any]:
-    """What a session is set to, without what names places on one machine."""
+    """The setup of a session without its `LOCAL` parts."""
     return {name: value for name, value in setup.items() if name not in LOCAL} if isinstance(setup, dict) else {}
 
 
@@ -116,4 +116,4 @@ def without_folders(stats: Any) -> Any:
     if not isinstance(stack, list) or not stack:
         return stats
     kept = [[None, *use[1:]] if isinstance(use, list) and use else use for use in stack]
-    return {**stats, "made": {**made, "stack": kept}}  # type: ignore[dict-item]  # looked at above
+    return {**stats, "made": {**made, "stack": kept}}  # type: ignore[dict-item]  # checked above

@@ -1,14 +1,14 @@
-"""The portable session file: one SQLite file with the tree, its tokens and how they were made; KV blocks if wanted.
+"""The portable session file: one SQLite file with the tree, its tokens and their provenance; KV blocks on request.
 
-Its tables are its own, so that it can be read whatever the store's schema is. Every row has a SHA-256 over its other
-columns. Blocks are copied in behind it by the engine (`BlockStore.copy_to`), into tables of the block file's own.
+Its tables do not depend on the store's schema. Every row has a SHA-256 over its other columns. The engine then copies blocks
+into it (`BlockStore.copy_to`), in the tables of a block file.
 
 | table | row |
 |---|---|
 | `about` | `name`, `value`: JSON; "session" as in the JSON format, "setup" and "snapshot" where there is one |
 | `nodes` | a node as in the JSON format, `stats` and `more` as JSON text |
 | `tokens` | a range of a node's tokens: `columns` is msgpack of name -> (dtype, shape, little-endian bytes) |
-| `models`, `vocabularies` | what fingerprints and tokenizer digests stand for |
+| `models`, `vocabularies` | models by fingerprint, token bytes by tokenizer digest |
 
 `PRAGMA user_version` is the format's version.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from storage.files import draft_of
 from storage.tables import columns
 from storage.tables.key_value import vocabulary_digest
 from storage.tables.text import clean, to_json
-from storage.tables.text import to_json as text_of_json
 from storage.tables.token_chunks import MAX_TOKENS
 from storage.transfer.import_tree import MOST_AT_ONCE, Fields, ImportTree, node_part, session_part
 from storage.transfer.json_format import model_record, node_record, session_record
@@ -52,24 +51,24 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabularies": ("digest TEXT PRIMARY KEY", "tokens BLOB NOT NULL"),
 }  # fmt: skip
 _SLICE: Final = 512  # rows
-_SCHEMA_STEPS: Final = 1 << 20  # of SQLite's machine that reading a schema may take; ours takes some hundred
-_LEAST_ROW: Final = 32  # bytes: its checksum
+_SCHEMA_STEPS: Final = 1 << 20  # most virtual machine steps of SQLite for reading a schema; ours takes some hundred
+_LEAST_ROW: Final = 32  # bytes of a row at least: its checksum
 MAGIC: Final = b"SQLite format 3\0"
 _vocabulary = msgspec.msgpack.Decoder(list[bytes])
 
 
 def definition(table: str) -> str:
-    """How a table is made, exactly."""
+    """The exact SQL of a table."""
     return f"CREATE TABLE {table} ({', '.join(TABLES[table])}, sha256 BLOB NOT NULL)"
 
 
 def names(table: str) -> list[str]:
-    """Its columns, without the checksum."""
+    """The columns of a table without the checksum."""
     return [column.split()[0] for column in TABLES[table]]
 
 
 def checksum(values: Sequence[Any]) -> bytes:
-    """SHA-256 of a row's values; msgpack keeps their types and borders apart."""
+    """SHA-256 of a row's values; msgpack preserves their types and borders."""
     return hashlib.sha256(msgspec.msgpack.encode(list(values))).digest()
 
 
@@ -80,10 +79,10 @@ def export_portable(
 
     Args:
         store: The sessions file.
-        session_id: Which session.
-        path: Where to; replaced when the export is whole, untouched before.
-        progress: Hears of nodes, each of which is written twice: itself, and its tokens.
-        snapshot: What the engine says of the session (`Snapshot.to_mapping`).
+        session_id: The session.
+        path: The target; replaced only by a complete export.
+        progress: Called with nodes done and in all; each node counts twice, for itself and its tokens.
+        snapshot: Of the session, by the engine (`Snapshot.to_mapping`).
 
     Raises:
         UnknownRowError: There is no such session.
@@ -93,7 +92,7 @@ def export_portable(
     with stored_session(store, session_id) as session:
         session.require_whole()
         with draft_of(path) as draft, closing(sqlite3.connect(draft, isolation_level=None)) as conn:
-            conn.execute("PRAGMA journal_mode = OFF")  # the draft is thrown away where anything fails
+            conn.execute("PRAGMA journal_mode = OFF")  # the draft is deleted after an error
             conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             conn.execute(f"PRAGMA user_version = {PORTABLE_VERSION}")
             for table in TABLES:
@@ -148,26 +147,27 @@ def _commit(conn: sqlite3.Connection, sql: str, rows: list[list[Any]]) -> None:
 class PortableFile:
     """A file that is read once, part by part; used by one thread.
 
-    The file is not trusted. It is opened read-only and as immutable, without its functions and with limits on the length of
-    values; only tables that are defined exactly as ours are read, and only rows whose checksum holds. The tree of a table may
-    name one page many times, which SQLite does not notice: rows are counted up to what the file has room for, and must come
-    in their order.
+    The file is not trusted. It is opened read-only and immutable, without its functions and with limits on the length of
+    values; only tables that are defined exactly as ours are read, and only rows whose checksum matches. The tree of a table may
+    refer to one page many times, which SQLite does not notice: rows are counted up to the room in the file, and must come in
+    order.
 
     Raises:
-        InvalidFileError: It is no portable session file, or damaged.
+        InvalidFileError: It is not a portable session file, or damaged.
         StoreNewerError: A newer version wrote it.
     """
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
-        self.notes: tuple[str, ...] = ()  # what could not be taken, in plain words
+        self.notes: tuple[str, ...] = ()  # on parts that were left out
         self.done = 0  # rows
         try:
             self._conn = open_foreign(path)
         except sqlite3.Error as fault:
             raise self._fault(f"it cannot be opened ({fault})") from fault
         try:
-            self.total: int = self._typed(lambda: self._survey(path.stat().st_size))  # rows
+            with self._typed_errors():
+                self.total = self._survey(path.stat().st_size)  # rows
         except BaseException:
             self._conn.close()
             raise
@@ -177,32 +177,31 @@ class PortableFile:
         self._conn.close()
 
     def snapshot(self) -> dict[str, Any] | None:
-        """What the engine said of the session (`Snapshot.from_mapping` reads it); None where nothing."""
-        found: dict[str, Any] | None = self._typed(lambda: self._about().get("snapshot"))
+        """The engine's snapshot of the session, for `Snapshot.from_mapping`; None without one."""
+        with self._typed_errors():
+            found = self._about().get("snapshot")
         return found if isinstance(found, dict) else None
 
     def parts(self) -> Iterator[ImportPart]:
-        """Everything in it, in the order in which it is to be written.
+        """All parts, in the order in which they are written.
 
         Raises:
-            InvalidFileError: A row is damaged, or not what it should be; the table and the row are named.
+            InvalidFileError: A row is damaged or invalid; names the table and the row.
         """
-        try:
+        with self._typed_errors():
             yield from self._parts()
-        except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
-            raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
     def _parts(self) -> Iterator[ImportPart]:
         about = self._about()
         fields = Fields(about.get("session"), self._name, None, "the session")
         tree, current = ImportTree(), fields.maybe_whole("current")
         yield session_part(fields)
-        if setup := portable_setup(about.get("setup")):  # validated piece by piece where it is used
-            yield SetupPart(text_of_json(setup))
+        if setup := portable_setup(about.get("setup")):  # validated where it is used
+            yield SetupPart(to_json(setup))
         for row in self._rows("models"):
             info = self._json(row["info"], f"the model {row['kv_fingerprint']!r:.40}")
             if isinstance(info, dict) and isinstance(row["kv_fingerprint"], str):
-                yield ModelPart(clean(row["kv_fingerprint"]), text_of_json(info))
+                yield ModelPart(clean(row["kv_fingerprint"]), to_json(info))
         for row in self._rows("vocabularies"):
             yield from self._vocabulary(row)
         for row in self._rows("nodes"):
@@ -228,7 +227,7 @@ class PortableFile:
         return tree.tokens(node, clean(fields.text("kv_fingerprint")), first, count, found, fields.fault)
 
     def _vocabulary(self, row: dict[str, Any]) -> Iterator[VocabularyPart]:
-        """A vocabulary that is what its name says: one planted under another's would be believed from then on."""
+        """A vocabulary that matches its digest: a forged one would be used from then on."""
         try:
             tokens = _vocabulary.decode(row["tokens"])
         except (msgspec.DecodeError, TypeError) as wrong:
@@ -241,8 +240,8 @@ class PortableFile:
     # ---- rows ---------------------------------------------------------------------------------------------------------
 
     def _survey(self, size: int) -> int:
-        """How many rows there are, as far as `size` bytes have room for them; refuses what is not ours before."""
-        self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be endless
+        """Refuses files that are not ours; counts the rows, up to the number that fit into `size` bytes."""
+        self._conn.set_progress_handler(lambda: 1, _SCHEMA_STEPS)  # the schema is a table too, and may be forged to be endless
         [(application,)], [(version,)] = (self._ask(f"PRAGMA {name}") for name in ("application_id", "user_version"))
         if application != APPLICATION_ID:
             raise self._fault("it is a database, but no portable session file of Elsewise")
@@ -293,9 +292,10 @@ class PortableFile:
     def _ask(self, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
         return self._conn.execute(sql, parameters).fetchall()
 
-    def _typed(self, work: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
         try:
-            return work()
+            yield
         except (sqlite3.Error, UnicodeDecodeError) as fault:  # SQLite quotes a damaged schema in its message
             raise self._fault(f"it cannot be read ({fault}): it is damaged or was not made by Elsewise") from fault
 
@@ -304,7 +304,7 @@ class PortableFile:
 
 
 def open_foreign(path: Path) -> sqlite3.Connection:
-    """A connection to a SQLite file that is not trusted: read-only, nothing beside it is read or made."""
+    """A read-only connection to a SQLite file that is not trusted; reads and makes no other files."""
     conn = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:
         conn.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged text must reach the checksum

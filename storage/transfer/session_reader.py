@@ -1,6 +1,6 @@
-"""One session as it stands at one moment, read row by row over a connection of its own.
+"""One session at one moment, read row by row over a connection of its own.
 
-The store's thread is not asked, and what is written meanwhile is not seen (a read transaction of SQLite's WAL).
+It does not use the store's thread, and does not see later writes (a read transaction of SQLite's WAL).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from storage.transfer.parts import (
 )
 
 Row = dict[str, Any]
-PIECE = 1024  # tokens of one range, at most
+PIECE = 1024  # most tokens of one range
 
 
 class StoredSession:
@@ -46,10 +46,10 @@ class StoredSession:
         self.node_count = int(scalar(db, "SELECT count(*) FROM nodes WHERE session_id = ?", [session_id]))
 
     def require_whole(self) -> None:
-        """Refuses a session that has lost something.
+        """Refuses a session with a damaged row or lost nodes.
 
         Raises:
-            StoreDamagedError: It has.
+            StoreDamagedError: It is such a session.
         """
         if not checksums.intact("sessions", self.row) or self.node_count != self.row["node_count"]:
             raise StoreDamagedError(_damaged(f"the session {self.row['title']!r:.60}"))
@@ -70,7 +70,7 @@ class StoredSession:
             last = rows[-1]["seq"]
 
     def ranges(self, node_id: int) -> Iterator[tuple[str, int, int, Columns]]:
-        """Everything that is stored of a node's tokens, the newest last: model, first token, count, columns.
+        """All stored tokens of a node, the newest last: model, first token, count, columns.
 
         Raises:
             StoreDamagedError: Some of it fails its checksum.
@@ -85,7 +85,7 @@ class StoredSession:
                 yield chunk["kv_fingerprint"], chunk["first"] + start, stop - start, columns.cut(found, start, stop)
 
     def chunks(self, node_id: int) -> Iterator[Row]:
-        """Everything that is stored of a node's tokens, the newest last, as it is stored.
+        """All stored token chunks of a node, the newest last, as rows.
 
         Raises:
             StoreDamagedError: Some of it fails its checksum.
@@ -97,7 +97,7 @@ class StoredSession:
             yield chunk
 
     def models(self) -> Iterator[Row]:
-        """What is known of the models that its tokens are of."""
+        """The saved models of its tokens."""
         sql = """SELECT * FROM models WHERE kv_fingerprint IN (
                    SELECT DISTINCT c.kv_fingerprint FROM token_chunks c JOIN nodes n ON n.id = c.node_id WHERE n.session_id = ?)
                  ORDER BY kv_fingerprint"""
@@ -106,7 +106,7 @@ class StoredSession:
                 yield row
 
     def vocabularies(self) -> Iterator[Row]:
-        """The bytes of every token of the tokenizers that its models name."""
+        """The saved vocabularies of its models."""
         digests = [from_json(row["info"]).get("vocabulary") for row in self.models()]
         for digest in dict.fromkeys(each for each in digests if isinstance(each, str)):
             for row in fetch(self._db, "SELECT * FROM vocabularies WHERE digest = ?", [digest]):
@@ -114,47 +114,47 @@ class StoredSession:
                     yield row
 
     def setup(self) -> object:
-        """What the session is set to, as JSON; None where nothing, or where it fails its checksum."""
+        """The setup of the session; None without one, or if it fails its checksum."""
         for row in fetch(self._db, "SELECT * FROM settings WHERE key = ?", [key_value.session_key(self.id)]):
             if checksums.intact("settings", row):
                 return from_json(row["value"])
         return None
 
     def place(self) -> list[Row]:
-        """Where it stands; a damaged place counts as none, as everywhere."""
+        """The row of its place; none if it is missing or damaged."""
         rows = fetch(self._db, "SELECT * FROM places WHERE id = ?", [self.id])
         return [row for row in rows if checksums.intact("places", row)]
 
     def path(self, tip: int | None) -> list[tuple[NodeRow, int | None, int | None]]:
-        """From the root to the end of a node: each node, and how many of its tokens and bytes it gives (None: all).
+        """The path from the root to the end of a node: each node, with the number of its tokens and bytes on it (None: all).
 
         Raises:
-            UnknownRowError: That node is not one of the session.
+            UnknownRowError: The session does not have that node.
         """
         found: list[tuple[NodeRow, int | None, int | None]] = []
         stop: int | None = None
         byte: int | None = None
         above = tip
-        while above is not None and len(found) <= self.node_count:  # a circle in a damaged tree ends here
+        while above is not None and len(found) <= self.node_count:  # a cycle in a damaged tree ends here
             node = nodes.one(self._db, self.id, above)
             found.append((node, stop, byte))
             stop, byte, above = node.at_token, node.at_byte, node.parent_id
         return found[::-1]
 
     def tokens(self, node_id: int) -> Iterator[tuple[int, str, Columns, bool]]:
-        """A node's own tokens as they are shown: first token, model, columns, whether they are damaged."""
+        """A node's own tokens as shown: first token, model, columns, whether they are damaged."""
         for tile in token_chunks.load(self._db, [node_id], None).get(node_id, []):
             yield tile.first, tile.kv_fingerprint, tile.columns, tile.damaged
 
     def _ended(self, row: Row) -> Row:
-        """An answer that is being written, as if it ended here."""
+        """An open run, as if it ended here."""
         text, count = token_chunks.text_so_far(self._db, row)
         return {**row, "status": "partial", "finish_reason": "app_ended", "text": text, "token_count": count}
 
 
 @contextmanager
 def stored_session(store: Path, session_id: int) -> Iterator[StoredSession]:
-    """The session, as it stands now, on a connection of the calling thread."""
+    """The session at this moment, on a connection of the calling thread."""
     with typed_errors(store):
         db = open_sessions(store, read_only=True)
         try:
@@ -171,7 +171,7 @@ def _damaged(what: str) -> str:
 class SessionSource:
     """A session of the store as parts of an import, with the title of the copy; used by one thread.
 
-    Checksums of the copy are its own: what is damaged is refused, so that damage is never sealed in.
+    The copy gets new checksums, so damage is refused rather than made valid by them.
 
     Raises:
         UnknownRowError: There is no such session.
@@ -189,32 +189,29 @@ class SessionSource:
         except BaseException:
             self.close()
             raise
-        self.total, self.done = 2 * self._session.node_count, 0  # nodes: themselves, then their tokens
-        self.nodes: list[int] = []  # the original's, in the order of the copy's
+        self.total, self.done = 2 * self._session.node_count, 0  # each node counts twice, for itself and its tokens
+        self.nodes: list[int] = []  # ids in the original, in the order of the copy
 
     def close(self) -> None:
-        """Ends the moment at which it is read."""
+        """Ends the read transaction."""
         self._reading.__exit__(None, None, None)
 
     def parts(self) -> Iterator[ImportPart]:
-        """Everything in it, in the order in which it is to be written."""
+        """All parts, in the order in which they are written."""
         session = self._session
         yield SessionPart(self._title, more={name: session.row[name] for name in SESSION_MORE})
-        for stands in session.place():
-            yield PlacePart(stands["folder_id"], stands["tags"])
-        places: dict[int | None, int | None] = {None: None}
+        for place in session.place():
+            yield PlacePart(place["folder_id"], place["tags"])
+        numbers: dict[int | None, int | None] = {None: None}
         for row in session.nodes():
-            places[row["id"]] = len(self.nodes)
+            numbers[row["id"]] = len(self.nodes)
             self.nodes.append(row["id"])
             own = {name: row[name] for name in NODE_FIELDS}
             own |= {"text": clean(row["text"]), "turn_start": bool(row["turn_start"]), "at_end": bool(row["at_end"])}
-            yield NodePart(parent=places[row["parent_id"]], **own, more={name: row[name] for name in NODE_MORE})
+            yield NodePart(parent=numbers[row["parent_id"]], **own, more={name: row[name] for name in NODE_MORE})
             self.done += 1
-        for place, node_id in enumerate(self.nodes):
-            yield from self._tokens(session, place, node_id)
+        for number, node_id in enumerate(self.nodes):
+            for row in session.chunks(node_id):
+                yield TokensPart(number, row["kv_fingerprint"], row["first"], row["count"], row["columns"], row["summary"])
             self.done += 1
-        yield EndPart(places.get(session.row["current_node"]), session.row["branches"])
-
-    def _tokens(self, session: StoredSession, place: int, node_id: int) -> Iterator[ImportPart]:
-        for row in session.chunks(node_id):
-            yield TokensPart(place, row["kv_fingerprint"], row["first"], row["count"], row["columns"], row["summary"])
+        yield EndPart(numbers.get(session.row["current_node"]), session.row["branches"])

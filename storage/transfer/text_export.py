@@ -1,4 +1,4 @@
-"""One path of a session for people and for tables: Markdown, and a row per token as CSV or JSON."""
+"""Export of one path of a session: as Markdown, or a row per token as CSV or JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LN2: Final = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """One token of a path. Logarithms are natural; empty where it was not scored."""
+    """One token of a path. Logarithms are natural; scores are empty for an unscored token."""
 
     position: int  # on the path, from 0
     turn: int  # from 1
@@ -44,22 +44,22 @@ class TokenLine:
     surprisal_bits: float | None
     rank: int | None
     entropy: float | None  # nats
-    top: list[tuple[int, float]]  # the likeliest tokens here, each with its logprob
+    top: list[tuple[int, float]]  # the likeliest tokens, each with its logprob
     damaged: bool
 
 
 def export_text(kind: str, store: Path, session_id: int, path: Path, progress: OnProgress, tip: int | None = None) -> None:
     """Writes one path of a session in a format of `WRITERS`; blocking, any thread.
 
-    Of a damaged session what can be read is written.
+    Writes the readable parts of a damaged session.
 
     Args:
         kind: The format.
         store: The sessions file.
-        session_id: Which session.
-        path: Where to; replaced when the export is whole.
+        session_id: The session.
+        path: The target; replaced only by a complete export.
         progress: Called with the nodes of the path done and in all.
-        tip: The last node of the path; None: the one that is shown.
+        tip: The last node of the path; None: that of the shown path.
     """
     with stored_session(store, session_id) as session, written(path) as file:
         nodes = session.path(session.row["current_node"] if tip is None else tip)
@@ -70,11 +70,11 @@ def _markdown(file: BinaryIO, session: StoredSession, nodes: Steps, _suffix: str
     """A heading and the text of each turn."""
     file.write(f"# {' '.join(str(session.row['title']).split())}".encode())
     for done, (node, stop, byte) in enumerate(nodes):
-        text = "\n\n".join(filter(None, [_said(session, node, stop, byte), *_pinned_files(node)]))
-        goes_on = not node.turn_start and done
+        text = "\n\n".join(filter(None, [_text_on_path(session, node, stop, byte), *_pinned_files(node)]))
+        continues = not node.turn_start and done
         if node.damaged:
             file.write(b"\n> Part of this turn is damaged; what could be read follows.\n")
-        if goes_on:
+        if continues:
             file.write(text.encode())
         elif text:
             file.write(f"\n\n## {_SPEAKERS.get(node.role, node.role)}\n\n{text}".encode())
@@ -100,8 +100,8 @@ def _tokens(file: BinaryIO, session: StoredSession, nodes: Steps, suffix: str, p
 WRITERS: Final = {"markdown": _markdown, "csv": _tokens, "tokens": _tokens}
 
 
-def _said(session: StoredSession, node: NodeRow, stop: int | None, byte: int | None) -> str:
-    """What a node says as far as the path goes through it."""
+def _text_on_path(session: StoredSession, node: NodeRow, stop: int | None, byte: int | None) -> str:
+    """The text of a node as far as it is on the path."""
     if byte is not None:
         return node.text.encode()[:byte].decode("utf-8", "replace")
     if stop is None or stop >= node.token_count:
@@ -111,7 +111,7 @@ def _said(session: StoredSession, node: NodeRow, stop: int | None, byte: int | N
 
 
 def _pinned_files(node: NodeRow) -> Iterator[str]:
-    """The files that a beginning keeps as [[name, text], ...], each as a model reads it."""
+    """The pinned files of a system node, [[name, text], ...] in its stats, each as a model reads it."""
     held = node.stats.get("files") if node.role == "system" else None
     for entry in held if isinstance(held, list) else []:
         match entry:

@@ -16,7 +16,7 @@ from storage.transfer.portable import open_foreign
 Open = Callable[[Path], sqlite3.Connection]
 WAYS: dict[str, Open] = {
     "portable file": open_foreign,
-    "blocks in a portable file": lambda path: schema.open_guest(path, read_only=True),
+    "blocks in a portable file": lambda path: schema.open_foreign(path, read_only=True),
     "backup": lambda path: connect(path, read_only=True, immutable=True).conn,
     "store, to look": lambda path: connect(path, read_only=True).conn,
 }
@@ -55,6 +55,6 @@ def test_a_guest_is_neither_trusted_nor_changed(guest: Path, way: str) -> None:
 
 
 def test_a_guest_that_takes_blocks_in_is_not_trusted_either(guest: Path) -> None:
-    with closing(schema.open_guest(guest, read_only=False)) as conn:
+    with closing(schema.open_foreign(guest, read_only=False)) as conn:
         assert conn.execute("PRAGMA trusted_schema").fetchone()[0] == 0
         assert conn.execute("PRAGMA cell_size_check").fetchone()[0] == 1

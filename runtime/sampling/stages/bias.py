@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.pool import Pool
 
-BANNING: Final = -1e9  # a bias from here down: beside it nothing of float32's is left of a score that models give
+BANNING: Final = -1e9  # a bias from here down bans: in float32 no digit of a model's score survives the addition
 
 
 class Bias:
@@ -35,7 +35,7 @@ def _biases(value: Any) -> str | None:
 
 
 def _read_biases(name: str, value: Any) -> Any:
-    """Token ids may be spelt as text, which is all that JSON has."""
+    """Converts keys that are texts, as in JSON, to token ids."""
     if not isinstance(value, Mapping):
         return value
     try:
@@ -45,7 +45,7 @@ def _read_biases(name: str, value: Any) -> Any:
 
 
 def _read_ids(name: str, value: Any) -> Any:
-    """Token ids; Hugging Face's `bad_words_ids` are lists of them, of which only single ones can be banned."""
+    """Token ids; of Hugging Face's `bad_words_ids`, lists of ids, only those of one token can be banned."""
     if name != "bad_words_ids" or not isinstance(value, list | tuple):
         return as_tuple(value)
     for word in value:
@@ -55,7 +55,7 @@ def _read_ids(name: str, value: Any) -> Any:
 
 
 def _check(chosen: Chosen, vocab: int | None) -> None:
-    """Ids are within the vocabulary; a banned token has no positive bias; something is left to draw."""
+    """Refuses ids beyond the vocabulary, banned tokens with a positive bias, and a ban of all tokens."""
     biases, banned = chosen.get("logit_bias", {}), chosen.get("banned_tokens", ())
     for token, bias in biases.items():
         check_token("logit_bias", token, vocab)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runtime.sampling.history import History
     from runtime.sampling.pool import Pool
 
-LONGEST_MATCH = 50  # tokens of a repetition that DRY counts, as text-generation-webui
+LONGEST_MATCH = 50  # tokens of a repetition that DRY counts at most, as text-generation-webui
 _BACK = np.arange(LONGEST_MATCH)
 
 
@@ -35,7 +35,7 @@ class Dry:
     breakers: npt.NDArray[np.int32]
 
     def apply(self, pool: Pool, history: History, _u: float = 0.0) -> None:
-        """Lowers what would prolong a repetition."""
+        """Lowers the scores of tokens that would prolong a repetition."""
         ids = history.ids[-self.range :] if self.range else history.ids
         following, lengths = self.repetitions(ids)
         enough = lengths >= self.allowed_length
@@ -45,7 +45,7 @@ class Dry:
             pool.add(following[enough], -np.minimum(grown, LARGEST).astype(np.float32))
 
     def repetitions(self, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The tokens that followed the end of `ids` where it stood before, and the longest match each followed."""
+        """Tokens that followed earlier occurrences of the end of `ids`, and the length of the longest match before each."""
         nothing = np.empty(0, np.int64)
         if len(ids) < 2 or ids[-1] in self.breakers:
             return nothing, nothing
@@ -59,7 +59,7 @@ class Dry:
         end = ids[: -LONGEST_MATCH - 1 : -1]  # backwards
         if len(self.breakers) and (broken := np.isin(end, self.breakers)).any():
             end = end[: broken.argmax()]
-        back = ends[:, None] - _BACK[: len(end)]  # (ends, n): the places that must hold the same
+        back = ends[:, None] - _BACK[: len(end)]  # (ends, n): places to compare with `end`
         same = (ids[back] == end) & (back >= 0)
         lengths = np.where(same.all(axis=1), len(end), same.argmin(axis=1))
         if len(following) == 1:

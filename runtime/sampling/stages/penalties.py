@@ -24,7 +24,7 @@ class Penalties:
     frequency: float
 
     def apply(self, pool: Pool, history: History, _u: float = 0.0) -> None:
-        """Lowers (or raises) what occurred in the history's window."""
+        """Lowers (or raises) the scores of tokens in the history's window."""
         ids, counts = history.counted
         if not len(ids):
             return

@@ -1,4 +1,4 @@
-"""Divides the scores; 0 is greedy, which `Sampler` decides."""
+"""Divides the scores; `Sampler` treats 0 as greedy."""
 
 from __future__ import annotations
 

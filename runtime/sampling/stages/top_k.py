@@ -10,11 +10,11 @@ from runtime.sampling.spec import QT_TRANSLATE_NOOP, Chosen, Kernel, Kind, Param
 if TYPE_CHECKING:
     from runtime.sampling.pool import Pool
 
-MOST_SHOWN = 10_000  # the right end of the slider is "off"; more than these tokens make no difference one could see
+MOST_SHOWN = 10_000  # at the right end of the slider, "off": more tokens make no visible difference
 
 
 def top_k(pool: Pool, k: int) -> None:
-    """Keeps the k likeliest of what is left."""
+    """Keeps the k likeliest tokens that are left."""
     start = pool.first.rank if pool.first else 0
     if pool.last is None or pool.last.rank >= start + k:
         pool.last = pool.order.at_rank(start + k - 1)

@@ -1,6 +1,6 @@
 """Keeps tokens about as surprising as the distribution is uncertain (arXiv:2202.00666), as transformers' `TypicalLogitsWarper`.
 
-What is kept is a range of the sorted row on both sides of the entropy.
+The kept tokens are a range of the sorted row on both sides of the entropy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def typical(pool: Pool, p: float) -> None:
-    """Those whose surprisal is nearest to the entropy, until they reach the share `p`."""
+    """Keeps the tokens whose surprisal is nearest to the entropy, until they reach the share `p`."""
     order = pool.order
     if order.complete or (pool.last is not None and pool.last.rank < len(order.ids)):
         _typical_in_head(pool, p)
@@ -32,15 +32,17 @@ def typical(pool: Pool, p: float) -> None:
 
 
 def _typical_of_whole_row(pool: Pool, p: float) -> bool:
-    """Where nothing was cut before, without a look at what is very unlikely; False where that is not enough.
+    """Cuts a row without earlier cuts by its more likely entries alone; False where they do not suffice.
 
-    What is as near to the entropy as the likeliest of all is looked at, and as much more as has the mass: whatever is further
-    away than the likeliest is nearer than what lies below it.
+    It sorts the entries that are as near to the entropy as the likeliest one, and more until they reach the mass. Entries
+    below these are further from the entropy than all of them.
     """
     order = pool.order
     entropy = order.entropy
     log_mass, target = float(np.log(order.total())), p * order.total()
-    known = _down_to_surprisal(order, 2 * entropy - log_mass, target)  # the likeliest's is the logarithm of the mass
+    known = _down_to_surprisal(
+        order, 2 * entropy - log_mass, target
+    )  # the likeliest token's surprisal is the logarithm of the mass
     if known is None or known.edges[-1] < target:
         return False
     surprisal = log_mass - (known.scores.astype(np.float64) - order.top) / order.temperature
@@ -52,9 +54,9 @@ def _typical_of_whole_row(pool: Pool, p: float) -> bool:
 
 
 def _down_to_surprisal(order: SortedRow, surprisal: float, target: float) -> Deep | None:
-    """All entries that are not more surprising, in nats, and more if it takes more to reach a mass; or None."""
+    """Entries up to a surprisal in nats, and more until they reach the mass `target`; None where they cannot be sorted."""
     score = order.top + order.temperature * (math.log(order.total()) - surprisal)
-    border = np.float32(score - 1e-5 * (1 + abs(score)))  # what rounding may take
+    border = np.float32(score - 1e-5 * (1 + abs(score)))  # with a margin for rounding
     head = order.ranked.values
     if head[-1] < border and order.edges[-1] >= target:
         return Deep(np.nextafter(head[-1], head[0]), order.ids, head, head, order.weights, order.edges)
@@ -64,17 +66,17 @@ def _down_to_surprisal(order: SortedRow, surprisal: float, target: float) -> Dee
 def _nearest(
     surprisal: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], entropy: float, target: float
 ) -> tuple[int, int]:
-    """Those nearest to the entropy that reach a mass together, and equals of the last: from where, to before where.
+    """Start and stop of the entries nearest to the entropy that together reach a mass, with all ties of the furthest.
 
-    Both ends of the range move away from the entropy, so that the border is found by halving, without a sort by distance.
+    Both ends of the range move away from the entropy, so bisection finds the border without a sort by distance.
 
     Args:
-        surprisal: ``(n,)`` rising.
-        edges: ``(n,)`` the mass up to each entry, itself included.
-        entropy: In nats, as the surprisals.
-        target: The mass; where all together have less, all are left.
+        surprisal: ``(n,)`` ascending, in nats.
+        edges: ``(n,)`` the mass up to and including each entry.
+        entropy: In nats.
+        target: The mass; all entries stay where they have less.
     """
-    whole = int(edges.searchsorted(target))  # with nothing left out at the upper end
+    whole = int(edges.searchsorted(target))  # the range from the likeliest entry on
     if whole < len(edges) and surprisal[whole] - entropy > entropy - surprisal[0]:
         return 0, int(surprisal.searchsorted(surprisal[whole], "right"))
     middle = int(surprisal.searchsorted(entropy))
@@ -88,8 +90,10 @@ def _nearest(
         start, stop = within(below[i])
         return bool(sums[stop] - sums[start] >= target)
 
-    furthest = bisect_left(range(len(below)), True, key=reached)  # of the lower side
-    start = int(sums[: middle + 1].searchsorted(sums[middle + furthest] - target, "right")) - 1  # with all nearer ones of it
+    furthest = bisect_left(range(len(below)), True, key=reached)  # on the lower side
+    start = (
+        int(sums[: middle + 1].searchsorted(sums[middle + furthest] - target, "right")) - 1
+    )  # with all nearer ones of the lower side
     if 0 <= start < middle and (furthest == len(below) or above[middle - start - 1] < below[furthest]):
         return within(above[middle - start - 1])
     return within(below[furthest]) if furthest < len(below) else (0, len(surprisal))
@@ -114,11 +118,11 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     order, row = pool.order, pool.order.row
     ids = np.arange(len(row))
     left = pool.view.holds(ids)
-    everyone = order.exact_weights()  # what is left may be little beside what stands before it
-    weights = np.where(left, everyone, 0.0)
+    exact = order.exact_weights()  # the range may weigh little beside the entries before it
+    weights = np.where(left, exact, 0.0)
     mass = float(weights.sum())
     known = weights > 0
-    scores = np.where(known, row, np.float32(0)).astype(np.float64)  # surprisals differ by less than float32 tells apart
+    scores = np.where(known, row, np.float32(0)).astype(np.float64)  # float32 cannot tell near surprisals apart
     surprisal = np.log(mass) - (scores - order.top) / order.temperature
     entropy = float(np.dot(weights, surprisal)) / mass
     nearness = np.where(known, -np.abs(surprisal - entropy), -np.inf)
@@ -127,12 +131,12 @@ def _typical_of_all(pool: Pool, p: float) -> None:
     kept = row[near]
     first, last = int(near[kept == kept.max()][0]), int(near[kept == kept.min()][-1])
     before_first, before_last = _before(order, ids, first), _before(order, ids, last)
-    pool.first = Place(int(np.count_nonzero(before_first)), first, float(everyone[before_first].sum()), float(everyone[first]))
-    pool.last = Place(int(np.count_nonzero(before_last)), last, float(everyone[before_last].sum()), float(everyone[last]))
+    pool.first = Place(int(np.count_nonzero(before_first)), first, float(exact[before_first].sum()), float(exact[first]))
+    pool.last = Place(int(np.count_nonzero(before_last)), last, float(exact[before_last].sum()), float(exact[last]))
 
 
 def _before(order: SortedRow, ids: npt.NDArray[np.int64], token: int) -> npt.NDArray[np.bool_]:
-    """Which of `ids` stand before `token`."""
+    """Which of `ids` come before `token` in the order."""
     row = order.row
     own, scores = row[token], row[ids]
     found: npt.NDArray[np.bool_] = (scores > own) | ((scores == own) & (ids < token))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def xtc(pool: Pool, threshold: float) -> None:
-    """Removes every token that reaches the probability `threshold`, but the least likely of them and its equals."""
+    """Removes all tokens that reach the probability `threshold` except the least likely of them and its ties."""
     order = pool.order
     last = order.last_at_least(threshold * pool.mass)
     start = pool.first.rank if pool.first else 0
@@ -25,10 +25,10 @@ def xtc(pool: Pool, threshold: float) -> None:
     if pool.last is not None and last.rank > pool.last.rank:
         last = pool.last
     row = order.row
-    equals = np.flatnonzero(row == row[last.token])
-    before = int(np.count_nonzero(equals < last.token))  # equals that stand before it
+    ties = np.flatnonzero(row == row[last.token])
+    before = int(np.count_nonzero(ties < last.token))  # ties before it in the order
     if last.rank - before > start:
-        pool.first = Place(last.rank - before, int(equals[0]), last.before - before * last.mass, last.mass)
+        pool.first = Place(last.rank - before, int(ties[0]), last.before - before * last.mass, last.mass)
 
 
 def _kernel(chosen: Chosen) -> Kernel:

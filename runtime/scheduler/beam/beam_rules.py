@@ -110,7 +110,7 @@ class BeamRules:
         constraint = start.constraint
         if constraint is not None:
             constraint = constraint.fork()
-            constraint.accept(token)
+            constraint.advance([token])
         finish = own_end(constraint, eos=token in self._eos) or finish
         decoder, stops = start.decoder.fork(), start.stops and start.stops.fork()
         text = decoder.feed(self._token_bytes[token])

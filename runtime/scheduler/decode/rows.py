@@ -20,7 +20,7 @@ from runtime.options.generation import DEFAULT_MAX_TOKENS
 from runtime.records import Finish, Float32, Int32, Origin, Scores, TokenRun
 from runtime.sampling.chain import Traced
 from runtime.sampling.history import History
-from runtime.sampling.report import Told, tabulated, told_of
+from runtime.sampling.report import DrawReport, draw_report, report_table
 from runtime.scheduler.decode.stops import StopFinder, own_end
 from runtime.scheduler.jobs import GenerateJob
 from runtime.scheduler.kv.workspace import PartialForward, Workspace
@@ -78,7 +78,7 @@ class Stream:
         self.scores = empty_scores(FIRST_CAPACITY, job.options.top_k)  # of the recorded tokens, with spare rows
         self._recorded = 0  # tokens
         self._history = History(job.ids, job.sampler.window) if job.sampler.remembers else None
-        self._stages: list[Told] = []  # of the tokens not sent yet, if the request asks for them
+        self._stages: list[DrawReport] = []  # of the tokens not sent yet, if the request asks for them
         self._traced: deque[Traced] = deque()  # draws not recorded yet
         self.finish = Finish.NONE
         masked, traced, sampler = job.constraint is not None, job.options.stages, job.sampler
@@ -121,7 +121,7 @@ class Stream:
             self._forced.add(len(self.new_ids))
             u = math.nan
         if job.constraint is not None:
-            job.constraint.accept(token)
+            job.constraint.advance([token])
         return token, u
 
     def take(self, token: int, u: float) -> None:
@@ -165,7 +165,7 @@ class Stream:
             into.covered_mass[n] = min(float(np.exp(scores.top_logprobs[row, :k]).sum(dtype=np.float64)), 1.0)
         self._recorded = n + 1
         if self._traced:
-            self._stages.append(told_of(self._traced.popleft()))
+            self._stages.append(draw_report(self._traced.popleft()))
 
     def _tokens_of(self, characters: int) -> tuple[int, int]:
         """The number of final tokens that contain the last `characters`, and of their characters before these."""
@@ -226,7 +226,7 @@ class Stream:
             origin=origin,
             finish=finish,
             draw=np.array(self._draws[part], np.float32),
-            stages=tabulated(self._stages[:n]) if self._stages else None,
+            stages=report_table(self._stages[:n]) if self._stages else None,
             vocabulary=self._token_bytes,
         )
         self._sent = self._ready

@@ -38,7 +38,7 @@ def walk(constraint: Constraint, seed: int, most: int = 60) -> list[int]:
     rng, tokens = np.random.default_rng(seed), list[int]()
     while not constraint.finished and len(tokens) < most:
         token = int(rng.choice(np.flatnonzero(constraint.allowed())))
-        constraint.accept(token)
+        constraint.advance([token])
         tokens.append(token)
         if token in (0, 2):
             break
@@ -69,7 +69,7 @@ def test_a_mask_is_what_llguidance_says_of_each_tokens_bytes(grammars: Grammars,
         if not choices:
             break
         token = int(rng.choice(choices))
-        constraint.accept(token)
+        constraint.advance([token])
         said += tokens[token]
 
 
@@ -90,15 +90,15 @@ def test_back_by_any_number_of_tokens_is_as_if_they_had_never_been(grammars: Gra
     fresh = grammars.constraint(ALL[name])
     for token in tokens:
         masks.append(fresh.allowed().copy())
-        fresh.accept(token)
+        fresh.advance([token])
     for back in range(1, len(tokens) + 1):
         constraint = grammars.constraint(ALL[name])
         for token in tokens:
-            constraint.accept(token)
+            constraint.advance([token])
         constraint.rollback(back)
         assert np.array_equal(constraint.allowed(), masks[-back])
         for token in tokens[-back:]:  # and on again
-            constraint.accept(token)
+            constraint.advance([token])
         assert constraint.finished == fresh.finished
 
 
@@ -106,14 +106,14 @@ def test_a_fork_goes_its_own_way(grammars: Grammars) -> None:
     tokens = walk(grammars.constraint(JSON), 2)
     one = grammars.constraint(JSON)
     for token in tokens[:5]:
-        one.accept(token)
+        one.advance([token])
     before = one.allowed().copy()
     other = one.fork()
     assert np.array_equal(other.allowed(), before)
     walk(other, 9)
     assert np.array_equal(one.allowed(), before)
     for token in tokens[5:]:
-        one.accept(token)
+        one.advance([token])
 
 
 def test_a_prefix_is_replayed_and_a_wrong_one_names_its_token(grammars: Grammars) -> None:
@@ -121,7 +121,7 @@ def test_a_prefix_is_replayed_and_a_wrong_one_names_its_token(grammars: Grammars
     one = grammars.constraint(ALL["lark"], tokens[:2])
     two = grammars.constraint(ALL["lark"])
     for token in tokens[:2]:
-        two.accept(token)
+        two.advance([token])
     assert np.array_equal(one.allowed(), two.allowed())
     with pytest.raises(GrammarError, match=r"token id 1 cannot be token 2 of the answer"):
         grammars.constraint(ALL["lark"], [tokens[0], 1])
@@ -132,7 +132,7 @@ def test_nothing_follows_a_whole_answer(grammars: Grammars) -> None:
     with pytest.raises(GrammarError, match="complete after 3 tokens"):
         grammars.constraint(Grammar.regex("xyz"), [tokenizer.encode(c)[0] for c in "xyz"])
     constraint = grammars.constraint(Grammar.regex("x"))
-    constraint.accept(tokenizer.encode("x")[0])
+    constraint.advance([tokenizer.encode("x")[0]])
     assert constraint.finished
     with pytest.raises(GrammarError, match="lets nothing follow"):
         constraint.allowed()
@@ -163,14 +163,14 @@ def test_mistakes_are_told(grammars: Grammars) -> None:
     with pytest.raises(GrammarError, match="1 tokens cannot be taken back of 0"):
         constraint.rollback(1)
     with pytest.raises(GrammarError, match="token id 2 cannot be token 1"):
-        constraint.accept(2)  # eos, where the answer cannot end
+        constraint.advance([2])  # eos, where the answer cannot end
 
 
 def test_an_answer_could_end_with_other_text_instead(grammars: Grammars) -> None:
     tokenizer = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
     constraint = grammars.constraint(Grammar.regex("ab?c*"))
     for char in "abcc":
-        constraint.accept(tokenizer.encode(char)[0])
+        constraint.advance([tokenizer.encode(char)[0]])
     assert constraint.could_end()
     assert constraint.could_end(2)
     assert not constraint.could_end(4)

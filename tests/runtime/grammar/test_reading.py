@@ -127,7 +127,7 @@ def test_an_end_is_sound_where_what_is_read_is_still_an_answer(
     fork.advance(tokens)
     assert fork.sound() == sound
     if not constraint.finished:
-        constraint.accept(2)  # eos
+        constraint.advance([2])  # eos
         assert constraint.sound(1) == sound
 
 

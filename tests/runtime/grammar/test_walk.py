@@ -69,7 +69,7 @@ def walk(constraint: Constraint, seed: int, closing: set[int]) -> tuple[str, boo
         allowed = np.flatnonzero(constraint.allowed())
         ends = [token for token in allowed.tolist() if token in closing]
         token = int(rng.choice(ends if ends and rng.random() < 0.3 else allowed))
-        constraint.accept(token)
+        constraint.advance([token])
         if token in EOS:
             return said.decode(), True
         said += vocabulary().tokens[token]
