@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import (
+    QContextMenuEvent,
+    QFocusEvent,
+    QFontMetricsF,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+)
 from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
@@ -99,6 +109,14 @@ class Pane(Scroller[BodyT]):
         self._hovered, self._pointed = None, Action.NONE
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
+
+    @property
+    def selected_text(self) -> str:
+        """The selected text, as it is copied."""
+        raise NotImplementedError
+
+    def select_all(self) -> None:
+        raise NotImplementedError
 
     def _hold(self, last: int) -> None:
         """The turns down to the place `last` are selected from: see `_stays`."""
@@ -246,7 +264,12 @@ class Pane(Scroller[BodyT]):
         return super().viewportEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if begins_words(event):
+        if event.matches(QKeySequence.StandardKey.Copy):
+            if self.selected_text:
+                QGuiApplication.clipboard().setText(self.selected_text)
+        elif event.matches(QKeySequence.StandardKey.SelectAll):
+            self.select_all()
+        elif begins_words(event):
             self.words_typed.emit(event.text())
         else:
             super().keyPressEvent(event)
@@ -286,12 +309,8 @@ class Pane(Scroller[BodyT]):
     def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
         """Adds what a subclass offers at a point of a box."""
         del index, at
-        if self._marked_text():
-            menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self._marked_text()))
-
-    def _marked_text(self) -> str:
-        """What is selected."""
-        return ""
+        if self.selected_text:
+            menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self.selected_text))
 
     def _box_at(self, point: QPoint) -> int | None:
         """The box whose text, meta line or rail is at a point of the viewport."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec import Struct
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QRegularExpression, Qt, QTimer, Signal
-from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QWheelEvent
+from PySide6.QtGui import QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, translate
@@ -52,9 +52,7 @@ class ReadPane(Pane[ReadBody]):
         self._copied = QTimer(self, singleShot=True, interval=_COPIED_MS)
         self._copied.timeout.connect(self.viewport().update)
         self._grown: set[int] = set()
-        self._stream = QTimer(self)
-        self._stream.setSingleShot(True)
-        self._stream.setInterval(_STREAM_MS)
+        self._stream = QTimer(self, singleShot=True, interval=_STREAM_MS)
         self._stream.timeout.connect(self._take_grown)
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, typeset"))
@@ -175,20 +173,12 @@ class ReadPane(Pane[ReadBody]):
             super().mouseReleaseEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
-            if self.selected_text:
-                QGuiApplication.clipboard().setText(self.selected_text)
-        elif event.matches(QKeySequence.StandardKey.SelectAll):
-            self.select_all()
-        elif event.key() == Qt.Key.Key_Home:
+        if event.key() == Qt.Key.Key_Home:
             self.verticalScrollBar().setValue(0)
         elif event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         else:
             super().keyPressEvent(event)
-
-    def _marked_text(self) -> str:
-        return self.selected_text
 
     def _link_at(self, point: QPoint) -> str:
         index = self._box_at(point)

@@ -44,12 +44,6 @@ class TokensBody:
         """Whether everything is wrapped to the width that was asked for."""
         return self._next is None and self._table.done and self._tokens is self._turn.tokens
 
-    @property
-    def pending(self) -> int:
-        if self._tokens is not self._turn.tokens:
-            return len(self._turn.tokens)
-        return (self._next or self._table).remaining
-
     def set_width(self, width: float) -> None:
         """Wraps to another width from now on; call `prepare`."""
         if self._table.is_untouched:

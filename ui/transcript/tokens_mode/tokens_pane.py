@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.port import TurnStatus
@@ -60,9 +60,7 @@ class TokensPane(Pane[TokensBody]):
         self._under: TokenAt | None = None  # the token under the mouse
         self._rests: QPoint | None = None  # where the mouse was moved to last
         self._pressed: QPoint | None = None
-        self._hover_timer = QTimer(self)
-        self._hover_timer.setSingleShot(True)
-        self._hover_timer.setInterval(_HOVER_MS)
+        self._hover_timer = QTimer(self, singleShot=True, interval=_HOVER_MS)
         self._hover_timer.timeout.connect(self._announce_hover)
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, as tokens"))
@@ -200,8 +198,8 @@ class TokensPane(Pane[TokensBody]):
     def select_all(self) -> None:
         boxes = self._page.boxes
         if boxes:
-            end = TextPosition(len(boxes) - 1, walk.end_of(boxes[-1].turn))
-            self._select(Selection(TextPosition(0, walk.START), end))
+            end = TextPosition(len(boxes) - 1, Place(boxes[-1].turn.count))
+            self._select(Selection(TextPosition(0, Place(0)), end))
 
     def _select(self, selection: Selection | None) -> None:
         if selection == self._selection:
@@ -378,7 +376,7 @@ class TokensPane(Pane[TokensBody]):
         y = point.y() + self.verticalScrollBar().value()
         index = self._page.index_at(y)
         if index >= len(self._page.boxes):
-            return TextPosition(0, walk.START)
+            return TextPosition(0, Place(0))
         box = self._page.boxes[index]
         return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
@@ -395,9 +393,6 @@ class TokensPane(Pane[TokensBody]):
             self.token_hovered.emit(None)
 
     # ---- the menu of a token --------------------------------------------------------------------------------------
-
-    def _marked_text(self) -> str:
-        return self.selected_text
 
     def _keyboard_at(self) -> QPoint:
         box = None if self._pinned is None else self.token_box(*self._pinned)
@@ -431,12 +426,7 @@ class TokensPane(Pane[TokensBody]):
     # ---- the keyboard ---------------------------------------------------------------------------------------------
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
-            if self.selected_text:
-                QGuiApplication.clipboard().setText(self.selected_text)
-        elif event.matches(QKeySequence.StandardKey.SelectAll):
-            self.select_all()
-        elif event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self._plain_key(event):
+        if event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self._plain_key(event):
             self._begin_words(event)
 
     def _plain_key(self, event: QKeyEvent) -> bool:

@@ -9,10 +9,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place, is_hidden
+from ui.transcript.text.compose import is_hidden
 from ui.transcript.tokens import RARE
 
-START = Place(0)
 _UNCERTAIN_SHARE = 0.1  # of the path's generated tokens
 _UNCERTAIN_LEAST = 3
 
@@ -22,11 +21,6 @@ class TokenAt(Struct, frozen=True, order=True):
 
     turn: int
     token: int
-
-
-def end_of(turn: Turn) -> Place:
-    """The place behind the turn's last token."""
-    return Place(len(turn.tokens))
 
 
 def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) -> TokenAt | None:
