@@ -48,7 +48,7 @@ class Composer(QWidget):
         self.notice = Notice()
         self.version = Notice("undo")  # said while the draft is another version of an earlier turn
         self.version.dismissed.connect(lambda: self._bring(self._before or Draft("")))
-        self._replaces: int | None = None
+        self.replaces: int | None = None  # the node id of the user's turn that the draft is another version of
         self._before: Draft | None = None  # what was being written when that was begun
         self._version_text = ""  # that the version began with
         self.meter = DraftCost(self)
@@ -69,7 +69,7 @@ class Composer(QWidget):
         self.send_button.clicked.connect(self._press)
         self._counted = False  # the meter shows what this draft costs, unless it was changed a moment ago
         self._running = False
-        self._wait = ""  # why no message can be sent
+        self.wait = ""  # why no message can be sent; "" where one can
         self._use(Drafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
@@ -86,7 +86,7 @@ class Composer(QWidget):
         self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
         self._delay.timeout.connect(self.tell_draft)
         self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
-        self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
+        self._rest.timeout.connect(lambda: self.settled.emit(self.message, self.replaces))
         self._refresh()
 
     def setFocus(self, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReason) -> None:
@@ -110,7 +110,7 @@ class Composer(QWidget):
     def tell_draft(self) -> None:
         """Emits `drafted`: what it costs is to be counted; if it stands still then, `settled`: its surprise is another one."""
         self._counted = False
-        self.drafted.emit(self.message, self._replaces, [file.text for file in self.chips.files])
+        self.drafted.emit(self.message, self.replaces, [file.text for file in self.chips.files])
         self._rest.start()
 
     def show_cost(self, composition: Composition) -> None:
@@ -119,16 +119,6 @@ class Composer(QWidget):
         self.meter.show_cost(composition)
         self.chips.show_tokens(composition.files)
         self.roles.setVisible(not composition.takes_roles)
-
-    @property
-    def wait(self) -> str:
-        """Why no message can be sent; "" where one can."""
-        return self._wait
-
-    @property
-    def replaces(self) -> int | None:
-        """The node id of the user's turn that the draft is another version of."""
-        return self._replaces
 
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
         """The drafts of the last window, see `drafts`; before any session is shown."""
@@ -165,7 +155,7 @@ class Composer(QWidget):
     def carry_version(self, nodes: Mapping[int, int]) -> None:
         """The turns that are written anew have other numbers in the copy, which is shown next."""
         now = self._now().in_copy(nodes)
-        self._replaces, self._before = now.replaces, now.before
+        self.replaces, self._before = now.replaces, now.before
 
     def clear_sent(self, session_id: int, text: str) -> None:
         """The message `text` is saved: take it out of the field, unless something else has been written since."""
@@ -189,7 +179,7 @@ class Composer(QWidget):
             text: What the version says up to the cursor.
             behind: What it says behind it.
         """
-        begun = self._replaces is None or self.draft != self._version_text or bool(self.chips.files)
+        begun = self.replaces is None or self.draft != self._version_text or bool(self.chips.files)
         before = self._now() if begun else self._before  # a version in which nothing was written yet is not kept
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
@@ -206,8 +196,8 @@ class Composer(QWidget):
 
     def set_waiting(self, reason: str) -> None:
         """The reason why no message can be sent; "" where one can."""
-        if reason != self._wait:
-            self._wait = reason
+        if reason != self.wait:
+            self.wait = reason
             self.meter.say_busy("")
             self._refresh()
 
@@ -262,15 +252,15 @@ class Composer(QWidget):
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
             self.meter.say_busy(self.tr("an answer is being written: stop it first ({0})").format(keys))
-        elif self._wait:
-            self.meter.say_busy(self._wait)
+        elif self.wait:
+            self.meter.say_busy(self.wait)
         elif self.message.strip() and self._too_long:
             assert self.meter.composition is not None  # else it is not known to be too long
             self.overflow.offer(self.meter.composition)
         elif self.message.strip():
             self._rest.stop()
             self.notice.clear()
-            self.sent.emit(self.message, self._replaces)
+            self.sent.emit(self.message, self.replaces)
 
     @property
     def _too_long(self) -> bool:
@@ -301,11 +291,11 @@ class Composer(QWidget):
 
     def _now(self) -> Draft:
         cursor = self.field.textCursor().position()
-        return Draft(self.draft, self._replaces, self.version.words, cursor, self.chips.files, self._before)
+        return Draft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
 
     def _bring(self, draft: Draft) -> None:
         """Shows a draft; the field's undo brings the text back that was there."""
-        self._replaces, self._before = draft.replaces, draft.before
+        self.replaces, self._before = draft.replaces, draft.before
         if draft.replaces is None:
             self.version.clear()
         else:
@@ -327,4 +317,4 @@ class Composer(QWidget):
             self._submit()
 
     def _refresh(self) -> None:
-        self._box.show_send(running=self._running, can_send=bool(self.chips.files or self.draft.strip()), wait=self._wait)
+        self._box.show_send(running=self._running, can_send=bool(self.chips.files or self.draft.strip()), wait=self.wait)

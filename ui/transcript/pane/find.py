@@ -46,7 +46,7 @@ class Finder:
     ) -> None:
         self._path = path
         self._show, self._ask, self._go_back = show, ask, go_back
-        self._found: list[Match] = []
+        self.found: list[Match] = []  # all places in the turns that are shown, in reading order
         self._earlier: Sequence[tuple[int, str, str]] = ()  # node, role and text of the turns before those that are shown
         self._before: list[int] = []  # the turn of each place there
         self._top: int | None = None  # the first turn that was shown when the texts were asked for
@@ -59,23 +59,18 @@ class Finder:
         self.place: int | None = None  # of the one that is shown, in the whole path
 
     @property
-    def found(self) -> Sequence[Match]:
-        """All places in what is shown, in reading order."""
-        return self._found
-
-    @property
     def total(self) -> int:
         """How many places the whole path has."""
-        return len(self._before) + len(self._found)
+        return len(self._before) + len(self.found)
 
     def look_for(self, words: str, start: tuple[int, int]) -> None:
         """Shows the first place at or after a token (turn, index), else the first of all."""
         self.words, self._awaited, self._held = words, None, None
         self.refresh()
-        behind = (i for i, one in enumerate(self._found) if (one.turn, one.first.token) >= start)
-        self._seeks = not self._found
+        behind = (i for i, one in enumerate(self.found) if (one.turn, one.first.token) >= start)
+        self._seeks = not self.found
         if self.total:
-            self._go(len(self._before) + next(behind, 0) if self._found else 0)
+            self._go(len(self._before) + next(behind, 0) if self.found else 0)
         else:
             self._show(None)
 
@@ -101,18 +96,18 @@ class Finder:
             if self.words and turns and self._path.view is not None and self._path.view.earlier:
                 self._top = turns[0].node_id
                 self._ask()
-        self._found = matches(turns, self.words, template=self.template, typeset=self.typeset)
+        self.found = matches(turns, self.words, template=self.template, typeset=self.typeset)
         pattern, texts = pattern_of(self.words, typeset=self.typeset), self._earlier if self.words else ()
         before = ((node, role, text) for node, role, text in texts if node not in shown)
         self._before = [node for node, role, text in before for _ in _found(pattern, text, role, typeset=self.typeset)]
         if self._awaited is not None and self._awaited[0] in shown:
             (node, nth), self._awaited = self._awaited, None
-            there = [i for i, one in enumerate(self._found) if turns[one.turn].node_id == node]
+            there = [i for i, one in enumerate(self.found) if turns[one.turn].node_id == node]
             if there:
                 self._go(len(self._before) + there[min(nth, len(there) - 1)])
                 return
         if self._awaited is None:
-            keys = [self._key(one) for one in self._found]
+            keys = [self._key(one) for one in self.found]
             self.place = len(self._before) + keys.index(self._held) if self._held in keys else None
 
     def _go(self, place: int) -> None:
@@ -122,7 +117,7 @@ class Finder:
             self._awaited, self._held = (node, self._before[:place].count(node)), None
             self._go_back(node)
         else:
-            match = self._found[place - len(self._before)]
+            match = self.found[place - len(self._before)]
             self._awaited, self._held = None, self._key(match)
             self._show(match)
 
