@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QTextBlockFormat, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidget
 
+from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import BranchDiff, DiffPart, DiffSide
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
@@ -14,7 +15,6 @@ from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, seen
 
 KEPT = 240  # characters of a shared stretch that are shown at either end of it
-LEFT, RIGHT = "A", "B"
 MARGIN = 44  # until it is told where the conversation stood
 
 

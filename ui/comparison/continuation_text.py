@@ -101,8 +101,7 @@ class ColumnText(QWidget):
         self._settle()
         self.updateGeometry()
 
-    def _recolour(self, palette: object) -> None:
-        del palette
+    def _recolour(self) -> None:
         self._ink = Ink(current_theme().palette)
         self.update()
 

@@ -41,7 +41,7 @@ class ColumnCard(QFrame):
         self.keep.setProperty("kind", "quiet")
         self.keep.setFont(interface_font(12))
         self.keep.setAccessibleName(self.tr("Keep continuation {0}").format(place))
-        self.keep.clicked.connect(lambda _checked=False: self.kept.emit(self.column.node_id))
+        self.keep.clicked.connect(lambda: self.kept.emit(self.column.node_id))
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(self.number)
@@ -95,7 +95,6 @@ def joint(logprob: float) -> str:
 
 
 STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
-_GAP = 0
 LEAST_HEIGHT = 150
 
 
@@ -115,9 +114,9 @@ class ColumnsPanel(QWidget):
         self.stop_button = QPushButton(self.tr("Stop all"))
         self.stop_button.setProperty("kind", "quiet")
         self.stop_button.setFont(interface_font(12))
-        self.stop_button.clicked.connect(lambda _checked=False: self.stopped.emit())
+        self.stop_button.clicked.connect(self.stopped)
         self.close_button = IconButton("x", self.tr("Close; the continuations stay as branches"))
-        self.close_button.clicked.connect(lambda _checked=False: self.closed.emit())
+        self.close_button.clicked.connect(self.closed)
         self.waiting = Label("", "soft")
         self.cards: list[ColumnCard] = []
         self._measure = Measure.SURPRISAL
@@ -125,7 +124,7 @@ class ColumnsPanel(QWidget):
         self._inside.setObjectName("columns")
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self._inside)
         self._row.setContentsMargins(15, 0, 4, 12)
-        self._row.setSpacing(_GAP)
+        self._row.setSpacing(0)
         self._row.addWidget(self.waiting)
         self.area = QScrollArea()
         self.area.setWidget(self._inside)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from ui.comparison.model_facts import summary
 from ui.port import PathComparison, SecondChoice
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import Check, button, row
-from ui.widgets.labels import IconButton, Label
+from ui.widgets.controls import Check, button, row, words
+from ui.widgets.labels import IconButton
 
 MARGIN = 16  # until it is told where the text stands
 
@@ -31,8 +30,8 @@ class SecondBar(QFrame):
         super().__init__(parent)
         self.setObjectName("find")
         self._busy = self._anyway = False
-        self.words = self._line("")
-        self.more = self._line("soft")
+        self.words = words("", "")
+        self.more = words("", "soft")
         self.next_button = button(self.tr("Next disagreement"), "link")
         self.next_button.clicked.connect(self.next_wanted)
         self.all_button = button(self.tr("KL of all tokens"), "link")
@@ -66,9 +65,9 @@ class SecondBar(QFrame):
     def begin(self, label: str) -> None:
         self._show(self.tr("Comparing with {0}").format(label), "", busy=True)
 
-    def show_progress(self, words: str, done: int, total: int) -> None:
+    def show_progress(self, step: str, done: int, total: int) -> None:
         if self._busy:
-            self.more.setText(f"{words} {100 * done // total} %" if total else f"{words}…")
+            self.more.setText(f"{step} {100 * done // total} %" if total else f"{step}…")
             self.more.show()
 
     def show_comparison(self, comparison: PathComparison, *, keeps: bool) -> None:
@@ -79,9 +78,9 @@ class SecondBar(QFrame):
         self.keep.setChecked(keeps)
         self.keep.show()
 
-    def say(self, words: str, *, anyway: bool = False) -> None:
+    def say(self, problem: str, *, anyway: bool = False) -> None:
         """Why there is none; it can be tried again (`anyway`: although memory is short)."""
-        self._show(words, "", busy=False)
+        self._show(problem, "", busy=False)
         self._anyway = anyway
         self.again_button.setText(self.tr("Compare anyway") if anyway else self.tr("Try again"))
         self.again_button.show()
@@ -99,9 +98,9 @@ class SecondBar(QFrame):
         else:
             super().keyPressEvent(event)
 
-    def _show(self, words: str, more: str, *, busy: bool) -> None:
+    def _show(self, text: str, more: str, *, busy: bool) -> None:
         self._busy = busy
-        self.words.setText(words)
+        self.words.setText(text)
         self.more.setText(more)
         self.more.setVisible(bool(more))
         for part in (self.next_button, self.all_button, self.again_button, self.keep):
@@ -109,15 +108,8 @@ class SecondBar(QFrame):
         name = self.tr("Stop comparing") if busy else self.tr("Close the comparison")
         self.close_button.setAccessibleName(name)
         self.close_button.setToolTip(name)
-        self.setAccessibleName(f"{words}. {more}" if more else words)
+        self.setAccessibleName(f"{text}. {more}" if more else text)
         self.show()
-
-    def _line(self, kind: str) -> Label:
-        made = Label("", kind, interface_font(12.5))
-        made.setWordWrap(True)
-        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        return made
 
 
 def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[[SecondChoice], None]) -> QMenu:

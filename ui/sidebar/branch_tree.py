@@ -150,8 +150,7 @@ class BranchTree(QListView):
         compare.setEnabled(not row.current)
         menu.addAction(self.tr("Rename…"), lambda: self.ask_name(row))
         words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
-        act = menu.addAction(words)
-        act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
+        menu.addAction(words, lambda: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
         menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def ask_name(self, row: BranchRow | TreeRow) -> None:
@@ -233,7 +232,7 @@ class _BranchDelegate(QStyledItemDelegate):
             score = signed(row.logprob, 1)
             painter.setFont(self._small)
             painter.setPen(QColor(palette.faint))
-            painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), score)
+            painter.drawText(words, _MIDDLE | int(Qt.AlignmentFlag.AlignRight), score)
             words.setRight(words.right() - QFontMetrics(self._small).horizontalAdvance(score) - 8)
         if row.likely is not None:
             width = max(2.0, words.width() * row.likely)

@@ -121,7 +121,6 @@ class SessionDelegate(QStyledItemDelegate):
         painter.setPen(QColor(palette.faint))
         count = str(head.count) if head.count else ""
         if head.folder_id is not None:
-            painter.setPen(QColor(palette.soft))
             middle, left = inner.center().y() + 1, inner.left() + 1
             painter.setPen(QPen(QColor(palette.soft), 1.4, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin))
             tip = [(0, -4), (4, 0), (0, 4)] if head.is_closed else [(-1, -2), (3, 2), (7, -2)]

@@ -261,7 +261,9 @@ class SessionPanel(QWidget):
             menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
             menu.addAction(self.tr("Delete Permanently…"), lambda: self.ask_to_empty([row.session_id]))
         elif isinstance(row, Head) and row.folder_id is not None:
-            self._folder_menu(menu, row.folder_id)
+            folder = row.folder_id
+            menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder)))
+            menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder))
         if self._trash is None:
             menu.addSeparator()
             menu.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), None))
@@ -289,7 +291,3 @@ class SessionPanel(QWidget):
         into.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), number))
         into.addAction(self.tr("None"), lambda: self.moved.emit(number, None)).setEnabled(row.folder_id is not None)
         menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(number))
-
-    def _folder_menu(self, menu: QMenu, folder_id: int) -> None:
-        menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder_id)))
-        menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder_id))

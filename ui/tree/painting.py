@@ -5,13 +5,25 @@ from __future__ import annotations
 import re
 
 from PySide6.QtCore import QObject, QPointF, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen, QPolygonF, QTextCharFormat, QTextLayout, QTextOption
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontMetrics,
+    QPainter,
+    QPen,
+    QPolygonF,
+    QTextCharFormat,
+    QTextLayout,
+    QTextLine,
+    QTextOption,
+)
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from ui.port import TreeRow
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
+from ui.transcript.text.faces import x_of
 from ui.tree.rows import Index, TreeRows, ways_of
 from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, utf16_length
@@ -196,10 +208,9 @@ def _laid(text: str, font: QFont, formats: tuple[QTextLayout.FormatRange, ...]) 
     return layout
 
 
-def _span(line: object, first: int, end: int, left: float, top: float, height: float) -> QRectF:
-    start, stop = line.cursorToX(first), line.cursorToX(end)  # type: ignore[attr-defined]
-    one, other = (x[0] if isinstance(x, tuple | list) else x for x in (start, stop))
-    return QRectF(left + min(one, other), top, abs(other - one), height)
+def _span(line: QTextLine, first: int, end: int, left: float, top: float, height: float) -> QRectF:
+    low, high = sorted((x_of(line, first), x_of(line, end)))
+    return QRectF(left + low, top, high - low, height)
 
 
 def _cut(text: str, font: QFont, bold: QFont | None, named: int, room: int) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QMenu, QPushButton, QVBoxLayout, QWidget
 
-from ui.comparison.branches import LEFT, RIGHT
+from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import RowText, TreeRow
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
@@ -66,7 +66,7 @@ class TreePanel(QWidget):
         )
         self.whole = button(self.tr("‹ Whole tree"), "link")
         self.whole.setToolTip(plain_tooltip(self.tr("Back to the whole tree ({0})").format(native("Alt+Left"))))
-        self.whole.clicked.connect(lambda _checked=False: self.hoist(None))
+        self.whole.clicked.connect(lambda: self.hoist(None))
         self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
         self.back.setToolTip(plain_tooltip(self.tr("Close the tree ({0})").format(native("Esc"))))
@@ -207,7 +207,7 @@ class TreePanel(QWidget):
     def _act(self, text: str, hint: str, run: Callable[[], None]) -> QPushButton:
         made = button(text, "plain")
         made.setToolTip(plain_tooltip(hint))
-        made.clicked.connect(lambda _checked=False: run())
+        made.clicked.connect(run)
         return made
 
     # ---- search -----------------------------------------------------------------------------------------------------
