@@ -109,7 +109,7 @@ class TranscriptView(QWidget):
         self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
         self._pass_on(self.read, "link_requested")
-        self.latest.clicked.connect(lambda _checked=False: self._go_down())
+        self.latest.clicked.connect(self._go_down)
         self._stack.installEventFilter(self)
         for pane in self._panes():
             pane.verticalScrollBar().valueChanged.connect(lambda _value: self._way_down.start())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -111,18 +112,18 @@ def card_content(record: TokenRecord, before: str, words: Sequence[str], own: st
     if record.logprob is None:
         return None
     rows = [
-        CardRow(words[i], _p(record.top_logprobs[i]), chosen=token == record.token_id)
+        CardRow(words[i], math.exp(record.top_logprobs[i]), chosen=token == record.token_id)
         for i, token in enumerate(record.top_ids[:ALTERNATIVES])
     ]
     if not any(row.chosen for row in rows):
-        rows.append(CardRow(own, _p(record.logprob), chosen=True))
+        rows.append(CardRow(own, math.exp(record.logprob), chosen=True))
     return CardContent(before, "" if record.entropy is None else numbers.bits(record.entropy), tuple(rows))
 
 
 class Card(QWidget):
     """A small sheet that floats over the transcript and takes no part in mouse or focus."""
 
-    def __init__(self, palette: Palette, parent: QWidget, *, scale: float = 1.0) -> None:
+    def __init__(self, palette: Palette, parent: QWidget) -> None:
         super().__init__(parent)
         self._palette = palette
         self._content: CardContent | None = None
@@ -131,7 +132,7 @@ class Card(QWidget):
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.finished.connect(self._faded)
         self._lean = False  # on its way out
-        self.set_scale(scale)
+        self.set_scale(1.0)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.hide()
@@ -292,7 +293,3 @@ def _write(painter: QPainter, row: QRectF, text: str, align: Qt.AlignmentFlag = 
     metrics = QFontMetricsF(painter.font())
     x = row.right() - metrics.horizontalAdvance(text) if align is Qt.AlignmentFlag.AlignRight else row.left()
     painter.drawText(QPointF(x, round(row.center().y() + row.height() * _BASELINE)), text)
-
-
-def _p(logprob: float) -> float:
-    return float(2.718281828459045**logprob)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
-from PySide6.QtWidgets import QApplication, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -119,15 +119,11 @@ class PinnedCard(QWidget):
         )
 
     def _connect(self) -> None:
-        pressed: tuple[tuple[QPushButton, Callable[[], None]], ...] = (
-            (self.branch, lambda: self._choose(self._current)),
-            (self.write, self._write),
-            (self.preview, self._preview_current),
-            (self.why, self.why_wanted.emit),
-            (self.ban, self._ban),
-        )
-        for action, run in pressed:
-            action.clicked.connect(lambda _checked=False, run=run: run())
+        self.branch.clicked.connect(lambda: self._choose(self._current))
+        self.write.clicked.connect(self._write)
+        self.preview.clicked.connect(self._preview_current)
+        self.why.clicked.connect(self.why_wanted)
+        self.ban.clicked.connect(self._ban)
         for count, choice in self.ways.items():
             choice.clicked.connect(lambda _checked=False, count=count: self._continue(count))
         bar = self._transcript.tokens.verticalScrollBar()

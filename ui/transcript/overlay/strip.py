@@ -76,9 +76,7 @@ class EntropyStrip(QWidget):
         self._series: list[_Series] = []
         self._stale: set[int] = set()
         self._drawn = np.empty(0, np.float32)  # entropies; those of the path before, until all of this one was read
-        self._follow = QTimer(self)
-        self._follow.setSingleShot(True)
-        self._follow.setInterval(_STREAM_MS)
+        self._follow = QTimer(self, singleShot=True, interval=_STREAM_MS)
         self._follow.timeout.connect(self.update)
         self._slices = QTimer(self, singleShot=True, interval=_SLICE_MS)
         self._slices.timeout.connect(self._slice)

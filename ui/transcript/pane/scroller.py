@@ -43,12 +43,9 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._retired = False
         self._waiting: Sequence[Turn] | None = None  # the path that came while retired
         self._stale: set[int] = set()  # boxes that changed while retired
-        self._due: tuple[Anchor, int] | None = (
-            None  # while slices come: what is to stand at the top, and the bar's value so far
-        )
+        self._due: tuple[Anchor, int] | None = None  # while slices follow: the wanted top, and the scroll bar's value so far
         self._restoring = False  # the scroll bar moves and what is in sight does not
-        self._slices = QTimer(self)
-        self._slices.setInterval(_SLICE_MS)
+        self._slices = QTimer(self, interval=_SLICE_MS)
         self._slices.timeout.connect(self._slice)
         self._painting = QTimer(self, singleShot=True, interval=0)  # not in one turn of the loop with what it shows
         self._painting.timeout.connect(self._paint_now)

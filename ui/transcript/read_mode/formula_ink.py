@@ -26,6 +26,7 @@ from PySide6.QtSvg import QSvgRenderer
 from ui.theme.palette import Palette
 from ui.transcript.read_mode.formulas import Formula, is_display
 from ui.transcript.text.faces import TEXT_PX, Faces
+from ui.widgets.visible import utf16_length
 
 _OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
 _SOURCE = QTextFormat.Property.UserProperty.value + 1
@@ -115,7 +116,7 @@ def source_of(cursor: QTextCursor) -> str:
         return text
     parts, at = [], cursor.selectionStart()
     for piece in text.split(_PLACE)[:-1]:
-        at += len(piece.encode("utf-16-le")) // 2 + 1
+        at += utf16_length(piece) + 1
         probe = QTextCursor(cursor.document())
         probe.setPosition(at)  # the format of what stands before
         parts += [piece, probe.charFormat().property(_SOURCE) or _PLACE]

@@ -85,11 +85,8 @@ def with_inline_marks_alone(markdown: str) -> str:
 
 
 def _unmarked(found: re.Match[str]) -> str:
-    whole, (start, stop) = (
-        found.group(),
-        next(found.span(name) for name in ("code", "sign") if found[name] is not None),
-    )
-    start, stop = start - found.start(), stop - found.start()
+    whole, name = found.group(), "sign" if found["code"] is None else "code"
+    start, stop = (place - found.start() for place in found.span(name))
     return whole[:start] + whole[start:stop].translate(NO_MARKS) + whole[stop:]
 
 

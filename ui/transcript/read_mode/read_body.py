@@ -160,7 +160,7 @@ class ReadBody:
         for number in range(first.stretch, min(last.stretch + 1, len(self.layout))):
             cursor, typed = self.layout.cursor(number, first, last), source.plain(number)
             text = source_of(cursor).replace("\u2029", "\n").replace("\u2028", "\n")
-            if not source.is_typed:
+            if self._turn.is_answer:
                 parts.append(text + "\n\n")
             elif len(cursor.selectedText()) == cursor.document().characterCount() - 1:
                 parts.append(typed)

@@ -168,10 +168,6 @@ class ReadLayout:
         tops = self.tops()
         return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - self._gap(number))
 
-    def inset(self, number: int) -> int:
-        """Between the edge of a stretch and its text."""
-        return _CODE_PAD_PX if self.is_code(number) else 0
-
     def is_code(self, number: int) -> bool:
         return self.source.stretches[number].code is not None
 
@@ -185,7 +181,7 @@ class ReadLayout:
 
     def origin(self, number: int) -> QPointF:
         """Where the document of a stretch begins; the first baseline stands where Tokens mode has it."""
-        inset, laid = self.inset(number), self._laid[number]
+        inset, laid = _CODE_PAD_PX if self.is_code(number) else 0, self._laid[number]
         head = self.head(number).height()
         return QPointF(inset - laid.scrolled, self.tops()[number] + max(inset, head) + laid.shift)
 

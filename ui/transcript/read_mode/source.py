@@ -88,11 +88,6 @@ class Source:
         return not self.is_plain and stretch.code is None and self.text.startswith("#", stretch.start)
 
     @property
-    def is_typed(self) -> bool:
-        """Whether it is copied as it was typed."""
-        return not self._turn.is_answer
-
-    @property
     def is_plain(self) -> bool:
         """Whether the stretches are parts of one plain text."""
         return self._turn.view.role not in ("user", "assistant")

@@ -103,14 +103,16 @@ class LineTable:
         return changed
 
     def _stretch(self) -> None:
-        start, flags = self._pop()
+        start, flags = Place(self._first.pop(), self._offset.pop()), self._flags.pop()
         composed = compose(self._tokens, start, template=self.template, limit=_STRETCH)
         if flags & PARAGRAPH:
             flags = _fenced(flags, composed.text)
         if flags & NEUTRAL:
             towards = False if flags & CODE else direction(composed.text)
             flags = (flags & ~(NEUTRAL | RIGHT_TO_LEFT)) | (NEUTRAL if towards is None else RIGHT_TO_LEFT * towards)
-        breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT), code=bool(flags & CODE))
+        rtl, code = bool(flags & RIGHT_TO_LEFT), bool(flags & CODE)
+        layout = self._faces.layout(composed.text, composed.codes, right_to_left=rtl, wrap=True, mono=code)
+        breaks = wrap_positions(layout, self.width)
         at_end = composed.newline or composed.end.token >= len(self._tokens)
         closed = at_end or len(breaks) == 1
         if not composed.text and not composed.newline:
@@ -132,13 +134,6 @@ class LineTable:
             if not self._tokens.texts[token] and not is_hidden(self._tokens.marks[token], template=self.template):
                 return Place(token)
         return end
-
-    def _breaks(self, composed: Composed, *, right_to_left: bool, code: bool) -> list[int]:
-        layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True, mono=code)
-        return wrap_positions(layout, self.width)
-
-    def _pop(self) -> tuple[Place, int]:
-        return Place(self._first.pop(), self._offset.pop()), self._flags.pop()
 
     def _push(self, place: Place, flags: int) -> None:
         self._first.append(place.token)
