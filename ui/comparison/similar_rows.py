@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QFrame,
-    QListView,
-    QSizePolicy,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QListView, QSizePolicy, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from ui.port import SimilarTurn, SimilarTurns, translate
-from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_list import paint_row_ground, set_up_rows
 from ui.sidebar.session_rows import Index
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
@@ -96,11 +88,7 @@ class SimilarList(QListView):
         self.gone_to: int | None = None  # the turn that was gone to last
         self.setModel(self.rows)
         self.setItemDelegate(_SimilarDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        set_up_rows(self)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self.setAccessibleName(self.tr("Similar turns"))
         self.setAccessibleDescription(bar_explained())

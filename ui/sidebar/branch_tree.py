@@ -6,20 +6,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QKeyEvent, QPainter, QPen
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QDialog,
-    QFrame,
-    QListView,
-    QMenu,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QVBoxLayout, QWidget
 
 from ui.port import BranchRow, TreeRow
-from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_list import paint_row_ground, set_up_rows
 from ui.sidebar.session_rows import Index, replace_rows
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
@@ -94,11 +84,7 @@ class BranchTree(QListView):
         self.rows = BranchRows(self)
         self.setModel(self.rows)
         self.setItemDelegate(_BranchDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        set_up_rows(self)
         self.setAccessibleName(self.tr("Branches"))
         self.clicked.connect(self._choose)
         self.activated.connect(self._choose)

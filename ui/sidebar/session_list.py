@@ -33,13 +33,10 @@ class SessionsView(QListView):
         super().__init__(parent)
         self.setModel(rows)
         self.setItemDelegate(SessionDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        set_up_rows(self)
         self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setMouseTracking(True)
-        self.setUniformItemSizes(True)  # or ten thousand rows are measured one by one
         self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
         self.setDropIndicatorShown(True)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
@@ -187,6 +184,15 @@ class SessionDelegate(QStyledItemDelegate):
             return tags
         branches = self.tr("{0} branches").format(session.branches) if is_open and not tags else str(session.branches)
         return f"{tags}  {branches}" if tags else branches
+
+
+def set_up_rows(view: QListView) -> None:
+    """No frame, no editing; rows of one height, scrolled by pixels and never sideways."""
+    view.setFrameShape(QFrame.Shape.NoFrame)
+    view.setUniformItemSizes(True)  # or ten thousand rows are measured one by one
+    view.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+    view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
 
 
 def paint_row_ground(painter: QPainter, rect: QRect, fill: str | None, state: QStyle.StateFlag, accent: str) -> None:

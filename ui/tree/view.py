@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QModelIndex, QSize, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QMenu, QWidget
+from PySide6.QtWidgets import QListView, QMenu, QWidget
 
 from ui.port import TreeRow
+from ui.sidebar.session_list import set_up_rows
 from ui.theme.scheme import current_theme
 from ui.tree.painting import RowDelegate
 from ui.tree.rows import Key, TreeRows
@@ -33,12 +34,8 @@ class TreeView(QListView):
         self.painter_of_rows = RowDelegate(self.rows, self)
         self.setModel(self.rows)
         self.setItemDelegate(self.painter_of_rows)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)  # or thousands of rows are measured one by one
+        set_up_rows(self)
         self.setMouseTracking(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setAccessibleName(self.tr("Tree of the session"))
         self.doubleClicked.connect(self._open)
         current_theme().scaled.connect(self.doItemsLayout)
