@@ -21,8 +21,8 @@ _CARET_PX = 2
 class ColumnText(QWidget):
     """Paints the tokens of one continuation; as high as they need."""
 
-    def __init__(self, column: Column, measure: Measure = Measure.SURPRISAL, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, column: Column, measure: Measure) -> None:
+        super().__init__()
         theme = current_theme()
         theme.changed.connect(self._recolour)
         theme.scaled.connect(self._rescale)

@@ -26,8 +26,8 @@ class ColumnCard(QFrame):
 
     kept = Signal(int)  # node id
 
-    def __init__(self, place: int, column: Column, measure: Measure, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, place: int, column: Column, measure: Measure) -> None:
+        super().__init__()
         self.setProperty("kind", "column")
         self.setMinimumWidth(LEAST_PX)
         self.column = column

@@ -153,14 +153,14 @@ class ContextPanel(QFrame):
         column.addWidget(self.total)
         self.hide()
 
-    def show_composition(self, composition: Composition | None) -> None:
-        parts = composition.parts if composition is not None else ()
+    def show_composition(self, composition: Composition) -> None:
+        parts = composition.parts
         known = {part.kind: part for part in parts}
         for kind in self._names:
             part = known.get(kind, ContextPart(kind, 0, 0))
             self.tokens[kind].setText(count(part.tokens) if parts else "")
             self.states[kind].setText(self._state(part))
-        self.bar.show_parts(parts, composition.context_length if composition is not None else None)
+        self.bar.show_parts(parts, composition.context_length)
         self.total.setText(self._total(composition))
 
     def _state(self, part: ContextPart) -> str:
@@ -168,14 +168,12 @@ class ContextPanel(QFrame):
             return ""
         if part.warm == part.tokens:
             return self.tr("reused")
-        return (
-            self.tr("{0} reused, {1} to compute").format(count(part.warm), count(part.tokens - part.warm))
-            if part.warm
-            else self.tr("to compute")
-        )
+        if not part.warm:
+            return self.tr("to compute")
+        return self.tr("{0} reused, {1} to compute").format(count(part.warm), count(part.tokens - part.warm))
 
-    def _total(self, composition: Composition | None) -> str:
-        if composition is None or composition.new_tokens is None:
+    def _total(self, composition: Composition) -> str:
+        if composition.new_tokens is None:
             return self.tr("Details are shown once the engine runs.")
         whole = sum(part.tokens for part in composition.parts) or composition.context_used
         new = min(composition.new_tokens, whole)

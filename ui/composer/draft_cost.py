@@ -37,13 +37,13 @@ class DraftCost(QObject):
         counted = self.composition
         return counted is not None and counted.context_length is not None and counted.context_used > counted.context_length
 
-    def show_cost(self, composition: Composition | None) -> None:
+    def show_cost(self, composition: Composition) -> None:
         """Tokens of the draft and of the context with it."""
         self.composition = composition
         self.panel.show_composition(composition)
-        self.cost.setText("" if composition is None else self._cost_words(composition))
+        self.cost.setText(self._cost_words(composition))
         self.cost.setVisible(bool(self.cost.text()))
-        self.context.setText("" if composition is None else self._context_words(composition))
+        self.context.setText(self._context_words(composition))
 
     def show_growth(self, tokens: int) -> None:
         """The path has grown by `tokens` since its context was counted."""

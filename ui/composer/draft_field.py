@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy
 
 from ui.composer.draft_colours import DraftColours
 from ui.theme.fonts import interface_font
@@ -17,17 +17,16 @@ class DraftField(TextField):
     """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line.
 
     Args:
-        parent: Owns it.
-        around: Pixels that its height has beside its lines.
+        around: Pixels of height above and below the lines together.
     """
 
     submitted = Signal()
     picture_pasted = Signal()
 
-    def __init__(self, parent: QWidget | None = None, around: int = 4) -> None:
+    def __init__(self, around: int = 4) -> None:
         self._around = around
         self._made = False  # Qt tells of the first font before there is anything to measure
-        super().__init__(parent)
+        super().__init__()
         self.setFont(interface_font(15))
         self._hint = ""
         self.set_hint(self.tr("Message…"))
