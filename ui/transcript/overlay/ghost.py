@@ -100,9 +100,7 @@ def _laid_out(
     count = 0
     while (line := layout.createLine()).isValid():
         offset = span.left() - column.left() if not count and not right_to_left else 0.0
-        width = column.width() - offset if not right_to_left else column.width()
-        if not count and right_to_left:
-            width = span.right() - column.left()
+        width = span.right() - column.left() if not count and right_to_left else column.width() - offset
         line.setLineWidth(max(width, 1.0))
         line.setPosition(QPointF(offset, count * faces.pitch + faces.lead))
         count += 1

@@ -250,7 +250,8 @@ class Pane(Scroller[BodyT]):
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton and self._hovered is not None:
-            self._act(self._page.boxes[self._hovered], self._action_at(event.position().toPoint()))
+            point = event.position().toPoint()
+            self._act(self._page.boxes[self._hovered], self._action_in(self._box_at(point), point))
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFocusEvent):
@@ -321,9 +322,6 @@ class Pane(Scroller[BodyT]):
         box = self._page.boxes[index]
         reach = max(box.height + TURN_GAP_PX // 2, box.meta_top + box.meta.reach)
         return index if box.top <= y < box.top + reach else None
-
-    def _action_at(self, point: QPoint) -> Action:
-        return self._action_in(self._box_at(point), point)
 
     def _action_in(self, index: int | None, point: QPoint, *, hovers: bool = False) -> Action:
         """What a click at a point of that box does; `hovers` when the mouse is there from now on."""

@@ -12,7 +12,7 @@ from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
-from ui.transcript.pane.page import BodyT, Box, Laid, TranscriptPage
+from ui.transcript.pane.page import BodyT, Laid, TranscriptPage
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
@@ -119,7 +119,17 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         stick, before = self.is_at_end, box.height
         self._page.refresh_line(box)
         row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
-        self._after_growth(index, box, stick=stick, before=before, row=row)
+        if box.height != before or index == len(self._page.boxes) - 1:
+            self._page.place(index)
+        self._update_bar()
+        if stick:
+            self.scroll_to_end()
+        self._placed()
+        if not box.done:
+            self._slices.start()
+        if row is not None:
+            top = box.top + row - self.verticalScrollBar().value()
+            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
 
     def turn_changed(self, index: int) -> None:
         """Box `index` has other numbers or another state."""
@@ -267,19 +277,6 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._placed()
         self._due = None if laid.done else (anchor, self.verticalScrollBar().value())
         return laid
-
-    def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
-        if box.height != before or index == len(self._page.boxes) - 1:
-            self._page.place(index)
-        self._update_bar()
-        if stick:
-            self.scroll_to_end()
-        self._placed()
-        if not box.done:
-            self._slices.start()
-        if row is not None:
-            top = box.top + row - self.verticalScrollBar().value()
-            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
 
     def _placed(self) -> None:
         """The boxes stand where they stand now, for what has to stand beside them."""

@@ -119,19 +119,22 @@ def _line_end(source: str, position: int) -> int:
 
 def _fence_end(source: str, position: int, mark: str) -> int:
     while position < len(source):
-        stop = _line_end(source, position)
-        closing = source[position:stop].strip()
-        position = stop
-        if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+        start, position = position, _line_end(source, position)
+        if _closes(source[start:position], mark):
             break
     return position
+
+
+def _closes(line: str, mark: str) -> bool:
+    """Whether a line closes the fence that `mark` opened: as many of its signs or more, and nothing else."""
+    signs = line.strip()
+    return len(signs) >= len(mark) and not signs.strip(mark[0])
 
 
 def _code(source: str, begin: int, start: int, stop: int, fence: re.Match[str]) -> Iterator[Stretch]:
     """What a fence holds from `start` on, without its closing line; long code in parts, cut at lines."""
     lines = source[start:stop].rstrip("\n").split("\n")
-    closing, mark = lines[-1].strip(), fence.group(1)
-    if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+    if _closes(lines[-1], fence.group(1)):
         lines.pop()
     held, language, goes_on = "\n".join(lines).rstrip("\n"), fence.group(2).strip(), False
     while len(held) > _LONGEST_CODE:

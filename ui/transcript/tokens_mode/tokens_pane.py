@@ -277,18 +277,16 @@ class TokensPane(Pane[TokensBody]):
 
     def next_uncertain(self) -> None:
         """Pins the next of the tokens where the model hesitated most, and takes the keyboard: a number chooses there."""
-        self._go_to(walk.next_uncertain(self._turns(), self._pin))
+        found = walk.next_uncertain(self._turns(), self._pin)
+        if found is not None:
+            self._pin_and_tell(found)
+            self.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def most_uncertain(self) -> None:
         """Pins the token where it hesitated most of all; the keyboard stays where it is."""
         found = walk.most_uncertain(self._turns())
         if found is not None:
             self._pin_and_tell(found)
-
-    def _go_to(self, found: TokenAt | None) -> None:
-        if found is not None:
-            self._pin_and_tell(found)
-            self.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def next_underlined(self) -> None:
         found = walk.next_underlined(self._turns(), self._pin, template=self._template)
