@@ -1,4 +1,4 @@
-"""The line over the conversation while a second model is beside the first: how far it is, what came of it, what went wrong."""
+"""The bar over the conversation that reports a comparison with a second model: progress, result, problem."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ui.port import PathComparison, SecondChoice
 from ui.widgets.controls import Check, button, row, words
 from ui.widgets.labels import IconButton
 
-MARGIN = 16  # until it is told where the text stands
+MARGIN = 16  # pixels, until `align` is called
 
 
 class SecondBar(QFrame):
     """Hidden while nothing is compared."""
 
-    stopped = Signal()  # what is under way
+    stopped = Signal()  # the running comparison
     closed = Signal()
     next_wanted = Signal()  # the next disagreement
     all_wanted = Signal()  # the KL of every token
-    again_wanted = Signal(bool)  # the same once more; whether memory does not matter
+    again_wanted = Signal(bool)  # repeat the comparison; True: even if memory is short
     keep_wanted = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -59,7 +59,7 @@ class SecondBar(QFrame):
         self.hide()
 
     def align(self, left: int) -> None:
-        """Its words begin `left` pixels in, as the text under it does."""
+        """Aligns the words with the text below: `left` pixels from the edge."""
         self._row.setContentsMargins(left, 10, 12, 8)
 
     def begin(self, label: str) -> None:
@@ -79,7 +79,7 @@ class SecondBar(QFrame):
         self.keep.show()
 
     def say(self, problem: str, *, anyway: bool = False) -> None:
-        """Why there is none; it can be tried again (`anyway`: although memory is short)."""
+        """Shows why there is no comparison, and a button to try again (`anyway`: although memory is short)."""
         self._show(problem, "", busy=False)
         self._anyway = anyway
         self.again_button.setText(self.tr("Compare anyway") if anyway else self.tr("Try again"))
@@ -113,12 +113,12 @@ class SecondBar(QFrame):
 
 
 def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[[SecondChoice], None]) -> QMenu:
-    """Shows what there is under a part of the bar; what cannot be had here says why.
+    """Opens a menu of second models; unusable ones are disabled and state their problem.
 
     Args:
-        under: That part.
-        choices: The same model otherwise first, then others.
-        chosen: Hears what was taken.
+        under: The menu opens under this widget.
+        choices: Variants of the model in use first, then other models.
+        chosen: Called with the choice.
     """
     translate = QApplication.translate
     menu = QMenu(under)

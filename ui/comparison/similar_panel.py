@@ -1,4 +1,4 @@
-"""The panel over the conversation with the turns that are like one of them; how far it is, and what went wrong."""
+"""The panel over the conversation that lists similar turns, with progress and problems."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ui.widgets.labels import ElidedLabel, IconButton
 if TYPE_CHECKING:
     from ui.port import Pooling
 
-MARGIN = 16  # until it is told where the text stands
+MARGIN = 16  # pixels, until `align` is called
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "max", "cls")
 
 
 class SimilarPanel(QFrame):
-    """Hidden unless asked for. Arrows and Enter in the list, Esc closes; the keyboard goes back to where it was."""
+    """Arrows and Enter work in the list, Esc closes; then the previous widget gets the focus back."""
 
     chosen = Signal(int)  # a turn to go to
     pooling_chosen = Signal(str)
     again_wanted = Signal()
     model_wanted = Signal()
-    closed = Signal()  # what is under way is not wanted any more
-    focus_lost = Signal()  # the widget that had the keyboard before no longer exists
+    closed = Signal()  # a running comparison is no longer wanted
+    focus_lost = Signal()  # the widget that had the focus before no longer exists
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("find")
-        self._before: QWidget | None = None  # the widget that had the keyboard
+        self._before: QWidget | None = None  # had the focus before the panel opened
         self._busy = False
         self._needs_model = False
         self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
@@ -73,18 +73,18 @@ class SimilarPanel(QFrame):
         self.hide()
 
     def align(self, left: int) -> None:
-        """Its words begin `left` pixels in, as the text under it does."""
+        """Aligns the words with the text below: `left` pixels from the edge."""
         self._texts.setContentsMargins(left, 0, 12, 0)
         self.list.left = left
         self.list.viewport().update()
 
     def begin(self, said: str, pooling: Pooling, *, other: bool) -> None:
-        """A look at a turn is under way.
+        """Shows that a turn is being compared.
 
         Args:
             said: The turn's first words.
-            pooling: What it is done with.
-            other: It is another turn than the one that is shown: its rows are not those of this one.
+            pooling: How its vector is made.
+            other: The turn is not the one whose rows are shown: they are removed.
         """
         if self.isHidden():
             self._before = QApplication.focusWidget()
@@ -111,7 +111,7 @@ class SimilarPanel(QFrame):
         self._name(self.note.text())
 
     def say(self, said: str, *, needs_model: bool) -> None:
-        """Why there is nothing to show; it can be tried again, or (`needs_model`) another model can be chosen."""
+        """Shows a problem, and a button to try again or (`needs_model`) to choose another model."""
         self._settle(busy=False)
         self._needs_model = needs_model
         self.list.show_found(None)
