@@ -1,4 +1,4 @@
-"""What fills the context, and the ways to make room where a message does not fit."""
+"""The parts of the context, and the ways to make room for a message that does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ui.widgets.numbers import count, size
 
 
 class OverflowBar(QFrame):
-    """Says by how much, and offers ways out; nothing is sent meanwhile."""
+    """Shows how many tokens a message is too long, and offers ways to make room; nothing is sent."""
 
     larger_wanted = Signal()
     leave_out_wanted = Signal()
@@ -24,7 +24,7 @@ class OverflowBar(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("kind", "notice")
-        self.said = words("", "")
+        self.message = words("", "")
         self.too_large = words("", "soft")
         self.larger = button(self.tr("The model's whole context (reloads)"))
         self.leave_out = button(self.tr("Leave out the oldest turns"))
@@ -41,7 +41,7 @@ class OverflowBar(QFrame):
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 8, 6, 8)
         column.setSpacing(6)
-        top = row(self.said, self.dismiss)
+        top = row(self.message, self.dismiss)
         top.setStretch(0, 1)
         column.addLayout(top)
         column.addWidget(self.too_large)
@@ -50,8 +50,8 @@ class OverflowBar(QFrame):
         self.hide()
 
     def offer(self, composition: Composition) -> None:
-        """Says what does not fit."""
-        assert composition.context_length is not None  # else it is not known that it does not fit
+        """Shows how much does not fit, and the ways that are possible."""
+        assert composition.context_length is not None  # known, as the message does not fit
         length, alone = composition.context_length, composition.tokens or 0
         fits_alone = alone < length
         if fits_alone:
@@ -63,10 +63,10 @@ class OverflowBar(QFrame):
             said = self.tr(
                 "The message alone has {0} tokens, and the context has room for {1}: shorten it, or remove a file."
             ).format(count(alone), count(length))
-        self.said.setText(said)
+        self.message.setText(said)
         self.leave_out.setVisible(fits_alone)
         self.new.setVisible(fits_alone)
-        self.setAccessibleName(self.said.text())
+        self.setAccessibleName(self.message.text())
         self.larger.setVisible(composition.can_grow)
         whole = composition.whole_context
         if whole is not None:
@@ -85,7 +85,7 @@ BAR_PX = 6
 
 
 class Meter(ElidedLabel):
-    """The line "context 45 of 8,192"; pressed, it opens."""
+    """The line "context 45 of 8,192"; a press opens the details."""
 
     pressed = Signal()
 
@@ -117,7 +117,7 @@ class Meter(ElidedLabel):
 
 
 class ContextPanel(QFrame):
-    """Shows the parts of a `Composition`; says how many tokens the next answer waits for, as the last one's figures do."""
+    """Shows the parts of a `Composition`, and how many tokens are computed before the next answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class ContextPanel(QFrame):
 
 
 class PartsBar(QWidget):
-    """The context as a line: warm in the accent, cold at rest, the rest free."""
+    """The context as a bar: reused tokens, tokens to compute, free space."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class DraftField(TextField):
 
     def __init__(self, around: int = 4) -> None:
         self._around = around
-        self._made = False  # Qt tells of the first font before there is anything to measure
+        self._made = False  # Qt sends the first font change before there is anything to measure
         super().__init__()
         self.setFont(interface_font(15))
         self._hint = ""
@@ -43,7 +43,7 @@ class DraftField(TextField):
         self._grow()
 
     def set_hint(self, words: str) -> None:
-        """What the empty field says, on one line."""
+        """Sets the placeholder, which is shortened to one line."""
         self._hint = words
         self._show_hint()
 
@@ -52,7 +52,7 @@ class DraftField(TextField):
         if enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             self.submitted.emit()
         elif enter:
-            self.textCursor().insertBlock()  # Qt's own line break is U+2028, which no model expects
+            self.textCursor().insertBlock()  # Qt's own line break would be U+2028, which no model expects
             self.ensureCursorVisible()
         else:
             super().keyPressEvent(event)

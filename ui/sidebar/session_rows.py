@@ -62,7 +62,7 @@ def replace_rows(
 
 
 class SessionRows(QAbstractListModel):
-    """Heads and sessions, in the order they are shown; or the trash.
+    """Headings and sessions in the order in which they are shown; or the trash.
 
     Sessions can be dragged within their group (pinned, a folder) and onto a folder's head.
     """
