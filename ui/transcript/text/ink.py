@@ -1,4 +1,4 @@
-"""How letters get onto the pixels: colours of tokens, cached glyph runs and shadows."""
+"""Colours, cached spans of tokens, and shadows."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ _KEPT = 1024
 
 
 class Stamps:
-    """Rounded spans of one height, in the colours of one ramp."""
+    """Draws rounded spans in the colours of one ramp, from cached pixmaps."""
 
     def __init__(self, steps: tuple[QBrush | None, ...]) -> None:
         self._steps = steps
         self._held: dict[tuple[int, int, int, int], QPixmap] = {}
 
     def draw(self, painter: QPainter, spans: Iterable[tuple[float, float, int]], top: float, height: int, ratio: float) -> None:
-        """Fills spans of one line; their sides are moved to whole pixels, so that neighbours meet without a seam.
+        """Fills spans of one line; their sides are rounded to whole pixels, so that neighbours meet without a seam.
 
         Args:
-            painter: Its origin stands on a whole pixel.
-            spans: Left, right, and the place on the ramp, above 0.
-            top: Whole.
-            height: Of them all.
+            painter: Its origin is on a whole pixel.
+            spans: Left, right, and step on the ramp, above 0.
+            top: Top of all spans, a whole pixel.
+            height: Height of all spans.
             ratio: Device pixels per pixel.
         """
         scale, steps, held, draw = int(ratio), self._steps, self._held, painter.drawPixmap
@@ -112,13 +112,13 @@ class Stamps:
         return stamp
 
 
-SHADOW_PX = 36  # room a widget needs around its sheet
+SHADOW_PX = 36  # margin that a widget needs around its sheet
 _BLUR_PX, _DROP_PX = 28, 8
 _NEAR_PX = 3
 
 
 def paint_shadow(painter: QPainter, sheet: QRectF, radius: float, *, dark: bool) -> None:
-    """Paints what lies around and under the sheet."""
+    """Paints the shadow of a sheet."""
     image = _shadow(round(sheet.width()), round(sheet.height()), radius, dark)
     painter.drawImage(QPointF(sheet.left() - SHADOW_PX, sheet.top() - SHADOW_PX), image)
 
@@ -139,7 +139,7 @@ def _shadow(width: int, height: int, radius: float, dark: bool) -> QImage:
 
 
 def _soft(painter: QPainter, sheet: QRectF, radius: float, tint: QColor, *, strength: float, blur: float) -> None:
-    """Nested sheets whose opacities add up to a Gaussian edge of standard deviation blur / 2."""
+    """Paints nested sheets whose opacities add up to a Gaussian edge of standard deviation `blur / 2`."""
     steps = max(int(blur), 4)
     reached = 0.0
     for step in range(steps):
