@@ -81,8 +81,8 @@ class TranscriptView(QWidget):
         self.latest = button(self.tr("Jump to latest ↓"), "quiet")
         self.latest.setParent(self._stack)
         self.latest.hide()
-        self._way_down = QTimer(self, singleShot=True, interval=0)  # once per scroll, when the bar has its final place
-        self._way_down.timeout.connect(self._show_way_down)
+        self._latest_timer = QTimer(self, singleShot=True, interval=0)  # once per scroll, when the bar has its final place
+        self._latest_timer.timeout.connect(self._show_latest)
         self._lay_out()
         self._connect()
         self.read.retire()
@@ -112,8 +112,8 @@ class TranscriptView(QWidget):
         self.latest.clicked.connect(self._go_down)
         self._stack.installEventFilter(self)
         for pane in self._panes():
-            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._way_down.start())
-            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._way_down.start())
+            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._latest_timer.start())
+            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._latest_timer.start())
             pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
             self._pass_on(pane, *OF_TURNS)
@@ -152,7 +152,7 @@ class TranscriptView(QWidget):
         """Shows a session, or another path of it; turns that did not change keep their layout."""
         other = not self._path.is_of(view)
         if not other and self._path.parts_from(view):
-            self.veil.fall(self._pane().viewport())
+            self.veil.fade(self._pane().viewport())
         changed = self._path.take(view)
         for pane in self._panes():
             pane.set_turns(self._path.turns, changed, to_end=other or pane.is_at_end)
@@ -204,7 +204,7 @@ class TranscriptView(QWidget):
         if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
             held.setFocus()  # typing under a turn continues
         self._find_again()
-        self._show_way_down()
+        self._show_latest()
         self.setFocusProxy(new)
         if focused:
             new.setFocus()
@@ -261,17 +261,17 @@ class TranscriptView(QWidget):
         """
         anchor, turn = self._pane().anchor(), None if node_id is None else self._path.index(node_id)
         self._finder.look_for(words, (anchor.turn, anchor.token) if turn is None else (turn, 0))
-        self._tell_found()
+        self._emit_found()
 
     def find_next(self, by: int) -> None:
         """Goes to the next match (+1) or the previous one (-1)."""
         self._finder.step(by)
-        self._tell_found()
+        self._emit_found()
 
     def take_earlier_texts(self, texts: Sequence[tuple[int, str, str]]) -> None:
         """Searches the turns before the loaded ones too, given as node id, role and text."""
         self._finder.take_earlier(texts)
-        self._tell_found()
+        self._emit_found()
 
     def go_to(self, node_id: int | None) -> None:
         """Marks the beginning of a turn and scrolls to it; None: removes the mark."""
@@ -280,9 +280,9 @@ class TranscriptView(QWidget):
     def _find_again(self) -> None:
         if self._finder.words:
             self._finder.refresh()
-            self._tell_found()
+            self._emit_found()
 
-    def _tell_found(self) -> None:
+    def _emit_found(self) -> None:
         for pane in self._panes():
             pane.show_hits(self._finder.found)
         self.found_changed.emit(self._finder.place, self._finder.total)
@@ -298,7 +298,7 @@ class TranscriptView(QWidget):
         self._pane().setFocus()  # the button, which has the focus, is hidden next
         self.scroll_to_end()
 
-    def _show_way_down(self) -> None:
+    def _show_latest(self) -> None:
         """Shows the button that leads to the end if that is far away."""
         pane = self._pane()
         bar = pane.verticalScrollBar()
@@ -312,7 +312,7 @@ class TranscriptView(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.Resize:
-            self._show_way_down()
+            self._show_latest()
         return super().eventFilter(watched, event)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------

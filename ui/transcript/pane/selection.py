@@ -1,4 +1,4 @@
-"""The selected range, and the veil over what does not belong to it."""
+"""The selected range of text, and the veil that fades out a previous path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TextPosition(Struct, frozen=True, order=True):
 
 
 class Selection(Struct, frozen=True):
-    """From where the mouse went down to where it is; either may come first."""
+    """From the place of the mouse press (`anchor`) to the current place (`head`), in either order."""
 
     anchor: TextPosition
     head: TextPosition
@@ -34,7 +34,7 @@ class Selection(Struct, frozen=True):
         return self.anchor == self.head
 
     def within(self, turn: int, tokens: int) -> tuple[Place, Place] | None:
-        """The part that lies in a turn of so many tokens."""
+        """The selected part of a turn that has `tokens` tokens; None if nothing of it is selected."""
         first, last = sorted((self.anchor, self.head))
         if first == last or not first.turn <= turn <= last.turn:
             return None
@@ -44,7 +44,7 @@ class Selection(Struct, frozen=True):
         )
 
     def text(self, turns: Sequence[Turn], *, template: bool) -> str:
-        """The exact text: what the model wrote, not the pictures drawn for its control characters."""
+        """The exact text, with control characters instead of the symbols that are drawn for them."""
         parts = []
         for index, turn in enumerate(turns):
             part = self.within(index, len(turn.tokens))
@@ -66,13 +66,13 @@ def _text(turn: Turn, first: Place, last: Place, *, template: bool) -> str:
             pieces.append(text)
         elif shown(text).text == text:
             pieces.append(text[start:stop])
-        elif stop is None or stop > start:  # drawn as codes: all of it or nothing
+        elif stop is None or stop > start:  # drawn as codes: selected as a whole or not at all
             pieces.append(text)
     return "".join(pieces)
 
 
 class Veil(QWidget):
-    """A picture of a widget over it, for as long as `Theme.fade_ms`. It takes no part in mouse, focus or accessibility."""
+    """A picture of a widget that fades out over it within `Theme.fade_ms`; ignores mouse, focus and accessibility."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -87,8 +87,8 @@ class Veil(QWidget):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.hide()
 
-    def fall(self, over: QWidget) -> None:
-        """Keeps what `over` shows, a sibling or a child of one, and lets it fade; nothing where nothing is to move."""
+    def fade(self, over: QWidget) -> None:
+        """Fades out a picture of `over`, a sibling or a child of one; does nothing if animations are off."""
         self._end()
         duration = current_theme().fade_ms
         parent = self.parentWidget()

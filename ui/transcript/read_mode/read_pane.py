@@ -120,7 +120,7 @@ class ReadPane(Pane[ReadBody]):
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
         self._anchor_spot, self._head_spot = anchor, head
         first, last = sorted((anchor, head)) if anchor is not None and head is not None else (None, None)
-        self._hold(-1 if last is None else last.turn)
+        self._remember_selected(-1 if last is None else last.turn)
         for index, box in enumerate(self._page.boxes):
             if box.made is not None:
                 box.made.selection = None
