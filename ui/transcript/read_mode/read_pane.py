@@ -1,4 +1,4 @@
-"""Read mode: the same turns, typeset. Selecting, copying, copying a block of code; links are only reported."""
+"""Read mode: the typeset turns, with selection, copying, and links, which are reported."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class _Spot(Struct, frozen=True, order=True):
 class ReadPane(Pane[ReadBody]):
     """The typeset view."""
 
-    link_requested = Signal(str)  # a web or mail address that was clicked; nothing was opened
+    link_requested = Signal(str)  # a clicked web or mail address; the receiver opens it
 
     def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
         self._formulas = Formulas()
         super().__init__(TranscriptPage(partial(ReadBody, self._formulas), faces), ink, parent)
         self._formulas.setParent(self)
         self._formulas.made.connect(self._take_formulas)
-        self._words: QRegularExpression | None = None  # that are looked for
+        self._words: QRegularExpression | None = None  # of the search
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None
@@ -81,7 +81,7 @@ class ReadPane(Pane[ReadBody]):
         self._grown.clear()
 
     def _take_formulas(self) -> None:
-        """Shows pictures of formulas in the place of their source; what is in sight stays where it is."""
+        """Shows pictures of formulas in place of their sources; the line at the top stays there."""
         anchor = self.anchor()
         changed = [i for i, box in enumerate(self._page.boxes) if box.made is not None and box.made.layout.take_formulas()]
         if changed:
@@ -103,7 +103,7 @@ class ReadPane(Pane[ReadBody]):
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))
 
     def show_match(self, match: Match | None) -> None:
-        """Selects words that were found, as far as they are typeset as they were written, and scrolls to them."""
+        """Scrolls to a match, and selects it if it can be found in the typeset text."""
         if match is None:
             self._select(None, None)
             return
@@ -113,7 +113,7 @@ class ReadPane(Pane[ReadBody]):
         self._select(first, last)
 
     def show_hits(self, found: Sequence[Match]) -> None:
-        """Marks all words that were found, as far as they are typeset as they were written."""
+        """Marks all matches that can be found in the typeset text."""
         self._words = as_typeset(found[0].seen) if found else None
         self.viewport().update()
 
@@ -188,7 +188,7 @@ class ReadPane(Pane[ReadBody]):
         link = box.body.link_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return link if safe_url(link) is not None else ""
 
-    # ---- the copy word on a block of code -------------------------------------------------------------------------
+    # ---- the copy button of a code --------------------------------------------------------------------------------
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         for index in self._in_sight():
@@ -215,7 +215,7 @@ class ReadPane(Pane[ReadBody]):
         return translate("Transcript", _COPIED if self._copied.isActive() else _COPY)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Sideways, or with Shift, it scrolls the code under the pointer."""
+        """Scrolls the code under the pointer if the wheel moves sideways or with Shift."""
         moved = event.pixelDelta() if not event.pixelDelta().isNull() else event.angleDelta() / 2
         sideways = moved.x() or (moved.y() if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 0)
         self._point_at_code(event.position().toPoint())
@@ -240,6 +240,6 @@ class ReadPane(Pane[ReadBody]):
 
 
 def as_typeset(pattern: str) -> QRegularExpression:
-    """What was looked for, for Qt."""
+    """The pattern of a search as a Qt expression."""
     options = QRegularExpression.PatternOption
     return QRegularExpression(pattern, options.CaseInsensitiveOption | options.UseUnicodePropertiesOption)
