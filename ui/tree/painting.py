@@ -23,7 +23,7 @@ from ui.port import TreeRow
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
-from ui.transcript.text.faces import x_of
+from ui.transcript.text.faces import format_range, x_of
 from ui.tree.rows import Index, TreeRows, ways_of
 from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, utf16_length
@@ -184,14 +184,11 @@ def _paint_fold(painter: QPainter, place: QRect, colour: QColor, *, is_open: boo
 
 
 def _format(first: int, end: int, colour: QColor, font: QFont | None = None) -> QTextLayout.FormatRange:
-    made = QTextLayout.FormatRange()
-    made.start, made.length = first, max(end - first, 0)
-    given = QTextCharFormat()
-    given.setForeground(colour)
+    shape = QTextCharFormat()
+    shape.setForeground(colour)
     if font is not None:
-        given.setFont(font)
-    made.format = given
-    return made
+        shape.setFont(font)
+    return format_range(first, max(end, first), shape)
 
 
 def _laid(text: str, font: QFont, formats: tuple[QTextLayout.FormatRange, ...]) -> QTextLayout:

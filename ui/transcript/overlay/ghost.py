@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QColor, QPainter, QTextCharFormat, QTextLayout
 
-from ui.transcript.text.faces import Faces
+from ui.transcript.text.faces import Faces, format_range
 from ui.transcript.text.ink import Ink
 from ui.widgets.visible import is_right_to_left, utf16_length, visible
 
@@ -88,14 +88,11 @@ def _laid_out(
 ) -> tuple[QTextLayout, float]:
     """Lines of the column's width, of which the first begins at the span; and their height."""
     layout = faces.layout(ghost.text, (), right_to_left=right_to_left or is_right_to_left(ghost.word), wrap=True)
-    mark = QTextLayout.FormatRange()
-    mark.start, mark.length = 0, utf16_length(ghost.word)
     shape = QTextCharFormat()
     shape.setForeground(ink.text)
     shape.setFontUnderline(True)
     shape.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-    mark.format = shape
-    layout.setFormats([mark])
+    layout.setFormats([format_range(0, utf16_length(ghost.word), shape)])
     layout.beginLayout()
     count = 0
     while (line := layout.createLine()).isValid():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QColor, QTextCharFormat, QTextDocument, QTextLayout
 
 from ui.theme.palette import Palette
+from ui.transcript.text.faces import format_range
 from ui.widgets.visible import utf16_length
 
 if TYPE_CHECKING:
@@ -64,10 +65,8 @@ def _ranges(
                 line += 1
             shown = piece.rstrip("\n")
             if shown.strip():
-                part = QTextLayout.FormatRange()
-                part.start = utf16_length(lines[line][: at - start]) if at > start else 0
-                part.length, part.format = utf16_length(shown), shape
-                found.setdefault(line, []).append(part)
+                begin = utf16_length(lines[line][: at - start]) if at > start else 0
+                found.setdefault(line, []).append(format_range(begin, begin + utf16_length(shown), shape))
             at += len(piece)
         if perf_counter() > give_up:
             break

@@ -74,13 +74,15 @@ class Faces:
         layout = QTextLayout(text, self._code if mono else self.text)
         layout.setTextOption(self._code_options[wrap] if mono else self._options[right_to_left, wrap])
         if codes:
-            layout.setFormats([self._range(a, b) for a, b in codes])
+            layout.setFormats([format_range(a, b, self._small) for a, b in codes])
         return layout
 
-    def _range(self, first: int, last: int) -> QTextLayout.FormatRange:
-        made = QTextLayout.FormatRange()
-        made.start, made.length, made.format = first, last - first, self._small
-        return made
+
+def format_range(first: int, last: int, shape: QTextCharFormat) -> QTextLayout.FormatRange:
+    """A format for the QChars from `first` up to `last` of a layout."""
+    made = QTextLayout.FormatRange()
+    made.start, made.length, made.format = first, last - first, shape
+    return made
 
 
 def reading_font(share: float = 1.0) -> QFont:

@@ -7,6 +7,7 @@ to Qt's line breaker in stretches of a bounded length, so one paragraph of 100,0
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from time import perf_counter
 
 from PySide6.QtGui import QTextLayout
@@ -78,14 +79,9 @@ class LineTable:
 
     def line_of(self, place: Place) -> int:
         """The line that holds a place."""
-        low, high = 0, len(self._first)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if (self._first[middle], self._offset[middle]) <= (place.token, place.offset):
-                low = middle
-            else:
-                high = middle
-        return min(low, max(len(self) - 1, 0))
+        wanted, lines = (place.token, place.offset), range(len(self._first))
+        found = bisect_right(lines, wanted, key=lambda line: (self._first[line], self._offset[line])) - 1
+        return min(max(found, 0), max(len(self) - 1, 0))
 
     def extend(self, deadline: float | None = None) -> int:
         """Wraps more tokens, until `deadline` (of `perf_counter`) has passed.
