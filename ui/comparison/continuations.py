@@ -105,8 +105,8 @@ class ColumnsPanel(QWidget):
     stopped = Signal()
     closed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setMinimumHeight(LEAST_HEIGHT)
         self.setAccessibleName(self.tr("Continuations"))
         self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.DemiBold))

@@ -26,8 +26,8 @@ class SecondBar(QFrame):
     again_wanted = Signal(bool)  # repeat the comparison; True: even if memory is short
     keep_wanted = Signal(bool)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
         self._busy = self._anyway = False
         self.words = words("", "")

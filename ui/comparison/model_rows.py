@@ -19,8 +19,8 @@ from ui.widgets.numbers import UNKNOWN, probability
 class ComparedRows(QWidget):
     """Two columns of numbers, then their differences; hidden while nothing is compared."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.names = (self._cell("soft"), self._cell("soft"))
         self._grid = QGridLayout()
         self._grid.setContentsMargins(0, 0, 0, 0)

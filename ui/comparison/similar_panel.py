@@ -33,8 +33,8 @@ class SimilarPanel(QFrame):
     closed = Signal()  # a running comparison is no longer wanted
     focus_lost = Signal()  # the widget that had the focus before no longer exists
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
         self._before: QWidget | None = None  # had the focus before the panel opened
         self._busy = False

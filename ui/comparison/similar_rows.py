@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter
-from PySide6.QtWidgets import QListView, QSizePolicy, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QListView, QSizePolicy, QStyledItemDelegate, QStyleOptionViewItem
 
 from ui.port import SimilarTurn, SimilarTurns, translate
 from ui.sidebar.session_list import paint_row_ground, set_up_rows
@@ -81,8 +81,8 @@ class SimilarList(QListView):
 
     chosen = Signal(int)  # node id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.rows = SimilarRows(self)
         self.left = 0  # left margin, pixels: the words align with the conversation
         self.last_chosen: int | None = None  # node id of the turn
@@ -159,7 +159,7 @@ class _SimilarDelegate(QStyledItemDelegate):
         metrics, small = QFontMetrics(self._font), QFontMetrics(self._small)
         painter.setFont(self._font)
         painter.setPen(QColor(palette.text))
-        _cell(painter, rect, metrics.horizontalAdvance(cosine(-1 if view.rows.least < 0 else 1)), cosine(row.similarity))
+        _cell(painter, rect, metrics.horizontalAdvance(signed(-1 if view.rows.least < 0 else 1, 3)), signed(row.similarity, 3))
         self._paint_bar(painter, rect, view.rows.share(row))
         painter.setPen(QColor(palette.soft))
         _cell(painter, rect, max(metrics.horizontalAdvance(role(each)) for each in ROLES), role(row.role))
@@ -219,11 +219,6 @@ def role(name: str) -> str:
     return translate("Transcript", ROLES.get(name, name))
 
 
-def cosine(value: float) -> str:
-    """A similarity: "0.912"."""
-    return signed(value, 3)
-
-
 def aside(turn: SimilarTurn, limit: int) -> str:
     """The note at the end of a row: the part that was compared, and the turn's branch."""
     return " · ".join(part for part in (_cut(turn, limit), "" if turn.on_path else _branch(turn)) if part)
@@ -233,7 +228,7 @@ def spoken(turn: SimilarTurn, limit: int) -> str:
     """A row for a screen reader."""
     here = translate("Similar", "on this branch")
     where = here if turn.on_path else translate("Similar", "on the branch {0}").format(_branch(turn))
-    number = translate("Similar", "similarity {0}").format(cosine(turn.similarity))
+    number = translate("Similar", "similarity {0}").format(signed(turn.similarity, 3))
     return ", ".join(part for part in (number, role(turn.role), turn.words, where, _cut(turn, limit)) if part)
 
 

@@ -43,8 +43,8 @@ class Composer(QWidget):
     settled = Signal(object, object)  # as `sent`, when the draft has not changed for `SCORE_DELAY_MS` after `drafted`
     drafted = Signal(object, object, object)  # as `sent` with the texts of its files, `COMPOSE_DELAY_MS` after the last key
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.notice = Notice()
         self.version = Notice("undo")  # shown while the draft is another version of an earlier turn
         self.version.dismissed.connect(lambda: self._show_draft(self._before or Draft("")))

@@ -21,8 +21,8 @@ class OverflowBar(QFrame):
     leave_out_wanted = Signal()
     new_wanted = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "notice")
         self.message = words("", "")
         self.too_large = words("", "soft")

@@ -77,8 +77,8 @@ class BranchTree(QListView):
     renamed = Signal(int, int, str, str)  # node id, its token where the branch begins, old name, new name
     prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, True: prune, False: restore
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._all: tuple[BranchRow, ...] = ()
         self._shows_pruned = False
         self.rows = BranchRows(self)

@@ -29,8 +29,8 @@ LONGEST_TAG = 12  # characters of its first tag that a row shows
 class SessionsView(QListView):
     """One click opens a session, F2 renames it; nothing deletes."""
 
-    def __init__(self, rows: SessionRows, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, rows: SessionRows) -> None:
+        super().__init__()
         self.setModel(rows)
         self.setItemDelegate(SessionDelegate(self))
         set_up_rows(self)

@@ -46,8 +46,8 @@ class SessionPanel(QWidget):
     emptied = Signal(list)  # sessions to delete for good
     window_wanted = Signal(int)  # open a session in a new window
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.search = LineEdit()
         self.search.setObjectName("search")
         self.search.setFont(interface_font())

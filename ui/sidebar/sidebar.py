@@ -60,8 +60,8 @@ class Sidebar(QWidget):
 
     resized = Signal()  # by the user
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.wanted_width = WIDTH

@@ -60,18 +60,18 @@ class TranscriptView(QWidget):
     found_changed = Signal(object, int)  # number of the shown match (from 0) or None, and the count of all matches
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
-    def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._path = Path()
         self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
         self._mode = Mode.TOKENS
-        ink, faces = Ink(palette), Faces()
+        ink, faces = Ink(LIGHT), Faces()
         self.tokens = TokensPane(ink, faces, self)
         self.read = ReadPane(ink, faces, self)
-        self.strip = EntropyStrip(palette, self)
-        self.card = Card(palette, self.tokens)
-        self.colours = Colouring(self.tokens, self.read, self.card, self._path, palette)
+        self.strip = EntropyStrip(LIGHT, self)
+        self.card = Card(LIGHT, self.tokens)
+        self.colours = Colouring(self.tokens, self.read, self.card, self._path, LIGHT)
         self._pointing = Pointing(self.tokens, self.card, self._path)
         self._finder = Finder(self._path, self._show_match, self.earlier_texts_wanted.emit, self.earlier_turn_wanted.emit)
         self._stack, self._below = QStackedWidget(self), QWidget(self)

@@ -32,8 +32,8 @@ class TreePanel(QWidget):
     compare_wanted = Signal(int, int)  # node ids of two branches
     refused = Signal(str)  # why an action is impossible, and what to do instead
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("column")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(self.tr("Tree"))

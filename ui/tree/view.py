@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QModelIndex, QSize, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QListView, QMenu, QWidget
+from PySide6.QtWidgets import QListView, QMenu
 
 from ui.port import TreeRow
 from ui.sidebar.session_list import set_up_rows
@@ -28,8 +28,8 @@ class TreeView(QListView):
     prune_wanted = Signal(object)  # first TreeRow of a branch, to be pruned or restored
     rename_wanted = Signal(object)  # first TreeRow of a branch
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.rows = TreeRows(self)
         self.painter_of_rows = RowDelegate(self.rows, self)
         self.setModel(self.rows)

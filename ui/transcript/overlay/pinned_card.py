@@ -168,10 +168,11 @@ class PinnedCard(QWidget):
         if spot is None:
             self.close_again()
             return
-        if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
+        same = held is not None and (held.node_id, held.index) == (spot.node_id, spot.index)
+        if not same:
             self._row, self._asked = None, False
         if self.isVisible():
-            if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
+            if held is None or not same:
                 self._restore_typed()
             elif held.record != spot.record:  # the typed text stays
                 self._search_again() if self.field.text() else self._search()
@@ -279,7 +280,7 @@ class PinnedCard(QWidget):
         for part in (*self.ways.values(), self._ways_label):
             part.setVisible(self._can_continue)
 
-    # ---- where it stands ------------------------------------------------------------------------------------------
+    # ---- its place ------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
         """Places the card beside the token, if possible not over the line under its turn, with as many rows as fit."""

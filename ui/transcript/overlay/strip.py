@@ -70,7 +70,7 @@ class EntropyStrip(QWidget):
 
     token_clicked = Signal(int, int)  # node_id, index
 
-    def __init__(self, palette: Palette, parent: QWidget | None = None) -> None:
+    def __init__(self, palette: Palette, parent: QWidget) -> None:
         super().__init__(parent)
         self._palette = palette
         self._series: list[_Series] = []

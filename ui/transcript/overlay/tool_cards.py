@@ -83,11 +83,11 @@ class ToolCards(QObject):
         changed = self._show_streaming()
         if self.turns != held or changed:
             self._show_under()
-            for node_id, gone in held.items():
-                if gone not in self.turns.values():
+            for node_id, old in held.items():
+                if old not in self.turns.values():
                     if node_id not in self.turns:
-                        self._keep(node_id, gone.results)
-                    gone.deleteLater()
+                        self._store(node_id, old.results)
+                    old.deleteLater()
         for cards in self.turns.values():
             cards.set_running(running)
 
@@ -110,10 +110,10 @@ class ToolCards(QObject):
         """Moves typed results to the session's copy, which is shown next; `nodes` maps old node ids to new ones."""
         for node_id, cards in self.turns.items():
             if node_id in nodes:
-                self._keep(nodes[node_id], cards.results)
+                self._store(nodes[node_id], cards.results)
                 cards.results = [""] * len(cards.results)
 
-    def _keep(self, node_id: int, results: Sequence[str]) -> None:
+    def _store(self, node_id: int, results: Sequence[str]) -> None:
         if any(results):
             self._typed[node_id] = list(results)
 

@@ -75,7 +75,7 @@ class Pane(Scroller[BodyT]):
     similar_requested = Signal(int)
     words_typed = Signal(str)
 
-    def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget) -> None:
         super().__init__(page, parent)
         self._selected_of: list[tuple[Turn, int]] = []  # turns up to the end of the selection, and their versions
         self._ink = ink

@@ -36,7 +36,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
     beginning_near = Signal()  # less than two screens above the visible part
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
-    def __init__(self, page: TranscriptPage[BodyT], parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], parent: QWidget) -> None:
         super().__init__(parent)
         self._page = page
         self._left = 0

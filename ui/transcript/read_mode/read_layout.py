@@ -242,7 +242,7 @@ class ReadLayout:
         layout = document.firstBlock().layout()
         if self.is_code(number) or self.source.is_heading(number) or not document.firstBlock().text():  # a rule or a table
             return 0.0
-        if layout.lineAt(0).height() > self.faces.pitch:  # a formula stands in it
+        if layout.lineAt(0).height() > self.faces.pitch:  # it contains a formula
             return 0.0
         return self.faces.lead + self.faces.ascent - layout.lineAt(0).y() - layout.lineAt(0).ascent()
 

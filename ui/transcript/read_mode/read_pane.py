@@ -39,7 +39,7 @@ class ReadPane(Pane[ReadBody]):
 
     link_requested = Signal(str)  # a clicked web or mail address; the receiver opens it
 
-    def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
+    def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._formulas = Formulas()
         super().__init__(TranscriptPage(partial(ReadBody, self._formulas), faces), ink, parent)
         self._formulas.setParent(self)

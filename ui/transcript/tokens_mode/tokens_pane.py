@@ -49,7 +49,7 @@ class TokensPane(Pane[TokensBody]):
     range_selected = Signal(object)  # ((node id, first token, behind the last one), ...) of the touched turns; (): none
     ghost_left = Signal()  # the preview was removed
 
-    def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
+    def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._template = False
         super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
         self._pinned: tuple[int, int] | None = None
