@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QEasingCurve, QPointF, QRect, QRectF, QSize, Qt, QVariantAnimation
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
@@ -128,7 +128,8 @@ class Card(QWidget):
         self._palette = palette
         self._content: CardContent | None = None
         self._fade = 1.0
-        self._animation = QPropertyAnimation(self, b"fade", self)
+        self._animation = QVariantAnimation(self)
+        self._animation.valueChanged.connect(self._set_fade)
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.finished.connect(self._faded)
         self._leaving = False  # fading out
@@ -176,14 +177,9 @@ class Card(QWidget):
             self._leaving = True
             self._run(0.0)
 
-    def _get_fade(self) -> float:
-        return self._fade
-
     def _set_fade(self, value: float) -> None:
         self._fade = value
         self.update()
-
-    fade = Property(float, _get_fade, _set_fade)
 
     def _run(self, to: float) -> None:
         self._animation.stop()
@@ -193,7 +189,8 @@ class Card(QWidget):
             self._faded()
             return
         self._animation.setDuration(duration)
-        self._animation.setStartValue(self._fade if to == 0.0 or self._fade < 1.0 else 0.0)
+        self._fade = self._fade if to == 0.0 or self._fade < 1.0 else 0.0
+        self._animation.setStartValue(self._fade)
         self._animation.setEndValue(to)
         self._animation.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import Property, QEasingCurve, QPropertyAnimation, Qt
+from PySide6.QtCore import QEasingCurve, Qt, QVariantAnimation
 from PySide6.QtGui import QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QWidget
 
@@ -78,7 +78,8 @@ class Veil(QWidget):
         super().__init__(parent)
         self._picture = QPixmap()
         self._strength = 0.0
-        self._animation = QPropertyAnimation(self, b"strength", self)
+        self._animation = QVariantAnimation(self)
+        self._animation.valueChanged.connect(self._set_strength)
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.setStartValue(1.0)
         self._animation.setEndValue(0.0)
@@ -94,7 +95,7 @@ class Veil(QWidget):
         parent = self.parentWidget()
         if not duration or not over.isVisible() or parent is None:
             return
-        self._picture = over.grab()
+        self._picture, self._strength = over.grab(), 1.0
         self.setGeometry(over.rect().translated(over.mapTo(parent, over.rect().topLeft())))
         self.show()
         self.raise_()
@@ -107,14 +108,9 @@ class Veil(QWidget):
         painter.drawPixmap(0, 0, self._picture)
         painter.end()
 
-    def _get_strength(self) -> float:
-        return self._strength
-
     def _set_strength(self, value: float) -> None:
         self._strength = value
         self.update()
-
-    strength = Property(float, _get_strength, _set_strength)
 
     def _end(self) -> None:
         self._animation.stop()
