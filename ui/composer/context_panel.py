@@ -188,7 +188,6 @@ class PartsBar(QWidget):
         super().__init__()
         self._parts: tuple[ContextPart, ...] = ()
         self._length: int | None = None
-        self._theme = current_theme()
         self.setFixedHeight(BAR_PX)
 
     def sizeHint(self) -> QSize:
@@ -199,7 +198,7 @@ class PartsBar(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
-        palette, painter = self._theme.palette, QPainter(self)
+        palette, painter = current_theme().palette, QPainter(self)
         painter.fillRect(self.rect(), QColor(palette.hairline))
         whole = max(self._length or 1, sum(part.tokens for part in self._parts), 1)
         left = 0.0

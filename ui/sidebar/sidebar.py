@@ -31,7 +31,6 @@ class Grip(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName(self.tr("Width of the sidebar"))
         self.setToolTip(plain_tooltip(self.tr("Drag to make the sidebar wider; double-click for its usual width")))
-        self._theme = current_theme()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if event.buttons() & Qt.MouseButton.LeftButton:
@@ -51,7 +50,7 @@ class Grip(QAbstractButton):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         if self.hasFocus():
             painter = QPainter(self)
-            painter.fillRect(self.width() - 2, 0, 2, self.height(), QColor(self._theme.palette.accent))
+            painter.fillRect(self.width() - 2, 0, 2, self.height(), QColor(current_theme().palette.accent))
             painter.end()
 
 

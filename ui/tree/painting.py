@@ -157,7 +157,7 @@ class RowDelegate(QStyledItemDelegate):
             ground = QColor(colour)
             ground.setAlphaF(strength)
             spans.append((first, end, ground))
-        layout = _laid(text, self._plain, tuple(formats))
+        layout = _laid(text, self._plain, formats)
         line = layout.lineAt(0)
         high = line.height()
         top = room.top() + (room.height() - high) / 2
@@ -191,14 +191,14 @@ def _format(first: int, end: int, colour: QColor, font: QFont | None = None) -> 
     return format_range(first, max(end, first), shape)
 
 
-def _laid(text: str, font: QFont, formats: tuple[QTextLayout.FormatRange, ...]) -> QTextLayout:
+def _laid(text: str, font: QFont, formats: list[QTextLayout.FormatRange]) -> QTextLayout:
     """A layout of one line that runs from left to right as a whole."""
     layout = QTextLayout(text, font)
     option = QTextOption(Qt.AlignmentFlag.AlignLeft)
     option.setWrapMode(QTextOption.WrapMode.NoWrap)
     option.setTextDirection(Qt.LayoutDirection.LeftToRight)
     layout.setTextOption(option)
-    layout.setFormats(list(formats))
+    layout.setFormats(formats)
     layout.beginLayout()
     layout.createLine()
     layout.endLayout()

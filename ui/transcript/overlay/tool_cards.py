@@ -175,11 +175,12 @@ class TurnCards(QWidget):
         column.setSpacing(6)
         for card in self.cards:
             column.addWidget(card)
-            if card.result is not None:
-                card.result.textChanged.connect(self._refresh)
-                card.result.textChanged.connect(self.edited)
-                card.result.submitted.connect(self._send)
-                card.result.installEventFilter(self)
+        self._fields = [card.result for card in self.cards if card.result is not None]
+        for field in self._fields:
+            field.textChanged.connect(self._refresh)
+            field.textChanged.connect(self.edited)
+            field.submitted.connect(self._send)
+            field.installEventFilter(self)
         column.addLayout(row(self.send_button, 1))
         self.send_button.setVisible(self.can_answer)  # only with a parent, or it would be shown as a window
         self.send_button.installEventFilter(self)
@@ -207,12 +208,11 @@ class TurnCards(QWidget):
     @property
     def results(self) -> list[str]:
         """The texts of the fields, one for each unanswered call."""
-        return [card.result.toPlainText() for card in self.cards if card.result is not None]
+        return [field.toPlainText() for field in self._fields]
 
     @results.setter
     def results(self, typed: Sequence[str]) -> None:
-        fields = [card.result for card in self.cards if card.result is not None]
-        for field, text in zip(fields, typed, strict=False):
+        for field, text in zip(self._fields, typed, strict=False):
             field.setPlainText(text)
 
     def _send(self) -> None:

@@ -368,23 +368,21 @@ class Pane(Scroller[BodyT]):
         view = box.turn.view
         if self._lacking(action):
             return
-        if action is Action.PREVIOUS:
+        of_node = {
+            Action.EDIT: self.edit_requested,
+            Action.SIMILAR: self.similar_requested,
+            Action.REGENERATE: self.regenerate_requested,
+            Action.REPEAT: self.repeat_requested,
+            Action.CONTINUE: self.continue_requested,
+            Action.AS_TEXT: self.text_requested,
+        }
+        if action in of_node:
+            of_node[action].emit(view.node_id)
+        elif action is Action.PREVIOUS:
             self.variant_requested.emit(view.variants[view.variant - 1])
         elif action is Action.NEXT:
             self.variant_requested.emit(view.variants[view.variant + 1])
-        elif action is Action.EDIT:
-            self.edit_requested.emit(view.node_id)
         elif action is Action.COPY:
             self.copy_requested.emit(box.turn.text)
-        elif action is Action.SIMILAR:
-            self.similar_requested.emit(view.node_id)
-        elif action is Action.REGENERATE:
-            self.regenerate_requested.emit(view.node_id)
-        elif action is Action.REPEAT:
-            self.repeat_requested.emit(view.node_id)
-        elif action is Action.CONTINUE:
-            self.continue_requested.emit(view.node_id)
-        elif action is Action.AS_TEXT:
-            self.text_requested.emit(view.node_id)
         elif action is Action.MODEL:
             self.model_requested.emit()
