@@ -163,10 +163,10 @@ class _SimilarDelegate(QStyledItemDelegate):
         self._paint_bar(painter, rect, view.rows.share(row))
         painter.setPen(QColor(palette.soft))
         _cell(painter, rect, max(metrics.horizontalAdvance(role(each)) for each in ROLES), role(row.role))
-        words, said = one_line(row.words), one_line(aside(row, view.rows.limit))
-        if said:
+        words, note = one_line(row.words), one_line(aside(row, view.rows.limit))
+        if note:
             room = round(rect.width() * ASIDE_SHARE)
-            shown = small.elidedText(said, Qt.TextElideMode.ElideRight, room)
+            shown = small.elidedText(note, Qt.TextElideMode.ElideRight, room)
             painter.setFont(self._small)
             painter.drawText(rect, _MIDDLE | int(Qt.AlignmentFlag.AlignRight), shown)
             rect.setRight(rect.right() - small.horizontalAdvance(shown) - GAP)

@@ -1,4 +1,4 @@
-"""Where the next message is written: a text field that grows, what it costs, and Send or Stop."""
+"""The composer of the next message: a growing text field, its cost, and Send or Stop."""
 
 from __future__ import annotations
 

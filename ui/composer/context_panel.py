@@ -55,15 +55,15 @@ class OverflowBar(QFrame):
         length, alone = composition.context_length, composition.tokens or 0
         fits_alone = alone < length
         if fits_alone:
-            said = self.tr(
+            message = self.tr(
                 "{0} tokens too many for the context of {1}. "
                 "Turns that are left out stay in the tree; the model does not see them."
             ).format(count(composition.context_used - length), count(length))
         else:
-            said = self.tr(
+            message = self.tr(
                 "The message alone has {0} tokens, and the context has room for {1}: shorten it, or remove a file."
             ).format(count(alone), count(length))
-        self.message.setText(said)
+        self.message.setText(message)
         self.leave_out.setVisible(fits_alone)
         self.new.setVisible(fits_alone)
         self.setAccessibleName(self.message.text())
@@ -73,10 +73,10 @@ class OverflowBar(QFrame):
             self.larger.setText(self.tr("The whole context, {0} tokens (reloads)").format(count(whole)))
         self.too_large.setVisible(whole is not None and not composition.can_grow)
         if whole is not None:
-            said = self.tr(
+            message = self.tr(
                 "The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings > Memory)."
             )
-            self.too_large.setText(said.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
+            self.too_large.setText(message.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
         self.show()
         self.leave_out.setFocus()
 

@@ -85,7 +85,7 @@ class TranscriptView(QWidget):
         self._latest_timer.timeout.connect(self._show_latest)
         self._lay_out()
         self._connect()
-        self.read.retire()
+        self.read.suspend()
         self.setFocusProxy(self.tokens)
         self.setAccessibleName(self.tr("Conversation"))
         self._show_strip()
@@ -146,7 +146,7 @@ class TranscriptView(QWidget):
         if not shown:
             self.card.leave()
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     def set_session(self, view: SessionView) -> None:
         """Shows a session, or another path of it; turns that did not change keep their layout."""
@@ -197,9 +197,9 @@ class TranscriptView(QWidget):
         self._mode, self._finder.typeset = mode, mode is Mode.READ
         self.card.leave()
         self._stack.setCurrentWidget(new)
-        old.retire()
+        old.suspend()
         old.show_under({})
-        new.come_to(anchor)
+        new.resume(anchor)
         new.show_under(self._under)
         if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
             held.setFocus()  # typing under a turn continues

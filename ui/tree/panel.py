@@ -120,7 +120,7 @@ class TreePanel(QWidget):
         near = (each.key for each in (*before[place:], *reversed(before[:place])))
         self.view.focus_row(next((key for key in near if self.view.rows.index_of(key).isValid()), None))
 
-    # ---- what can be done with a row --------------------------------------------------------------------------------
+    # ---- actions ----------------------------------------------------------------------------------------------------
 
     def hoist(self, row: TreeRow | None) -> None:
         """Shows only a row, which is focused, and its continuations; None: everything, with the focus on its row."""

@@ -43,13 +43,13 @@ def words_of(run: TokenRun, measure: Measure) -> Words:
     for token, step in zip(run.texts, steps(run, measure).tolist(), strict=True):
         if not (token.isascii() and token.isprintable() and "  " not in token):
             token = re.sub(r"\s+", " ", visible(token).text)
-        said = token[1:] if ended and token[:1] == " " else token
-        if not said:
+        word = token[1:] if ended and token[:1] == " " else token
+        if not word:
             continue
-        ended = said[-1] == " "
-        first = length + (said[0] == " ")
-        parts.append(said)
-        length += utf16_length(said)
+        ended = word[-1] == " "
+        first = length + (word[0] == " ")
+        parts.append(word)
+        length += utf16_length(word)
         if step and (end := length - ended) > first:
             if heat and heat[-1].step == step and heat[-1].last >= first - 1:
                 heat[-1] = Heat(heat[-1].first, end, step)

@@ -133,7 +133,7 @@ class PinnedCard(QWidget):
         current_theme().changed.connect(self.update)
         current_theme().scaled.connect(self._place)
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Shows the card for its spot, and focuses the field."""
@@ -338,7 +338,7 @@ class PinnedCard(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 0)
 
-    # ---- what is asked --------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def _choose(self, alternative: Alternative | None) -> None:
         spot = self._spot

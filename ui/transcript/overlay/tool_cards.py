@@ -251,10 +251,10 @@ class CallCard(QFrame):
 
     def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
         weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
-        said = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
-        said.setWordWrap(True)
-        said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        self._column.addWidget(said)
+        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
+        label.setWordWrap(True)
+        label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        self._column.addWidget(label)
 
     def _field(self, name: str) -> DraftField:
         field = DraftField(around=FIELD_EDGES)

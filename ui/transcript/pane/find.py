@@ -52,7 +52,7 @@ class Finder:
         self._top: int | None = None  # the first loaded turn when the texts were requested
         self._held: tuple[int, Place, Place] | None = None  # the shown match, by node id
         self._awaited: tuple[int, int] | None = None  # a turn that is being loaded, and the number of its match to show
-        self._seeks = False  # no match yet: the first one in the requested texts is to be shown
+        self._show_first = False  # no match yet: the first one in the requested texts is to be shown
         self.words = ""
         self.template = False
         self.typeset = False  # Read mode: Markdown's marks are not shown, and words continue across them
@@ -68,7 +68,7 @@ class Finder:
         self.words, self._awaited, self._held = words, None, None
         self.refresh()
         behind = (i for i, one in enumerate(self.found) if (one.turn, one.first.token) >= start)
-        self._seeks = not self.found
+        self._show_first = not self.found
         if self.total:
             self._go(len(self._before) + next(behind, 0) if self.found else 0)
         else:
@@ -84,7 +84,7 @@ class Finder:
         """Takes the texts of the turns before the loaded ones."""
         self._earlier = texts
         self.refresh()
-        if self._seeks and self._before:
+        if self._show_first and self._before:
             self._go(0)
 
     def refresh(self) -> None:
@@ -92,7 +92,7 @@ class Finder:
         turns = self._path.turns
         shown = {turn.node_id for turn in turns}
         if not self.words or self._top not in shown:  # another path, or the end of the search
-            self._earlier, self._top, self._awaited, self._seeks = (), None, None, False
+            self._earlier, self._top, self._awaited, self._show_first = (), None, None, False
             if self.words and turns and self._path.view is not None and self._path.view.earlier:
                 self._top = turns[0].node_id
                 self._ask()
@@ -111,7 +111,7 @@ class Finder:
             self.place = len(self._before) + keys.index(self._held) if self._held in keys else None
 
     def _go(self, place: int) -> None:
-        self.place, self._seeks = place, False
+        self.place, self._show_first = place, False
         if place < len(self._before):
             node = self._before[place]
             self._awaited, self._held = (node, self._before[:place].count(node)), None

@@ -119,10 +119,10 @@ class Pane(Scroller[BodyT]):
         raise NotImplementedError
 
     def _remember_selected(self, last: int) -> None:
-        """Remembers the turns up to `last` as the source of the selection, for `_stays`."""
+        """Remembers the turns up to `last` as the source of the selection, for `_keeps_selection`."""
         self._selected_of = [(box.turn, box.turn.version) for box in self._page.boxes[: last + 1]]
 
-    def _stays(self, turns: Sequence[Turn]) -> bool:
+    def _keeps_selection(self, turns: Sequence[Turn]) -> bool:
         """Whether the turns of the selection are still there with the same tokens."""
         held = self._selected_of
         return len(turns) >= len(held) and all(
@@ -174,7 +174,7 @@ class Pane(Scroller[BodyT]):
         height = layout.totalHeightForWidth(width) if layout is not None and layout.hasHeightForWidth() else -1
         return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
 
-    def _placed(self) -> None:
+    def _boxes_moved(self) -> None:
         scrolled = self.verticalScrollBar().value()
         for box in self._page.boxes if self._under else ():
             part = self._under.get(box.turn.node_id)
@@ -195,7 +195,7 @@ class Pane(Scroller[BodyT]):
                 painter.fillRect(0, event.rect().top(), _FOCUS_PX, event.rect().height(), self._ink.accent)
         finally:
             painter.end()
-        if self._due is not None:
+        if self._pending is not None:
             self._slices.start()  # restarted: no slice in the same turn of the event loop as a frame
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:

@@ -40,23 +40,23 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         super().__init__(parent)
         self._page = page
         self._left = 0
-        self._retired = False
-        self._waiting: Sequence[Turn] | None = None  # the path that came while retired
-        self._stale: set[int] = set()  # boxes that changed while retired
-        self._due: tuple[Anchor, int] | None = None  # while slices follow: the wanted top, and the scroll bar's value so far
+        self._suspended = False
+        self._waiting: Sequence[Turn] | None = None  # the path that was set while suspended
+        self._stale: set[int] = set()  # boxes that changed while suspended
+        self._pending: tuple[Anchor, int] | None = None  # during slices: the wanted position, and the bar's value so far
         self._restoring = False  # the scroll bar moves, but not the visible part
         self._slices = QTimer(self, interval=_SLICE_MS)
         self._slices.timeout.connect(self._slice)
         self._painting = QTimer(self, singleShot=True, interval=0)  # in a later turn of the event loop than the layout
         self._painting.timeout.connect(self._paint_now)
-        self.verticalScrollBar().valueChanged.connect(self._look_up)
+        self.verticalScrollBar().valueChanged.connect(self._check_beginning)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.viewport().setMouseTracking(True)
         self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     @property
     def page(self) -> TranscriptPage[BodyT]:
@@ -72,8 +72,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         """Left edge and width of the text, in this widget's pixels."""
         return self._left, int(self._page.width)
 
-    def _look_up(self, value: int) -> None:
-        if not self._retired and value < 2 * self.viewport().height():
+    def _check_beginning(self, value: int) -> None:
+        if not self._suspended and value < 2 * self.viewport().height():
             self.beginning_near.emit()
 
     def scroll_to_end(self) -> None:
@@ -93,7 +93,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             changed: Places of turns with other numbers or another state.
             to_end: Whether to scroll to the end; else the line at the top stays there.
         """
-        if self._retired:
+        if self._suspended:
             self._waiting = turns
             self._stale = set()
             return
@@ -113,7 +113,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def tokens_appended(self, index: int) -> None:
         """Shows new tokens at the end of box `index`, at a cost that depends on them alone."""
-        if self._retired or self._page.width <= 0:
+        if self._suspended or self._page.width <= 0:
             return
         box = self._page.boxes[index]
         stick, before = self.is_at_end, box.height
@@ -124,7 +124,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._update_bar()
         if stick:
             self.scroll_to_end()
-        self._placed()
+        self._boxes_moved()
         if not box.done:
             self._slices.start()
         if row is not None:
@@ -133,7 +133,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def turn_changed(self, index: int) -> None:
         """Shows other numbers or another state of box `index`."""
-        if self._retired or self._page.width <= 0:
+        if self._suspended or self._page.width <= 0:
             self._stale.add(index)
             return
         anchor, box = self.anchor(), self._page.boxes[index]
@@ -147,14 +147,14 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._page.place(index)
         self._lay_out(anchor)
 
-    def retire(self) -> None:
-        """Stops all work until `come_to`, as the other mode is shown."""
-        self._retired = True
+    def suspend(self) -> None:
+        """Stops all work until `resume`, as the other mode is shown."""
+        self._suspended = True
         self._slices.stop()
 
-    def come_to(self, anchor: Anchor) -> None:
+    def resume(self, anchor: Anchor) -> None:
         """Resumes work at the scroll position of the other mode."""
-        self._retired = False
+        self._suspended = False
         if self._waiting is not None:
             self._page.set_turns(self._waiting)
             self._stale, self._waiting = set(range(len(self._waiting))), None
@@ -172,8 +172,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         if not self._page.boxes:
             return Anchor(0, 0, 0, at_end=True)
         value = self.verticalScrollBar().value()
-        if self._due is not None and self._due[1] == value:  # not scrolled since
-            return self._due[0]
+        if self._pending is not None and self._pending[1] == value:  # not scrolled since
+            return self._pending[0]
         index = self._page.index_at(value)
         box = self._page.boxes[index]
         token = box.body.first_token(value - box.top)
@@ -200,7 +200,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def go_to(self, turn: int, token: int) -> None:
         """Shows a token's line, a third down the viewport unless it is visible already; works during the layout too."""
-        if turn >= len(self._page.boxes) or self._retired:
+        if turn >= len(self._page.boxes) or self._suspended:
             return
         box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
         top = box.top + box.body.top_of(token) - value
@@ -215,14 +215,14 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        if not self._retired and not all(box.done for box in self._page.boxes):
+        if not self._suspended and not all(box.done for box in self._page.boxes):
             self._slices.start()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         anchor = self.anchor()
         super().resizeEvent(event)
         self._measure()
-        if not self._retired:
+        if not self._suspended:
             self._refresh_stale()
         self._lay_out(anchor)
 
@@ -238,7 +238,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self.column_changed.emit(left, column)
 
     def _lay_out(self, anchor: Anchor) -> None:
-        if self._retired:
+        if self._suspended:
             return
         self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height())
         self._slices.stop()  # the rest follows after painting
@@ -274,11 +274,11 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self.restore(anchor)
         finally:
             self._restoring = False
-        self._placed()
-        self._due = None if laid.done else (anchor, self.verticalScrollBar().value())
+        self._boxes_moved()
+        self._pending = None if laid.done else (anchor, self.verticalScrollBar().value())
         return laid
 
-    def _placed(self) -> None:
+    def _boxes_moved(self) -> None:
         """Called when boxes may have moved, to move the widgets under turns."""
 
     def _update_bar(self) -> None:

@@ -60,12 +60,12 @@ class ReadPane(Pane[ReadBody]):
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
-        if not self._stays(turns):
+        if not self._keeps_selection(turns):
             self._select(None, None)
         super().set_turns(turns, changed, to_end=to_end)
 
     def tokens_appended(self, index: int) -> None:
-        if self._retired:
+        if self._suspended:
             return
         self._grown.add(index)
         if not self._stream.isActive():

@@ -44,7 +44,7 @@ class TokensPane(Pane[TokensBody]):
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     alternative_chosen = Signal(int, int, int)
     token_hovered = Signal(object)  # (node_id, index) or None
-    preview_wanted = Signal(int, int, int)  # node_id, index, token_id: what would follow that alternative?
+    preview_wanted = Signal(int, int, int)  # node_id, index, token_id: request the text that would follow
     token_pinned = Signal(object)  # (node_id, index) or None
     range_selected = Signal(object)  # ((node id, first token, behind the last one), ...) of the touched turns; (): none
     ghost_left = Signal()  # the preview was removed
@@ -81,7 +81,7 @@ class TokensPane(Pane[TokensBody]):
         return TokenAt(turn, self._pinned[1])
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        if not self._stays(turns):
+        if not self._keeps_selection(turns):
             self._select(None)
         self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
@@ -94,8 +94,8 @@ class TokensPane(Pane[TokensBody]):
                 self.token_pinned.emit(None)
         self._announce_leave()
 
-    def come_to(self, anchor: Anchor) -> None:
-        super().come_to(anchor)
+    def resume(self, anchor: Anchor) -> None:
+        super().resume(anchor)
         self._select(None)
 
     def set_pin(self, node_id: int, index: int) -> None:
