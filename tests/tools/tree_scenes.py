@@ -93,7 +93,7 @@ async def full_tree_alone(window: MainWindow, _: AppWorkbench, folder: Path, nam
     view, control = window.parts.tree.view, Qt.KeyboardModifier.ControlModifier
     rows = view.rows.all
     start = next(place for place, row in enumerate(rows) if place > len(rows) // 2 and row.ways > 1)
-    view.stand_at(rows[start].key)
+    view.focus_row(rows[start].key)
     QTest.keyClick(view, Qt.Key.Key_Right, Qt.KeyboardModifier.AltModifier)
     for keys in ("b", "dd ", "dddb", "ddd "):
         for key in keys:

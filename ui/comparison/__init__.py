@@ -1,1 +1,1 @@
-"""Branches, continuations, models and turns beside each other."""
+"""Comparisons of branches, continuations, models and turns."""

@@ -1,4 +1,4 @@
-"""Two branches side by side in the middle of the window: what they share, what each says instead, how likely it was."""
+"""Two branches compared in the middle of the window: shared text, differing text, log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QTextBlockFormat, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidget
 
+from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import BranchDiff, DiffPart, DiffSide
 from ui.theme.fonts import interface_font
 from ui.theme.scheme import current_theme
@@ -13,18 +14,17 @@ from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label
 from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, seen
 
-KEPT = 240  # characters of a shared stretch that are shown at either end of it
-LEFT, RIGHT = "A", "B"
-MARGIN = 44  # until it is told where the conversation stood
+SHARED_CHARACTERS = 240  # shown at either end of a longer shared stretch
+MARGIN = 44  # pixels, until `align` is called
 
 
 class ComparePane(QWidget):
-    """Takes the transcript's place while two branches are compared; Esc closes it."""
+    """Replaces the transcript while two branches are compared; Esc closes it."""
 
     closed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("column")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(self.tr("Comparison of two branches"))
@@ -51,7 +51,7 @@ class ComparePane(QWidget):
         self.text.setFocus()
 
     def align(self, left: int, right: int) -> None:
-        """Stands where the conversation stood: its margins, pixels."""
+        """Takes the conversation's left and right margins, pixels."""
         self._rows.setContentsMargins(left, 18, right, 12)
 
     def dismiss(self) -> None:
@@ -107,13 +107,13 @@ class ComparePane(QWidget):
         cursor.insertBlock(_line())
 
     def _shortened(self, side: DiffSide) -> str:
-        if len(side.text) <= 2 * KEPT:
+        if len(side.text) <= 2 * SHARED_CHARACTERS:
             return side.text
         between = self.tr(" … {0:,} tokens the same … ").format(side.tokens)
-        return f"{side.text[:KEPT]}\n{between}\n{side.text[-KEPT:]}"
+        return f"{side.text[:SHARED_CHARACTERS]}\n{between}\n{side.text[-SHARED_CHARACTERS:]}"
 
     def _numbers(self, side: DiffSide) -> str:
-        tokens = self.tr("then {0:,} tokens").format(side.tokens)  # as wide as half a conversation, with the nats
+        tokens = self.tr("then {0:,} tokens").format(side.tokens)  # short: it has half the width of a conversation
         if side.logprob is None:
             return self.tr("{0}, not scored").format(tokens)
         return self.tr("{0}, {1} nats in total").format(tokens, signed(side.logprob, 1))
@@ -160,5 +160,5 @@ def _line() -> QTextBlockFormat:
 
 
 def _end_of(text: str) -> str:
-    """The last words before the branches part."""
-    return text if len(text) <= KEPT else f"… {text[-KEPT:]}"
+    """The end of the text that precedes the first difference."""
+    return text if len(text) <= SHARED_CHARACTERS else f"… {text[-SHARED_CHARACTERS:]}"

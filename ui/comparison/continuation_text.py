@@ -19,10 +19,10 @@ _CARET_PX = 2
 
 
 class ColumnText(QWidget):
-    """Paints the tokens of one continuation; as high as they need."""
+    """Paints the tokens of one continuation; its height depends on its width."""
 
-    def __init__(self, column: Column, measure: Measure = Measure.SURPRISAL, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, column: Column, measure: Measure) -> None:
+        super().__init__()
         theme = current_theme()
         theme.changed.connect(self._recolour)
         theme.scaled.connect(self._rescale)
@@ -30,7 +30,7 @@ class ColumnText(QWidget):
         self._faces = Faces(SCALE)
         self._turn = Turn(_as_turn(column), measure)
         self._body = TokensBody(self._turn, self._faces, 200.0, template=False)
-        self._ruler = TokensBody(self._turn, self._faces, 200.0, template=False)  # for widths that layouts only ask about
+        self._ruler = TokensBody(self._turn, self._faces, 200.0, template=False)  # measures heights for `heightForWidth`
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -45,7 +45,7 @@ class ColumnText(QWidget):
         return len(self._turn.tokens)
 
     def show_column(self, column: Column) -> None:
-        """Shows this from now on; tokens that were there already are not laid out again."""
+        """Shows another state of the column; tokens that were shown before are not laid out again."""
         self._turn.take(_as_turn(column))
         self._body.refresh()
         self._settle()
@@ -101,8 +101,7 @@ class ColumnText(QWidget):
         self._settle()
         self.updateGeometry()
 
-    def _recolour(self, palette: object) -> None:
-        del palette
+    def _recolour(self) -> None:
         self._ink = Ink(current_theme().palette)
         self.update()
 

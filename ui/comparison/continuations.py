@@ -1,6 +1,6 @@
-"""The columns under the transcript: as many as were asked for, side by side; they scroll sideways where there is no room.
+"""The columns under the transcript, one for each continuation; they scroll sideways if they do not fit.
 
-The panel is as high as its longest text, up to its share of the window: what short texts leave free is the transcript's.
+The panel is as high as its longest text, up to its share of the window; the transcript has the rest.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ui.transcript.measure import Measure
 from ui.widgets.labels import ElidedLabel, Hairline, IconButton, Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, nats, signed
 
-LEAST_PX = 172  # narrower columns are hard to read: they scroll sideways instead
+LEAST_PX = 172  # minimum width of a column
 
 
 class ColumnCard(QFrame):
-    """Shows a `Column`; asks to keep it."""
+    """Shows a `Column`, with a button to keep it."""
 
     kept = Signal(int)  # node id
 
-    def __init__(self, place: int, column: Column, measure: Measure, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, place: int, column: Column, measure: Measure) -> None:
+        super().__init__()
         self.setProperty("kind", "column")
         self.setMinimumWidth(LEAST_PX)
         self.column = column
@@ -41,7 +41,7 @@ class ColumnCard(QFrame):
         self.keep.setProperty("kind", "quiet")
         self.keep.setFont(interface_font(12))
         self.keep.setAccessibleName(self.tr("Keep continuation {0}").format(place))
-        self.keep.clicked.connect(lambda _checked=False: self.kept.emit(self.column.node_id))
+        self.keep.clicked.connect(lambda: self.kept.emit(self.column.node_id))
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(self.number)
@@ -54,7 +54,7 @@ class ColumnCard(QFrame):
         inside.setContentsMargins(12, 8, 12, 10)
         inside.setSpacing(4)
         inside.addLayout(head)
-        inside.addWidget(self.score)  # under it: beside it neither has room in a narrow column
+        inside.addWidget(self.score)  # a narrow column has no room for it in the first line
         inside.addWidget(self.text)
         inside.addLayout(foot)
         inside.addStretch(1)
@@ -85,7 +85,7 @@ class ColumnCard(QFrame):
 
 
 def joint(logprob: float) -> str:
-    """A joint probability, which is most often tiny: ".021", "4e−11"."""
+    """A joint probability, usually tiny: ".021", "4e−11"."""
     p = math.exp(logprob)
     if p >= 0.001:
         return f"{p:.3f}".removeprefix("0")
@@ -94,8 +94,7 @@ def joint(logprob: float) -> str:
     return f"{digit}e{signed(power, 0)}"
 
 
-STACKED_BELOW = 2 * LEAST_PX + 40  # pixels of panel: columns stand one under the other
-_GAP = 0
+STACKED_BELOW = 2 * LEAST_PX + 40  # narrower panels, pixels, stack their columns
 LEAST_HEIGHT = 150
 
 
@@ -106,8 +105,8 @@ class ColumnsPanel(QWidget):
     stopped = Signal()
     closed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setMinimumHeight(LEAST_HEIGHT)
         self.setAccessibleName(self.tr("Continuations"))
         self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.DemiBold))
@@ -115,9 +114,9 @@ class ColumnsPanel(QWidget):
         self.stop_button = QPushButton(self.tr("Stop all"))
         self.stop_button.setProperty("kind", "quiet")
         self.stop_button.setFont(interface_font(12))
-        self.stop_button.clicked.connect(lambda _checked=False: self.stopped.emit())
+        self.stop_button.clicked.connect(self.stopped)
         self.close_button = IconButton("x", self.tr("Close; the continuations stay as branches"))
-        self.close_button.clicked.connect(lambda _checked=False: self.closed.emit())
+        self.close_button.clicked.connect(self.closed)
         self.waiting = Label("", "soft")
         self.cards: list[ColumnCard] = []
         self._measure = Measure.SURPRISAL
@@ -125,7 +124,7 @@ class ColumnsPanel(QWidget):
         self._inside.setObjectName("columns")
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self._inside)
         self._row.setContentsMargins(15, 0, 4, 12)
-        self._row.setSpacing(_GAP)
+        self._row.setSpacing(0)
         self._row.addWidget(self.waiting)
         self.area = QScrollArea()
         self.area.setWidget(self._inside)
@@ -180,7 +179,7 @@ class ColumnsPanel(QWidget):
         self._turn()
 
     def append(self, node_id: int, run: TokenRun, logprob: float) -> None:
-        """More tokens of one column; one that is not shown is ignored."""
+        """Adds tokens to a column; a column that is not shown is ignored."""
         for card in self.cards:
             if card.column.node_id == node_id:
                 card.append(run, logprob)
@@ -202,7 +201,7 @@ class ColumnsPanel(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """No higher than what stands in it."""
+        """Limits the height of the panel to that of its content."""
         seen = self.area.viewport().width()
         least = self._row.minimumSize()
         wide = max(seen, least.width())
@@ -219,7 +218,7 @@ class ColumnsPanel(QWidget):
         del self.cards[count:]
 
     def _turn(self) -> None:
-        """Side by side, or one under the other in a narrow panel."""
+        """Places the columns side by side, or one under the other in a narrow panel."""
         stacked = self.width() < STACKED_BELOW
         wanted = QBoxLayout.Direction.TopToBottom if stacked else QBoxLayout.Direction.LeftToRight
         if self._row.direction() != wanted:

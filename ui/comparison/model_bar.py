@@ -1,4 +1,4 @@
-"""The line over the conversation while a second model is beside the first: how far it is, what came of it, what went wrong."""
+"""The bar over the conversation that reports a comparison with a second model: progress, result, problem."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from ui.comparison.model_facts import summary
 from ui.port import PathComparison, SecondChoice
-from ui.theme.fonts import interface_font
-from ui.widgets.controls import Check, button, row
-from ui.widgets.labels import IconButton, Label
+from ui.widgets.controls import Check, button, row, words
+from ui.widgets.labels import IconButton
 
-MARGIN = 16  # until it is told where the text stands
+MARGIN = 16  # pixels, until `align` is called
 
 
 class SecondBar(QFrame):
     """Hidden while nothing is compared."""
 
-    stopped = Signal()  # what is under way
+    stopped = Signal()  # the running comparison
     closed = Signal()
     next_wanted = Signal()  # the next disagreement
     all_wanted = Signal()  # the KL of every token
-    again_wanted = Signal(bool)  # the same once more; whether memory does not matter
+    again_wanted = Signal(bool)  # repeat the comparison; True: even if memory is short
     keep_wanted = Signal(bool)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
         self._busy = self._anyway = False
-        self.words = self._line("")
-        self.more = self._line("soft")
+        self.words = words("", "")
+        self.more = words("", "soft")
         self.next_button = button(self.tr("Next disagreement"), "link")
         self.next_button.clicked.connect(self.next_wanted)
         self.all_button = button(self.tr("KL of all tokens"), "link")
@@ -60,15 +59,15 @@ class SecondBar(QFrame):
         self.hide()
 
     def align(self, left: int) -> None:
-        """Its words begin `left` pixels in, as the text under it does."""
+        """Aligns the words with the text below: `left` pixels from the edge."""
         self._row.setContentsMargins(left, 10, 12, 8)
 
     def begin(self, label: str) -> None:
         self._show(self.tr("Comparing with {0}").format(label), "", busy=True)
 
-    def show_progress(self, words: str, done: int, total: int) -> None:
+    def show_progress(self, step: str, done: int, total: int) -> None:
         if self._busy:
-            self.more.setText(f"{words} {100 * done // total} %" if total else f"{words}…")
+            self.more.setText(f"{step} {100 * done // total} %" if total else f"{step}…")
             self.more.show()
 
     def show_comparison(self, comparison: PathComparison, *, keeps: bool) -> None:
@@ -79,9 +78,9 @@ class SecondBar(QFrame):
         self.keep.setChecked(keeps)
         self.keep.show()
 
-    def say(self, words: str, *, anyway: bool = False) -> None:
-        """Why there is none; it can be tried again (`anyway`: although memory is short)."""
-        self._show(words, "", busy=False)
+    def say(self, problem: str, *, anyway: bool = False) -> None:
+        """Shows why there is no comparison, and a button to try again (`anyway`: although memory is short)."""
+        self._show(problem, "", busy=False)
         self._anyway = anyway
         self.again_button.setText(self.tr("Compare anyway") if anyway else self.tr("Try again"))
         self.again_button.show()
@@ -99,9 +98,9 @@ class SecondBar(QFrame):
         else:
             super().keyPressEvent(event)
 
-    def _show(self, words: str, more: str, *, busy: bool) -> None:
+    def _show(self, text: str, more: str, *, busy: bool) -> None:
         self._busy = busy
-        self.words.setText(words)
+        self.words.setText(text)
         self.more.setText(more)
         self.more.setVisible(bool(more))
         for part in (self.next_button, self.all_button, self.again_button, self.keep):
@@ -109,24 +108,17 @@ class SecondBar(QFrame):
         name = self.tr("Stop comparing") if busy else self.tr("Close the comparison")
         self.close_button.setAccessibleName(name)
         self.close_button.setToolTip(name)
-        self.setAccessibleName(f"{words}. {more}" if more else words)
+        self.setAccessibleName(f"{text}. {more}" if more else text)
         self.show()
-
-    def _line(self, kind: str) -> Label:
-        made = Label("", kind, interface_font(12.5))
-        made.setWordWrap(True)
-        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        return made
 
 
 def open_menu(under: QWidget, choices: Sequence[SecondChoice], chosen: Callable[[SecondChoice], None]) -> QMenu:
-    """Shows what there is under a part of the bar; what cannot be had here says why.
+    """Opens a menu of second models; unusable ones are disabled and state their problem.
 
     Args:
-        under: That part.
-        choices: The same model otherwise first, then others.
-        chosen: Hears what was taken.
+        under: The menu opens under this widget.
+        choices: Variants of the model in use first, then other models.
+        chosen: Called with the choice.
     """
     translate = QApplication.translate
     menu = QMenu(under)

@@ -1,4 +1,4 @@
-"""A comparison as the transcript and the inspector read it: by turn and token."""
+"""The numbers of a model comparison, by turn and token, for the transcript and the inspector."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from PySide6.QtWidgets import QApplication
 from ui.port import PathComparison
 from ui.widgets.numbers import UNKNOWN, bits, logprob, signed, to_bits
 
-DIFFERENCE_STEPS_BITS: Final = (0.5, 1.5, 4.0)  # where the three steps of either direction begin
-LESS, MORE = 0, 3  # before the steps of what the second model gave less, and more
+DIFFERENCE_STEPS_BITS: Final = (0.5, 1.5, 4.0)  # lower borders of the three colour steps in either direction
+LESS, MORE = 0, 3  # offsets of the steps: less, or more, likely for the second model
 
 
 class SideFacts(Struct, frozen=True):
-    """What one model says of a span; None where it says nothing."""
+    """The numbers of one model for a span; None where they are not known."""
 
     name: str
-    logprob: float | None  # nats, of all its tokens together
-    rank: int | None  # of a span that is one token of its own
+    logprob: float | None  # nats, the sum over the span's tokens
+    rank: int | None  # only of a span that is a single token
     likeliest: bytes  # b"" unknown
     tokens: int
 
 
 class SpanFacts(Struct, frozen=True):
-    """What two models say of the span that a token is in.
+    """The numbers of two models for the span that a token is in.
 
     Attributes:
         text: The span's bytes.
         left: The model in use.
-        right: The second one.
-        difference: What the second gives more, nats.
-        kl: KL(left || right) there, nats; None where full vectors were not compared.
-        kl_of_last: Of so many tokens at the end the KL is known, and of this one it is not; 0 where that is not why.
-        disagree: Whether the two would have gone on differently.
+        right: The second model.
+        difference: Log-probability of the second model minus that of the first, nats.
+        kl: KL(left || right), nats; None where full distributions were not compared.
+        disagree: Whether the two models would have continued differently here.
+        kl_of_last: KL is known only for this many last tokens, which do not include this span; else 0.
     """
 
     text: bytes
@@ -50,11 +50,7 @@ class SpanFacts(Struct, frozen=True):
 
 
 class Compared:
-    """Looks the numbers of a comparison up.
-
-    Args:
-        comparison: What was found.
-    """
+    """Looks up the numbers of a comparison."""
 
     def __init__(self, comparison: PathComparison) -> None:
         self.comparison = comparison
@@ -67,13 +63,13 @@ class Compared:
 
     @property
     def disagreements(self) -> int:
-        """Places where the two would have gone on differently."""
+        """The number of places where the two models would have continued differently."""
         return int(self._disagree.sum())
 
     def marks(self, node_id: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-        """For a turn's tokens: ``(n,)`` the steps of their spans, ``(n,)`` which of them begin a span that is disagreed on.
+        """For a turn's tokens: ``(n,)`` the colour steps of their spans, ``(n,)`` whether a token begins a disagreement.
 
-        Nothing where the turn was not compared.
+        Both are empty if the turn was not compared.
         """
         spans = self.comparison.spans.get(node_id)
         if spans is None:
@@ -82,7 +78,7 @@ class Compared:
         return self.steps[spans], self._disagree[spans] & opens
 
     def facts(self, node_id: int, index: int) -> SpanFacts | None:
-        """Of the span that token `index` of a turn is in; None where it was not compared."""
+        """The numbers of the span with token `index` of a turn; None if it was not compared."""
         spans = self.comparison.spans.get(node_id)
         if spans is None or not 0 <= index < len(spans):
             return None
@@ -100,7 +96,7 @@ class Compared:
 
 
 def difference_steps(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """``(m,)`` of 0 (alike, or not known), 1 to 3 (the second model gave less), 4 to 6 (it gave more), from nats."""
+    """Colour steps ``(m,)`` from nats: 0 alike or unknown, 1 to 3 less likely for the second model, 4 to 6 more likely."""
     bits = np.where(np.isnan(difference), 0.0, np.abs(difference)) / math.log(2)
     size = np.searchsorted(np.array(DIFFERENCE_STEPS_BITS), bits, side="right")
     return np.where(size == 0, 0, size + np.where(difference > 0, MORE, LESS)).astype(np.uint8)
@@ -114,24 +110,24 @@ LEFT, RIGHT = "A", "B"
 
 
 def in_nats(value: float | None) -> str:
-    """A log-probability, or a dash."""
+    """A log-probability, or a dash for None."""
     return UNKNOWN if value is None else logprob(value)
 
 
 def difference(nats: float | None) -> str:
-    """What the second model gives more: "+1.20 bits"."""
+    """Second minus first log-probability: "+1.20 bits"."""
     if nats is None:
         return UNKNOWN
     return f"+{bits(nats)}" if to_bits(nats) >= 0.005 else bits(nats)
 
 
 def divergence(nats: float | None) -> str:
-    """A KL, or a dash."""
+    """A KL divergence, or a dash for None."""
     return UNKNOWN if nats is None else f"{signed(nats, 3)} nats"
 
 
 def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
-    """For the card: the two log-probabilities, their difference, and the KL where it is known."""
+    """Lines of the card: the two log-probabilities, their difference, and the KL if it is known."""
     translate = QApplication.translate
     lines = [
         (f"{LEFT}  {in_nats(facts.left.logprob)}", f"{RIGHT}  {in_nats(facts.right.logprob)} nats"),
@@ -143,7 +139,7 @@ def compared_lines(facts: SpanFacts) -> tuple[tuple[str, str], ...]:
 
 
 def summary(comparison: PathComparison) -> tuple[str, str]:
-    """What either model's perplexity is, a line for each; and where they disagree."""
+    """The perplexities, one line per model; and a sentence about the disagreements."""
     translate = QApplication.translate
     found = comparison.found
     parts = [
@@ -166,7 +162,7 @@ def summary(comparison: PathComparison) -> tuple[str, str]:
 
 
 def difference_ranges() -> list[str]:
-    """What the steps of the colour stand for, in the palette's order."""
+    """The meanings of the colour steps, in the palette's order."""
     translate = QApplication.translate
     one, two, three = (f"{border:g}" for border in DIFFERENCE_STEPS_BITS)
     steps = [

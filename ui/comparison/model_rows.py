@@ -1,4 +1,4 @@
-"""What a second model says of the pinned token, beside the first."""
+"""The numbers of both compared models for the pinned token."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ui.widgets.numbers import UNKNOWN, probability
 
 
 class ComparedRows(QWidget):
-    """Two columns of numbers, then what tells them apart; hidden while nothing is compared."""
+    """Two columns of numbers, then their differences; hidden while nothing is compared."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.names = (self._cell("soft"), self._cell("soft"))
         self._grid = QGridLayout()
         self._grid.setContentsMargins(0, 0, 0, 0)
@@ -62,20 +62,20 @@ class ComparedRows(QWidget):
         self.note.setVisible(bool(self.note.text()))
 
     def _note(self, facts: SpanFacts) -> str:
-        said = []
+        sentences = []
         if facts.disagree:
-            said.append(self.tr("The two models would have continued differently here."))
+            sentences.append(self.tr("The two models would have continued differently here."))
         if facts.left.tokens != 1 or facts.right.tokens != 1:
-            said.append(
+            sentences.append(
                 self.tr("The numbers are for {0}, where both tokenizers have boundaries.").format(words.token(facts.text))
             )
         if facts.kl_of_last:
-            said.append(
+            sentences.append(
                 self.tr("KL is known for the last {0:,} tokens; “KL of all tokens” computes the others.").format(
                     facts.kl_of_last
                 )
             )
-        return " ".join(said)
+        return " ".join(sentences)
 
     def _row(self, name: str, left: str, right: str, *, mono: bool = False) -> None:
         if name not in self.cells:

@@ -1,4 +1,4 @@
-"""What the window shows while a second model is beside the first: in the bar, the transcript, the legend, the inspector."""
+"""Presenters of the comparison with a second model, and of similar turns."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ui.window.frame import Frame
 
 
 class ComparisonPresenter(QObject):
-    """Keeps the parts in step; closing the comparison leaves them as they were.
+    """Shows the comparison in the bar, the transcript, the legend and the inspector; closing it restores them.
 
     Args:
-        parts: Of the window.
-        acts: Of the window.
-        set_mode: Read or Tokens.
-        parent: Owns it.
+        parts: Widgets of the window.
+        acts: Actions of the window.
+        set_mode: Switches to Read or Tokens mode.
+        parent: Qt parent.
     """
 
     def __init__(self, parts: Frame, acts: Actions, set_mode: Callable[[Mode], None], parent: QObject) -> None:
         super().__init__(parent)
         self._parts, self._acts, self._set_mode = parts, acts, set_mode
         self._compared: Compared | None = None
-        self._session: int | None = None  # whose comparison is under way or shown
+        self._session: int | None = None  # the session whose comparison is running or shown
         acts.disagreement.setEnabled(False)
 
     def begin(self, label: str) -> None:
@@ -45,7 +45,7 @@ class ComparisonPresenter(QObject):
         self.show_spot(self._parts.inspector.token.spot)
 
     def colour(self, *, difference: bool) -> None:
-        """Tokens are coloured by the difference, or by their own numbers; while nothing is compared always by these."""
+        """Colours tokens by the difference, or by their own numbers; without a comparison always by the latter."""
         compared = self._compared
         self._parts.transcript.colours.show_compared(compared, difference=difference)
         self._parts.status.legend.show_difference(compares=compared is not None, shown=difference)
@@ -60,7 +60,7 @@ class ComparisonPresenter(QObject):
         self._parts.inspector.token.compared.show_facts(facts)
 
     def next_disagreement(self) -> None:
-        """Pins the next token that the two disagree on."""
+        """Pins the next token on which the models disagree."""
         if self._parts.transcript.colours.shows_difference:
             self._parts.transcript.tokens.next_underlined()
 
@@ -69,7 +69,7 @@ class ComparisonPresenter(QObject):
         self._parts.second.dismiss()
 
     def leave(self, view: SessionView) -> None:
-        """Another session is shown: the comparison was of that one."""
+        """Closes the comparison if another session is shown now."""
         other = view.session_id != self._session
         self._session = view.session_id
         if other:
@@ -83,28 +83,28 @@ class ComparisonPresenter(QObject):
 
 
 class SimilarPresenter(QObject):
-    """Keeps the parts in step.
+    """Starts and stops the comparison of turns.
 
     Args:
-        controller: Compares.
-        parts: Of the window.
-        parent: Owns it.
+        controller: Compares the turns.
+        parts: Widgets of the window.
+        parent: Qt parent.
     """
 
     def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
         self._controller, self._parts = controller, parts
-        self._runs = False  # a model
+        self._runs = False  # whether a model is loaded
         controller.status_changed.connect(self._take_status)
 
     def look(self) -> None:
-        """At the turn of the token that is pinned, else at the last one that has words."""
+        """Compares the turn of the pinned token, else the last turn that has text."""
         chosen = self._chosen()
         if chosen is not None:
             self._controller.similar.look(chosen)
 
     def close(self) -> None:
-        """Nothing is marked, and nothing under way."""
+        """Stops a running comparison and removes the mark in the transcript."""
         self._controller.similar.stop()
         self._parts.transcript.go_to(None)
 
@@ -114,8 +114,7 @@ class SimilarPresenter(QObject):
             return None
         if pinned is not None and shown.turn(pinned[0]) is not None:
             return pinned[0]
-        said = (turn.node_id for turn in reversed(shown.view.turns) if has_own_words(turn.run))
-        return next(said, None)
+        return next((turn.node_id for turn in reversed(shown.view.turns) if has_own_words(turn.run)), None)
 
     def _take_status(self, status: StatusView) -> None:
         ran, self._runs = self._runs, status.engine in (EngineState.READY, EngineState.BUSY)

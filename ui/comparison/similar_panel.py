@@ -1,4 +1,4 @@
-"""The panel over the conversation with the turns that are like one of them; how far it is, and what went wrong."""
+"""The panel over the conversation that lists similar turns, with progress and problems."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ui.widgets.labels import ElidedLabel, IconButton
 if TYPE_CHECKING:
     from ui.port import Pooling
 
-MARGIN = 16  # until it is told where the text stands
+MARGIN = 16  # pixels, until `align` is called
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "max", "cls")
 
 
 class SimilarPanel(QFrame):
-    """Hidden unless asked for. Arrows and Enter in the list, Esc closes; the keyboard goes back to where it was."""
+    """Arrows and Enter work in the list, Esc closes; then the previous widget gets the focus back."""
 
     chosen = Signal(int)  # a turn to go to
     pooling_chosen = Signal(str)
     again_wanted = Signal()
     model_wanted = Signal()
-    closed = Signal()  # what is under way is not wanted any more
-    focus_lost = Signal()  # the widget that had the keyboard before no longer exists
+    closed = Signal()  # a running comparison is no longer wanted
+    focus_lost = Signal()  # the widget that had the focus before no longer exists
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
-        self._before: QWidget | None = None  # the widget that had the keyboard
+        self._before: QWidget | None = None  # had the focus before the panel opened
         self._busy = False
         self._needs_model = False
         self.title = ElidedLabel("", "", interface_font(13, QFont.Weight.Medium))
@@ -55,12 +55,12 @@ class SimilarPanel(QFrame):
         self.list.chosen.connect(self.chosen)
         head = row(self.title, self.poolings, self.close_button, spacing=12)
         head.setStretch(0, 1)
-        said = row(self.note, self.action, spacing=16)
-        said.setStretch(0, 1)
+        status = row(self.note, self.action, spacing=16)
+        status.setStretch(0, 1)
         self._texts = QVBoxLayout()
         self._texts.setSpacing(6)
         self._texts.addLayout(head)
-        self._texts.addLayout(said)
+        self._texts.addLayout(status)
         self._texts.addWidget(self.bar)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 8, 0, 8)
@@ -73,22 +73,22 @@ class SimilarPanel(QFrame):
         self.hide()
 
     def align(self, left: int) -> None:
-        """Its words begin `left` pixels in, as the text under it does."""
+        """Aligns the words with the text below: `left` pixels from the edge."""
         self._texts.setContentsMargins(left, 0, 12, 0)
         self.list.left = left
         self.list.viewport().update()
 
-    def begin(self, said: str, pooling: Pooling, *, other: bool) -> None:
-        """A look at a turn is under way.
+    def begin(self, excerpt: str, pooling: Pooling, *, other: bool) -> None:
+        """Shows that a turn is being compared.
 
         Args:
-            said: The turn's first words.
-            pooling: What it is done with.
-            other: It is another turn than the one that is shown: its rows are not those of this one.
+            excerpt: The turn's first words.
+            pooling: How its vector is made.
+            other: The turn is not the one whose rows are shown: they are removed.
         """
         if self.isHidden():
             self._before = QApplication.focusWidget()
-        self.title.setText(title(said))
+        self.title.setText(title(excerpt))
         self.poolings.show_choice(POOLINGS.index(pooling))
         if other:
             self.list.show_found(None)
@@ -97,9 +97,9 @@ class SimilarPanel(QFrame):
         self.show()
         self.list.setFocus()
 
-    def show_progress(self, said: str, done: int, total: int) -> None:
+    def show_progress(self, step: str, done: int, total: int) -> None:
         if self._busy:
-            self.note.setText(self.tr("{0}: {1:,} of {2:,}").format(said, done, total) if total else f"{said}…")
+            self.note.setText(self.tr("{0}: {1:,} of {2:,}").format(step, done, total) if total else f"{step}…")
             self.bar.show_share(done, total)
 
     def show_found(self, found: SimilarTurns) -> None:
@@ -110,15 +110,15 @@ class SimilarPanel(QFrame):
         self.list.show_found(found)
         self._name(self.note.text())
 
-    def say(self, said: str, *, needs_model: bool) -> None:
-        """Why there is nothing to show; it can be tried again, or (`needs_model`) another model can be chosen."""
+    def say(self, problem: str, *, needs_model: bool) -> None:
+        """Shows a problem, and a button to try again or (`needs_model`) to choose another model."""
         self._settle(busy=False)
         self._needs_model = needs_model
         self.list.show_found(None)
-        self.note.setText(said)
+        self.note.setText(problem)
         self.action.setText(self.tr("Choose a model") if needs_model else self.tr("Try again"))
         self.action.show()
-        self._name(said)
+        self._name(problem)
 
     def dismiss(self) -> None:
         if self.isHidden():
@@ -154,8 +154,8 @@ class SimilarPanel(QFrame):
         for each, part in zip(POOLINGS, self.poolings.buttons, strict=True):
             part.setVisible(each in poolings)
 
-    def _name(self, said: str) -> None:
-        self.setAccessibleName(f"{self.title.text()}. {said}")
+    def _name(self, status: str) -> None:
+        self.setAccessibleName(f"{self.title.text()}. {status}")
 
     def _act(self) -> None:
         (self.model_wanted if self._needs_model else self.again_wanted).emit()

@@ -1,4 +1,4 @@
-"""The list of turns that are like one of them: similarity as a number and a thin bar, the role, the first words."""
+"""The list of similar turns: similarity as a number and a bar, role, first words."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QFrame,
-    QListView,
-    QSizePolicy,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QListView, QSizePolicy, QStyledItemDelegate, QStyleOptionViewItem
 
 from ui.port import SimilarTurn, SimilarTurns, translate
-from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_list import paint_row_ground, set_up_rows
 from ui.sidebar.session_rows import Index
 from ui.theme.fonts import interface_font, scaled
 from ui.theme.scheme import current_theme
@@ -31,16 +23,16 @@ if TYPE_CHECKING:
 
 
 ROW_HEIGHT = 27
-MOST_ROWS, LEAST_ROWS = 6, 2  # that are in sight at once; further ones are scrolled to
+MOST_ROWS, LEAST_ROWS = 6, 2  # visible at once
 BAR, BAR_THICK = 64, 3
 GAP = 12
-ASIDE_SHARE = 0.4  # of a row's words, for what stands at its end
+ASIDE_SHARE = 0.4  # of the width of a row's text, at most, for the note at its end
 _ROW = int(Qt.ItemDataRole.UserRole)
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 
 
 class SimilarRows(QAbstractListModel):
-    """The rows, as the workbench gave them."""
+    """The model of the list."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -56,12 +48,12 @@ class SimilarRows(QAbstractListModel):
         self.endResetModel()
 
     def share(self, turn: SimilarTurn) -> float:
-        """How much of its bar is filled: none at the least similar of several turns, all at the same text."""
+        """The filled share of a turn's bar: 0 for the least similar of several turns, 1 for the same text."""
         least = self.least if len(self.rows) > 1 else -1.0
         return (turn.similarity - least) / (1 - least) if least < 1 else 1.0
 
     def place(self, node_id: int | None) -> int | None:
-        """Where a turn stands; None where it does not."""
+        """The row of a turn; None if it is not listed."""
         return next((i for i, row in enumerate(self.rows) if row.node_id == node_id), None)
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008  # Qt's own default, an immutable value
@@ -77,7 +69,7 @@ class SimilarRows(QAbstractListModel):
             return one_line(row.words)
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return one_line(spoken(row, self.limit))
-        if role == Qt.ItemDataRole.ToolTipRole:  # what a narrow row cuts, and what its bar says
+        if role == Qt.ItemDataRole.ToolTipRole:  # the whole of a text that is cut, and the meaning of the bar
             return plain_tooltip(
                 "\n".join(filter(None, (one_line(row.words), one_line(aside(row, self.limit)), bar_explained())))
             )
@@ -89,18 +81,14 @@ class SimilarList(QListView):
 
     chosen = Signal(int)  # node id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.rows = SimilarRows(self)
-        self.left = 0  # pixels before what is painted: the words begin where the conversation's do
-        self.gone_to: int | None = None  # the turn that was gone to last
+        self.left = 0  # left margin, pixels: the words align with the conversation
+        self.last_chosen: int | None = None  # node id of the turn
         self.setModel(self.rows)
         self.setItemDelegate(_SimilarDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        set_up_rows(self)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self.setAccessibleName(self.tr("Similar turns"))
         self.setAccessibleDescription(bar_explained())
@@ -108,18 +96,18 @@ class SimilarList(QListView):
         current_theme().scaled.connect(self._resize)
 
     def show_found(self, found: SimilarTurns | None) -> None:
-        """Shows these rows; the one that has the keyboard keeps it, where it is among them still."""
+        """Shows other rows; the focus stays on its turn if that is still listed."""
         held = self.currentIndex().data(_ROW)
         self.rows.take(found)
         if found is None:
-            self.gone_to = None
+            self.last_chosen = None
         place = self.rows.place(held.node_id) if isinstance(held, SimilarTurn) else None
         if self.rows.rows:
             self.setCurrentIndex(self.rows.index(place or 0))
         self.updateGeometry()
 
     def sizeHint(self) -> QSize:
-        """As tall as its rows, so that the conversation follows at once; further ones are scrolled to."""
+        """The height of the rows, up to `MOST_ROWS`; the conversation follows directly."""
         return QSize(200, scaled(ROW_HEIGHT) * min(len(self.rows.rows), MOST_ROWS))
 
     def minimumSizeHint(self) -> QSize:
@@ -136,7 +124,7 @@ class SimilarList(QListView):
     def _choose(self, index: QModelIndex) -> None:
         row = index.data(_ROW)
         if isinstance(row, SimilarTurn):
-            self.gone_to = row.node_id
+            self.last_chosen = row.node_id
             self.viewport().update()
             self.chosen.emit(row.node_id)
 
@@ -165,20 +153,20 @@ class _SimilarDelegate(QStyledItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         rect.adjust(max(view.left - 8, 4), 0, -8, 0)
-        fill = palette.selection if row.node_id == view.gone_to else None
+        fill = palette.selection if row.node_id == view.last_chosen else None
         paint_row_ground(painter, rect, fill, option.state, palette.accent)
         rect.adjust(8, 0, -8, 0)
         metrics, small = QFontMetrics(self._font), QFontMetrics(self._small)
         painter.setFont(self._font)
         painter.setPen(QColor(palette.text))
-        _cell(painter, rect, metrics.horizontalAdvance(cosine(-1 if view.rows.least < 0 else 1)), cosine(row.similarity))
+        _cell(painter, rect, metrics.horizontalAdvance(signed(-1 if view.rows.least < 0 else 1, 3)), signed(row.similarity, 3))
         self._paint_bar(painter, rect, view.rows.share(row))
         painter.setPen(QColor(palette.soft))
         _cell(painter, rect, max(metrics.horizontalAdvance(role(each)) for each in ROLES), role(row.role))
-        words, said = one_line(row.words), one_line(aside(row, view.rows.limit))
-        if said:
+        words, note = one_line(row.words), one_line(aside(row, view.rows.limit))
+        if note:
             room = round(rect.width() * ASIDE_SHARE)
-            shown = small.elidedText(said, Qt.TextElideMode.ElideRight, room)
+            shown = small.elidedText(note, Qt.TextElideMode.ElideRight, room)
             painter.setFont(self._small)
             painter.drawText(rect, _MIDDLE | int(Qt.AlignmentFlag.AlignRight), shown)
             rect.setRight(rect.right() - small.horizontalAdvance(shown) - GAP)
@@ -201,13 +189,13 @@ class _SimilarDelegate(QStyledItemDelegate):
 
 
 def _cell(painter: QPainter, rect: QRect, width: int, words: str) -> None:
-    """Paints words at the left of what is left of a row, and takes their column off it."""
+    """Paints words at the left of `rect`, and removes their column from it."""
     painter.drawText(QRect(rect.left(), rect.top(), width, rect.height()), _MIDDLE, words)
     rect.setLeft(rect.left() + width + GAP)
 
 
 def pooling_label(pooling: Pooling) -> str:
-    """A pooling, as it is chosen."""
+    """The name of a pooling on its button."""
     return {
         "mean": translate("Similar", "mean"),
         "last": translate("Similar", "last"),
@@ -217,7 +205,7 @@ def pooling_label(pooling: Pooling) -> str:
 
 
 def pooling_explained(pooling: Pooling) -> str:
-    """What it does."""
+    """The tool tip of a pooling."""
     return {
         "mean": translate("Similar", "the mean of all tokens' states: what the turn is about"),
         "last": translate("Similar", "the last token's state, which has seen the whole turn: how it ends"),
@@ -227,17 +215,12 @@ def pooling_explained(pooling: Pooling) -> str:
 
 
 def role(name: str) -> str:
-    """Whose turn it is, as the conversation says it."""
+    """The role of a turn, as the transcript shows it."""
     return translate("Transcript", ROLES.get(name, name))
 
 
-def cosine(value: float) -> str:
-    """A similarity: "0.912"."""
-    return signed(value, 3)
-
-
 def aside(turn: SimilarTurn, limit: int) -> str:
-    """What is said at the end of a row: where the turn stands, how much of it was compared."""
+    """The note at the end of a row: the part that was compared, and the turn's branch."""
     return " · ".join(part for part in (_cut(turn, limit), "" if turn.on_path else _branch(turn)) if part)
 
 
@@ -245,22 +228,22 @@ def spoken(turn: SimilarTurn, limit: int) -> str:
     """A row for a screen reader."""
     here = translate("Similar", "on this branch")
     where = here if turn.on_path else translate("Similar", "on the branch {0}").format(_branch(turn))
-    number = translate("Similar", "similarity {0}").format(cosine(turn.similarity))
+    number = translate("Similar", "similarity {0}").format(signed(turn.similarity, 3))
     return ", ".join(part for part in (number, role(turn.role), turn.words, where, _cut(turn, limit)) if part)
 
 
 def bar_explained() -> str:
-    """What the length of a bar says."""
+    """The meaning of the length of a bar."""
     return translate("Similar", "Empty for the least similar turn, full for identical text")
 
 
 def title(words: str) -> str:
-    """Which turn is compared."""
+    """The title of the panel."""
     return translate("Similar", "Similar to “{0}”").format(words)
 
 
 def summary(found: SimilarTurns) -> str:
-    """What was compared, and what was not."""
+    """What was compared, and what was left out."""
     others = translate("Similar", "1 other turn") if len(found.rows) == 1 else translate("Similar", "{0} other turns")
     parts = [others.format(count(len(found.rows)))]
     parts.append(translate("Similar", "cosine of the hidden states of {0}").format(found.model))

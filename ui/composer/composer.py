@@ -1,4 +1,4 @@
-"""Where the next message is written: a text field that grows, what it costs, and Send or Stop."""
+"""The composer of the next message: a growing text field, its cost, and Send or Stop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ui.widgets.labels import Notice
 from ui.widgets.visible import one_line, utf16_length
 
 COMPOSE_DELAY_MS = 200
-MOST_OF_FILES = 2 << 20  # characters: no context holds more, and all are counted again when the draft has changed
-SCORE_DELAY_MS = 500  # after it was counted; scoring is a forward
+MOST_OF_FILES = 2 << 20  # characters: no context holds more, and each change of the draft counts all of them again
+SCORE_DELAY_MS = 500  # after counting; scoring costs a forward
 
 
 class Composer(QWidget):
@@ -30,27 +30,27 @@ class Composer(QWidget):
     A draft is never lost: only `clear_sent` empties the field; `show_session` puts it aside with its session.
     """
 
-    # a message with its files may have megabytes: as `object` it goes to its listeners as it is, as `str` Qt copies it twice
-    sent = Signal(object, object)  # the text, and the node id of the user's turn it is another version of, or None
+    # messages are `object`, not `str`: with files they may have megabytes, and Qt copies a `str` twice
+    sent = Signal(object, object)  # the text, and the node id of the user's turn that it is a version of, or None
     stopped = Signal()
-    setup_wanted = Signal()  # how answers are drawn
+    setup_wanted = Signal()  # the sampling options
     attach_wanted = Signal(str)  # path of a text file
-    pin_wanted = Signal(object)  # TextFile, as context before every turn
-    leave_out_wanted = Signal(object)  # room for this message
-    new_wanted = Signal()  # a session that has room; the draft is there already
+    pin_wanted = Signal(object)  # TextFile, to be context of every turn
+    leave_out_wanted = Signal(object)  # leave out turns until this message fits
+    new_wanted = Signal()  # a new session, to which the draft was moved
     larger_wanted = Signal()
-    format_wanted = Signal()  # a chat format for a model without one
-    settled = Signal(object, object)  # the draft stood still for a while, as `drafted`
-    drafted = Signal(object, object, object)  # as `sent`, a moment after the last key, and the texts of its files
+    format_wanted = Signal()  # choose a chat format for a model without one
+    settled = Signal(object, object)  # as `sent`, when the draft has not changed for `SCORE_DELAY_MS` after `drafted`
+    drafted = Signal(object, object, object)  # as `sent` with the texts of its files, `COMPOSE_DELAY_MS` after the last key
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.notice = Notice()
-        self.version = Notice("undo")  # said while the draft is another version of an earlier turn
-        self.version.dismissed.connect(lambda: self._bring(self._before or Draft("")))
-        self._replaces: int | None = None
-        self._before: Draft | None = None  # what was being written when that was begun
-        self._version_text = ""  # that the version began with
+        self.version = Notice("undo")  # shown while the draft is another version of an earlier turn
+        self.version.dismissed.connect(lambda: self._show_draft(self._before or Draft("")))
+        self.replaces: int | None = None  # the node id of the user's turn that the draft is another version of
+        self._before: Draft | None = None  # the draft that this version interrupted
+        self._version_text = ""  # the version before any edit
         self.meter = DraftCost(self)
         self._box = box = WritingBox(self.meter)
         self.field, self.chips, self.roles = box.field, box.chips, box.roles
@@ -66,14 +66,14 @@ class Composer(QWidget):
         self.attach_button.clicked.connect(self._choose_file)
         self.setup_button.clicked.connect(self.setup_wanted)
         self.roles.clicked.connect(self.format_wanted)
-        self.send_button.clicked.connect(self._press)
-        self._counted = False  # the meter shows what this draft costs, unless it was changed a moment ago
+        self.send_button.clicked.connect(self._send_or_stop)
+        self._counted = False  # the meter shows the cost of the draft as it was when `_compose_timer` last fired
         self._running = False
-        self._wait = ""  # why no message can be sent
+        self.wait = ""  # why no message can be sent; "" where one can
         self._use(Drafts())
         self._session: int | None = None
         self._key = NEW  # of the shown session's draft
-        self._keys: dict[int, int] = {}  # of those that were shown before
+        self._keys: dict[int, int] = {}  # draft keys of all sessions that were shown
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
@@ -83,18 +83,18 @@ class Composer(QWidget):
         column.addWidget(self.meter.panel)
         column.addWidget(self._box)
 
-        self._delay = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
-        self._delay.timeout.connect(self.tell_draft)
-        self._rest = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
-        self._rest.timeout.connect(lambda: self.settled.emit(self.message, self._replaces))
+        self._compose_timer = QTimer(self, singleShot=True, interval=COMPOSE_DELAY_MS)
+        self._compose_timer.timeout.connect(self.tell_draft)
+        self._score_timer = QTimer(self, singleShot=True, interval=SCORE_DELAY_MS)
+        self._score_timer.timeout.connect(lambda: self.settled.emit(self.message, self.replaces))
         self._refresh()
 
     def setFocus(self, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReason) -> None:
-        """Gives the keyboard to the field: with a focus proxy, Tab would skip what stands over it."""
+        """Focuses the field; a focus proxy would make Tab skip the widgets above it."""
         self.field.setFocus(reason)
 
     def type_on(self, text: str) -> None:
-        """What is typed where no text is edited belongs to the message: from its first letter on."""
+        """Focuses the field and inserts text that was typed outside any text field."""
         self.setFocus()
         self.field.insertPlainText(text)
 
@@ -104,55 +104,45 @@ class Composer(QWidget):
 
     @property
     def message(self) -> str:
-        """What is sent: the files that go with it, and the draft."""
+        """The message as it is sent: the attached files, then the draft."""
         return with_files(self.draft, self.chips.files)
 
     def tell_draft(self) -> None:
-        """Emits `drafted`: what it costs is to be counted; if it stands still then, `settled`: its surprise is another one."""
+        """Emits `drafted`, to have the draft counted; then, if it does not change, `settled`, to have it scored."""
         self._counted = False
-        self.drafted.emit(self.message, self._replaces, [file.text for file in self.chips.files])
-        self._rest.start()
+        self.drafted.emit(self.message, self.replaces, [file.text for file in self.chips.files])
+        self._score_timer.start()
 
     def show_cost(self, composition: Composition) -> None:
-        """What was counted of the draft, its files and the context with it."""
+        """Shows the token counts of the draft, its files and the context."""
         self._counted = True
         self.meter.show_cost(composition)
         self.chips.show_tokens(composition.files)
         self.roles.setVisible(not composition.takes_roles)
 
-    @property
-    def wait(self) -> str:
-        """Why no message can be sent; "" where one can."""
-        return self._wait
-
-    @property
-    def replaces(self) -> int | None:
-        """The node id of the user's turn that the draft is another version of."""
-        return self._replaces
-
     def remember(self, kept: Iterable[Sequence[int | str]]) -> None:
-        """The drafts of the last window, see `drafts`; before any session is shown."""
+        """Takes the drafts of the last window, see `drafts`; call it before any session is shown."""
         self._use(Drafts(kept))
 
     def share(self, other: Composer) -> None:
-        """Shares the drafts of another window: a session may be closed there and opened here."""
+        """Shares the drafts of another window, as a session may be closed there and opened here."""
         self._use(other._drafts)
 
     def drafts(self) -> tuple[tuple[int | str, ...], ...]:
-        """What was written and not sent, in any window: session id (0 for one without turns), text, its files."""
+        """The unsent drafts of all windows: session id (0 for one without turns), text, its files."""
         return self._drafts.kept()
 
     def put_aside(self) -> None:
-        """Leaves the draft to the other windows: this one closes."""
-        self._drafts.shown.remove(self._shown)
-        self._drafts.put(*self._shown())
+        """Stores the draft for the other windows when this window closes."""
+        self._drafts.shown.remove(self._keyed_draft)
+        self._drafts.put(*self._keyed_draft())
 
     def show_session(self, session_id: int, *, is_new: bool) -> None:
         """Stores the draft under the session it was written in, and shows that of `session_id`."""
         key = NEW if is_new else session_id
         if session_id != self._session:
-            self._drafts.put(*self._shown())
-            self._bring(self._drafts.take(key))
+            self._drafts.put(*self._keyed_draft())
+            self._show_draft(self._drafts.take(key))
             self.field.document().clearUndoRedoStacks()
         self._session, self._key = session_id, key
         self._keys[session_id] = key
@@ -163,42 +153,42 @@ class Composer(QWidget):
             self._session = self._key = copy_id
 
     def carry_version(self, nodes: Mapping[int, int]) -> None:
-        """The turns that are written anew have other numbers in the copy, which is shown next."""
-        now = self._now().in_copy(nodes)
-        self._replaces, self._before = now.replaces, now.before
+        """Maps the node ids of the draft to those of the session's copy, which is shown next."""
+        now = self._current_draft().in_copy(nodes)
+        self.replaces, self._before = now.replaces, now.before
 
     def clear_sent(self, session_id: int, text: str) -> None:
-        """The message `text` is saved: take it out of the field, unless something else has been written since."""
+        """Removes the saved message `text` from the field, unless the draft has changed since."""
         if session_id != self._session:
             self._drafts.drop(session_id, text)
             self._drafts.drop(NEW, text)  # it may have been the first of its session
             return
-        self._drafts.drop(self._key, text)  # it was put aside where the window is being closed
+        self._drafts.drop(self._key, text)  # it was stored if the window is closing
         before = self._before or Draft("")
-        self._bring(before if self.message == text else joined(self._now(), before.whole))
+        self._show_draft(before if self.message == text else joined(self._current_draft(), before.whole))
         self.field.document().clearUndoRedoStacks()
 
     def edit(self, node_id: int, old: str, text: str, behind: str = "") -> None:
-        """Begins another version of the user's turn `node_id`, which says `old`; nothing is sent yet.
+        """Begins another version of the user's turn `node_id`; nothing is sent yet.
 
-        What was being written comes back when it is sent or dismissed.
+        The current draft comes back when the version is sent or dismissed.
 
         Args:
             node_id: The turn.
-            old: What it says.
-            text: What the version says up to the cursor.
-            behind: What it says behind it.
+            old: Its text.
+            text: The version's text before the cursor.
+            behind: The version's text after the cursor.
         """
-        begun = self._replaces is None or self.draft != self._version_text or bool(self.chips.files)
-        before = self._now() if begun else self._before  # a version in which nothing was written yet is not kept
+        begun = self.replaces is None or self.draft != self._version_text or bool(self.chips.files)
+        before = self._current_draft() if begun else self._before  # an unchanged version is dropped
         short = one_line(old)
         words = self.tr("Another version of “{0}”").format(short if len(short) <= 48 else short[:47] + "…")
-        self._bring(Draft(text + behind, node_id, words, utf16_length(text), before=before))
+        self._show_draft(Draft(text + behind, node_id, words, utf16_length(text), before=before))
         self._version_text = self.draft
         self.field.setFocus()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
-        """Shows Stop in place of Send while an answer is under way."""
+        """Shows Stop in place of Send while an answer is being generated."""
         self._running = running
         if not running:
             self.meter.say_busy("")
@@ -206,33 +196,33 @@ class Composer(QWidget):
 
     def set_waiting(self, reason: str) -> None:
         """The reason why no message can be sent; "" where one can."""
-        if reason != self._wait:
-            self._wait = reason
+        if reason != self.wait:
+            self.wait = reason
             self.meter.say_busy("")
             self._refresh()
 
     def set_recording(self, recording: bool) -> None:  # a state, not an option
-        """What is shown is the recorded sample: says where a message goes."""
+        """Explains in the empty field that a message to the recorded sample starts a copy."""
         self.field.set_hint(self.tr("A recording: your message starts a copy") if recording else self.tr("Message…"))
 
     def show_score(self, text: str, run: TokenRun | None) -> None:
-        """How surprising the draft is; the answer about an older one is let go."""
+        """Shows the surprise of the draft; scores of an older text are ignored."""
         if text == self.message and not self._running:
             self.meter.show_bits(None if run is None else float(-np.nansum(run.logprob)) / math.log(2))
             if run is not None:
                 self.field.colours.take(run, text)
 
     def show_unscored(self, text: str, why: str) -> None:
-        """The draft has no colours."""
+        """Shows why the draft has no colours."""
         if text == self.message and not self._running and self.field.colours.shown:
             self.meter.show_unscored(why)
 
     def refuse_file(self, why: str) -> None:
-        """A file cannot go with the message; each of those that were dropped together is named."""
+        """Shows why a file cannot be attached, below earlier such problems."""
         self.notice.say("\n".join(filter(None, [self.notice.words, why])))
 
     def attach(self, session_id: int, file: TextFile) -> None:
-        """A file goes with the message of a session: the one that is shown, or the draft of another one."""
+        """Attaches a file to the draft of a session, which need not be the shown one."""
         if session_id != self._session:
             self._drafts.attach(self._keys.get(session_id, session_id), file)
             return
@@ -245,7 +235,7 @@ class Composer(QWidget):
         self.field.setFocus()
 
     def detach(self, session_id: int, file: TextFile) -> None:
-        """Removes a file that was pinned, and so goes with every message."""
+        """Removes a file from a draft after it was pinned, as it is part of the context now."""
         if session_id != self._session:
             self._drafts.detach(self._keys.get(session_id, session_id), file)
             return
@@ -255,27 +245,27 @@ class Composer(QWidget):
         self.meter.say_busy("")
         self.overflow.hide()
         self._refresh()
-        self._delay.start()
-        self._rest.stop()
+        self._compose_timer.start()
+        self._score_timer.stop()
 
     def _submit(self) -> None:
         if self._running:
             keys = QKeySequence(STOP_KEYS).toString(QKeySequence.SequenceFormat.NativeText)
             self.meter.say_busy(self.tr("an answer is being written: stop it first ({0})").format(keys))
-        elif self._wait:
-            self.meter.say_busy(self._wait)
+        elif self.wait:
+            self.meter.say_busy(self.wait)
         elif self.message.strip() and self._too_long:
-            assert self.meter.composition is not None  # else it is not known to be too long
+            assert self.meter.composition is not None  # `_too_long` implies it
             self.overflow.offer(self.meter.composition)
         elif self.message.strip():
-            self._rest.stop()
+            self._score_timer.stop()
             self.notice.clear()
-            self.sent.emit(self.message, self._replaces)
+            self.sent.emit(self.message, self.replaces)
 
     @property
     def _too_long(self) -> bool:
-        """Whether the draft is known not to fit; one that was not counted yet is refused by the workbench, and kept."""
-        return self._counted and self.meter.is_too_long and not self._delay.isActive()
+        """Whether the draft is known not to fit; the workbench refuses an uncounted one, and the draft stays."""
+        return self._counted and self.meter.is_too_long and not self._compose_timer.isActive()
 
     def _choose_file(self) -> None:
         self.notice.clear()
@@ -286,26 +276,26 @@ class Composer(QWidget):
         dialog.open()
 
     def _move_to_new(self) -> None:
-        """The draft goes on in a session that has room."""
-        self._drafts.put(NEW, joined(self._now(), Draft("")))
+        """Moves the draft to a new session."""
+        self._drafts.put(NEW, joined(self._current_draft(), Draft("")))
         if self._key != NEW:
-            self._bring(self._before or Draft(""))
+            self._show_draft(self._before or Draft(""))
         self.new_wanted.emit()
 
     def _use(self, drafts: Drafts) -> None:
         self._drafts = drafts
-        drafts.shown.append(self._shown)
+        drafts.shown.append(self._keyed_draft)
 
-    def _shown(self) -> tuple[int, Draft]:
-        return self._key, self._now()
+    def _keyed_draft(self) -> tuple[int, Draft]:
+        return self._key, self._current_draft()
 
-    def _now(self) -> Draft:
+    def _current_draft(self) -> Draft:
         cursor = self.field.textCursor().position()
-        return Draft(self.draft, self._replaces, self.version.words, cursor, self.chips.files, self._before)
+        return Draft(self.draft, self.replaces, self.version.words, cursor, self.chips.files, self._before)
 
-    def _bring(self, draft: Draft) -> None:
-        """Shows a draft; the field's undo brings the text back that was there."""
-        self._replaces, self._before = draft.replaces, draft.before
+    def _show_draft(self, draft: Draft) -> None:
+        """Shows a draft; undo in the field restores the text before it."""
+        self.replaces, self._before = draft.replaces, draft.before
         if draft.replaces is None:
             self.version.clear()
         else:
@@ -318,13 +308,13 @@ class Composer(QWidget):
             cursor.insertText(draft.text)
         cursor.setPosition(min(draft.cursor, max(self.field.document().characterCount() - 1, 0)))
         self.field.setTextCursor(cursor)
-        self._delay.start()  # it may stand elsewhere now, after other tokens
+        self._compose_timer.start()  # counted again: it may follow other tokens now
 
-    def _press(self) -> None:
+    def _send_or_stop(self) -> None:
         if self._running:
             self.stopped.emit()
         else:
             self._submit()
 
     def _refresh(self) -> None:
-        self._box.show_send(running=self._running, can_send=bool(self.chips.files or self.draft.strip()), wait=self._wait)
+        self._box.show_send(running=self._running, can_send=bool(self.chips.files or self.draft.strip()), wait=self.wait)

@@ -1,4 +1,4 @@
-"""What fills the context, and the ways to make room where a message does not fit."""
+"""The parts of the context, and the ways to make room for a message that does not fit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ui.widgets.numbers import count, size
 
 
 class OverflowBar(QFrame):
-    """Says by how much, and offers ways out; nothing is sent meanwhile."""
+    """Shows how many tokens a message is too long, and offers ways to make room; nothing is sent."""
 
     larger_wanted = Signal()
     leave_out_wanted = Signal()
     new_wanted = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "notice")
-        self.said = words("", "")
+        self.message = words("", "")
         self.too_large = words("", "soft")
         self.larger = button(self.tr("The model's whole context (reloads)"))
         self.leave_out = button(self.tr("Leave out the oldest turns"))
@@ -41,7 +41,7 @@ class OverflowBar(QFrame):
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 8, 6, 8)
         column.setSpacing(6)
-        top = row(self.said, self.dismiss)
+        top = row(self.message, self.dismiss)
         top.setStretch(0, 1)
         column.addLayout(top)
         column.addWidget(self.too_large)
@@ -50,33 +50,33 @@ class OverflowBar(QFrame):
         self.hide()
 
     def offer(self, composition: Composition) -> None:
-        """Says what does not fit."""
-        assert composition.context_length is not None  # else it is not known that it does not fit
+        """Shows how much does not fit, and the ways that are possible."""
+        assert composition.context_length is not None  # known, as the message does not fit
         length, alone = composition.context_length, composition.tokens or 0
         fits_alone = alone < length
         if fits_alone:
-            said = self.tr(
+            message = self.tr(
                 "{0} tokens too many for the context of {1}. "
                 "Turns that are left out stay in the tree; the model does not see them."
             ).format(count(composition.context_used - length), count(length))
         else:
-            said = self.tr(
+            message = self.tr(
                 "The message alone has {0} tokens, and the context has room for {1}: shorten it, or remove a file."
             ).format(count(alone), count(length))
-        self.said.setText(said)
+        self.message.setText(message)
         self.leave_out.setVisible(fits_alone)
         self.new.setVisible(fits_alone)
-        self.setAccessibleName(self.said.text())
+        self.setAccessibleName(self.message.text())
         self.larger.setVisible(composition.can_grow)
         whole = composition.whole_context
         if whole is not None:
             self.larger.setText(self.tr("The whole context, {0} tokens (reloads)").format(count(whole)))
         self.too_large.setVisible(whole is not None and not composition.can_grow)
         if whole is not None:
-            said = self.tr(
+            message = self.tr(
                 "The model's whole context of {0} tokens would take {1} of KV; {2} is set aside (Settings > Memory)."
             )
-            self.too_large.setText(said.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
+            self.too_large.setText(message.format(count(whole), size(composition.whole_bytes), size(composition.kv_budget)))
         self.show()
         self.leave_out.setFocus()
 
@@ -85,7 +85,7 @@ BAR_PX = 6
 
 
 class Meter(ElidedLabel):
-    """The line "context 45 of 8,192"; pressed, it opens."""
+    """The line "context 45 of 8,192"; a press opens the details."""
 
     pressed = Signal()
 
@@ -117,7 +117,7 @@ class Meter(ElidedLabel):
 
 
 class ContextPanel(QFrame):
-    """Shows the parts of a `Composition`; says how many tokens the next answer waits for, as the last one's figures do."""
+    """Shows the parts of a `Composition`, and how many tokens are computed before the next answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,14 +153,14 @@ class ContextPanel(QFrame):
         column.addWidget(self.total)
         self.hide()
 
-    def show_composition(self, composition: Composition | None) -> None:
-        parts = composition.parts if composition is not None else ()
+    def show_composition(self, composition: Composition) -> None:
+        parts = composition.parts
         known = {part.kind: part for part in parts}
         for kind in self._names:
             part = known.get(kind, ContextPart(kind, 0, 0))
             self.tokens[kind].setText(count(part.tokens) if parts else "")
             self.states[kind].setText(self._state(part))
-        self.bar.show_parts(parts, composition.context_length if composition is not None else None)
+        self.bar.show_parts(parts, composition.context_length)
         self.total.setText(self._total(composition))
 
     def _state(self, part: ContextPart) -> str:
@@ -168,14 +168,12 @@ class ContextPanel(QFrame):
             return ""
         if part.warm == part.tokens:
             return self.tr("reused")
-        return (
-            self.tr("{0} reused, {1} to compute").format(count(part.warm), count(part.tokens - part.warm))
-            if part.warm
-            else self.tr("to compute")
-        )
+        if not part.warm:
+            return self.tr("to compute")
+        return self.tr("{0} reused, {1} to compute").format(count(part.warm), count(part.tokens - part.warm))
 
-    def _total(self, composition: Composition | None) -> str:
-        if composition is None or composition.new_tokens is None:
+    def _total(self, composition: Composition) -> str:
+        if composition.new_tokens is None:
             return self.tr("Details are shown once the engine runs.")
         whole = sum(part.tokens for part in composition.parts) or composition.context_used
         new = min(composition.new_tokens, whole)
@@ -184,13 +182,12 @@ class ContextPanel(QFrame):
 
 
 class PartsBar(QWidget):
-    """The context as a line: warm in the accent, cold at rest, the rest free."""
+    """The context as a bar: reused tokens, tokens to compute, free space."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parts: tuple[ContextPart, ...] = ()
         self._length: int | None = None
-        self._theme = current_theme()
         self.setFixedHeight(BAR_PX)
 
     def sizeHint(self) -> QSize:
@@ -201,7 +198,7 @@ class PartsBar(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
-        palette, painter = self._theme.palette, QPainter(self)
+        palette, painter = current_theme().palette, QPainter(self)
         painter.fillRect(self.rect(), QColor(palette.hairline))
         whole = max(self._length or 1, sum(part.tokens for part in self._parts), 1)
         left = 0.0

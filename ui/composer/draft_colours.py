@@ -1,4 +1,4 @@
-"""The surprise of what is being typed, as colours behind it."""
+"""The surprise of the draft's tokens, as colours behind its text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ui.widgets.visible import utf16_length
 
 
 class DraftColours(QObject):
-    """Colours a field until its text changes; what stands in front of a change keeps its colours.
+    """Colours a field until its text changes; the text before a change keeps its colours.
 
     Args:
-        field: Has the text. Colours are no part of it: they are neither copied nor undone.
+        field: The field. Colours are not part of its text: they are neither copied nor undone.
     """
 
     def __init__(self, field: QPlainTextEdit) -> None:
         super().__init__(field)
         self._field = field
-        self._text = ""  # that was scored
+        self._text = ""  # the scored text
         self._spans: list[tuple[int, int, int]] = []  # first and last QChar, step
         self._shown = True
         self._theme = current_theme()
@@ -37,13 +37,13 @@ class DraftColours(QObject):
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """What is coloured, and the step of each."""
+        """The coloured parts of the text, each with its step on the ramp."""
         text = self._field.toPlainText().encode("utf-16-le")
         return [(text[2 * first : 2 * last].decode("utf-16-le"), step) for first, last, step in self._spans]
 
     @property
     def shown(self) -> bool:
-        """Whether a draft that is scored is coloured."""
+        """Whether scored drafts are coloured."""
         return self._shown and bool(self._theme.own_strength)
 
     def show(self, shown: bool) -> None:  # a state, not an option
@@ -51,12 +51,12 @@ class DraftColours(QObject):
         self._field.viewport().update()
 
     def take(self, run: TokenRun, message: str) -> None:
-        """The tokens of a message that ends in the field's text, and their numbers."""
-        draft, said = self._field.toPlainText(), "".join(run.texts)
-        begun = message.find(said)
+        """Colours the field by the scored tokens of a message that ends in the field's text."""
+        draft, scored = self._field.toPlainText(), "".join(run.texts)
+        begun = message.find(scored)
         if begun < 0:
             return
-        at = begun - (len(message) - len(draft))  # files stand in front of the draft
+        at = begun - (len(message) - len(draft))  # files precede the draft
         self._text, self._spans = draft, []
         for text, step in zip(run.texts, steps(run, Measure.SURPRISAL).tolist(), strict=True):
             first, last = max(at, 0), at + len(text)
@@ -74,7 +74,7 @@ class DraftColours(QObject):
             self._field.viewport().update()
 
     def paint(self, clip: QRect) -> None:
-        """Draws what of it meets `clip`, before the text is drawn."""
+        """Draws the colours inside `clip`, before the text is drawn."""
         if not self._spans or not self.shown:
             return
         field, painter = self._field, QPainter(self._field.viewport())
@@ -99,7 +99,7 @@ class DraftColours(QObject):
             low, high = max(first - start, begin), min(last - start, end)
             if low < high:
                 for x0, x1, _, _ in stretches(layout, line, low, high):
-                    left, right = max(x0, seen.left()), min(x1, seen.right())  # without the spaces that hang at its end
+                    left, right = max(x0, seen.left()), min(x1, seen.right())  # without the spaces at the line's end
                     if left < right:
                         yield left, right, step
 

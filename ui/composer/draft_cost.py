@@ -1,4 +1,4 @@
-"""The line under a draft: what it will cost, how full the context is with it; opened, what the context is made of."""
+"""The line under a draft: its tokens, how full the context is with it; opened, the parts of the context."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ui.widgets.labels import ElidedLabel
 
 
 class DraftCost(QObject):
-    """Keeps its widgets in step; the composer gives them their places.
+    """Updates its widgets together; the composer lays them out.
 
     Attributes:
-        composition: What was counted last; None while nothing is known.
+        composition: The last count; None before the first.
         cost: Tokens and bits of the draft.
-        context: How full the context is; pressed, `panel` opens.
-        busy: Said in its place, see `say_busy`.
+        context: How full the context is; a press opens `panel`.
+        busy: A message in the place of `context`, see `say_busy`.
     """
 
     def __init__(self, parent: QObject) -> None:
@@ -37,33 +37,33 @@ class DraftCost(QObject):
         counted = self.composition
         return counted is not None and counted.context_length is not None and counted.context_used > counted.context_length
 
-    def show_cost(self, composition: Composition | None) -> None:
-        """Tokens of the draft and of the context with it."""
+    def show_cost(self, composition: Composition) -> None:
+        """Shows the tokens of the draft and of the context with it."""
         self.composition = composition
         self.panel.show_composition(composition)
-        self.cost.setText("" if composition is None else self._cost_words(composition))
+        self.cost.setText(self._cost_words(composition))
         self.cost.setVisible(bool(self.cost.text()))
-        self.context.setText("" if composition is None else self._context_words(composition))
+        self.context.setText(self._context_words(composition))
 
     def show_growth(self, tokens: int) -> None:
-        """The path has grown by `tokens` since its context was counted."""
+        """Shows the context after the path has grown by `tokens` since it was counted."""
         counted = self.composition
         if counted is not None:
             self.context.setText(self._context_words(replace(counted, context_used=counted.context_used + tokens)))
 
     def show_bits(self, bits: float | None) -> None:
-        """How surprising the draft that was counted is."""
+        """Shows the surprise of the counted draft."""
         if self.composition is not None:
             self.show_cost(replace(self.composition, bits=bits))
 
     def show_unscored(self, why: str) -> None:
-        """Behind the tokens of the draft that was counted, until it is counted anew."""
+        """Shows why the draft is not scored, after its tokens, until it is counted again."""
         words = "" if self.composition is None else self._cost_words(self.composition)
         if words:
             self.cost.setText(self.tr("{0}, {1}").format(words, why))
 
     def say_busy(self, words: str) -> None:
-        """One quiet line where the context stands; "" gives the place back."""
+        """Shows a message in place of the context; "" shows the context again."""
         self.busy.setText(words)
         self.busy.setVisible(bool(words))
         self.context.setVisible(not words)

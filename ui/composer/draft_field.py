@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy
 
 from ui.composer.draft_colours import DraftColours
 from ui.theme.fonts import interface_font
@@ -17,17 +17,16 @@ class DraftField(TextField):
     """Plain text only, as tall as its lines; Enter submits, Shift-Enter breaks the line.
 
     Args:
-        parent: Owns it.
-        around: Pixels that its height has beside its lines.
+        around: Pixels of height above and below the lines together.
     """
 
     submitted = Signal()
     picture_pasted = Signal()
 
-    def __init__(self, parent: QWidget | None = None, around: int = 4) -> None:
+    def __init__(self, around: int = 4) -> None:
         self._around = around
-        self._made = False  # Qt tells of the first font before there is anything to measure
-        super().__init__(parent)
+        self._made = False  # Qt sends the first font change before there is anything to measure
+        super().__init__()
         self.setFont(interface_font(15))
         self._hint = ""
         self.set_hint(self.tr("Message…"))
@@ -44,7 +43,7 @@ class DraftField(TextField):
         self._grow()
 
     def set_hint(self, words: str) -> None:
-        """What the empty field says, on one line."""
+        """Sets the placeholder, which is shortened to one line."""
         self._hint = words
         self._show_hint()
 
@@ -53,7 +52,7 @@ class DraftField(TextField):
         if enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             self.submitted.emit()
         elif enter:
-            self.textCursor().insertBlock()  # Qt's own line break is U+2028, which no model expects
+            self.textCursor().insertBlock()  # Qt's own line break would be U+2028, which no model expects
             self.ensureCursorVisible()
         else:
             super().keyPressEvent(event)

@@ -1,4 +1,4 @@
-"""Text files that go with a message: each with its name and its tokens, to be pinned or taken away."""
+"""The text files attached to a message: name, tokens, and buttons to preview, pin or remove each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.numbers import count
 from ui.widgets.visible import one_line
 
-PREVIEW = 500  # characters of a file that are shown under the pointer, or by its button
+PREVIEW = 500  # characters of a file in its tool tip
 
 
 class FileChips(QWidget):
-    """The files attached to the draft, or (`can_pin` is False) those that are pinned."""
+    """The files attached to the draft, or (`can_pin` is False) the pinned files."""
 
     changed = Signal()
-    dropped = Signal(object)  # tuple[TextFile, ...]: those that stay, when one was taken away by hand
+    dropped = Signal(object)  # tuple[TextFile, ...]: the remaining files, after the user removed one
     pin_wanted = Signal(object)  # TextFile
 
     def __init__(self, *, can_pin: bool = True) -> None:
@@ -52,8 +52,8 @@ class FileChips(QWidget):
         self.changed.emit()
 
     def show_tokens(self, tokens: Sequence[int]) -> None:
-        """How many each of the files has, where they were counted."""
-        for chip, count_of_it in zip(self.chips, tokens, strict=False):  # one that came since is counted next
+        """Shows the token count of each file."""
+        for chip, count_of_it in zip(self.chips, tokens, strict=False):  # files attached since are counted next
             chip.show_tokens(count_of_it)
 
     def _drop(self, place: int) -> None:
@@ -95,5 +95,5 @@ class FileChip(QFrame):
         QToolTip.showText(below, self.toolTip(), self.preview)
 
     def show_tokens(self, tokens: int) -> None:
-        """What it takes of the context, in place of its characters."""
+        """Shows the file's tokens in place of its characters."""
         self.size_label.setText(self.tr("1 token") if tokens == 1 else self.tr("{0} tokens").format(count(tokens)))

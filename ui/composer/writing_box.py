@@ -1,4 +1,4 @@
-"""The box a message is written in: its files, the field, and a row of what can be done with it and what it costs."""
+"""The box of the message: its files, the field, and a row with its actions and its cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ui.widgets.labels import IconButton, native, plain_tooltip
 
 
 class WritingBox(QFrame):
-    """Widgets only: what they do is the composer's.
+    """Lays out the widgets; the composer connects them.
 
     Args:
-        meter: What the message costs; stands in the row.
+        meter: The cost of the message, shown in the row.
     """
 
     def __init__(self, meter: DraftCost) -> None:
@@ -39,7 +39,7 @@ class WritingBox(QFrame):
         self._lay_out(meter)
 
     def show_send(self, *, running: bool, can_send: bool, wait: str) -> None:
-        """Send, or Stop while an answer is under way; with a reason to wait, that instead of sending."""
+        """Shows Send, or Stop while an answer is generated; a reason to wait disables Send and is its tool tip."""
         self.send_button.setText(self.tr("Stop") if running else self.tr("Send"))
         self.send_button.setAccessibleName(self.tr("Stop the answer") if running else self.tr("Send the message"))
         self.send_button.setEnabled(running or (can_send and not wait))

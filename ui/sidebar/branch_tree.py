@@ -1,4 +1,4 @@
-"""The outline of a session's branches: where they leave, what they say, how likely they were."""
+"""The outline of a session's branches: where each leaves, its words, its log-probability."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFont, QFontMetrics, QKeyEvent, QPainter, QPen
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QDialog,
-    QFrame,
-    QListView,
-    QMenu,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QListView, QMenu, QStyledItemDelegate, QStyleOptionViewItem, QVBoxLayout, QWidget
 
 from ui.port import BranchRow, TreeRow
-from ui.sidebar.session_list import paint_row_ground
+from ui.sidebar.session_list import paint_row_ground, set_up_rows
 from ui.sidebar.session_rows import Index, replace_rows
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.scheme import current_theme
@@ -31,23 +21,23 @@ from ui.widgets.visible import one_line
 
 ROW_HEIGHT = 25
 INDENT = 14
-DEEPEST_INDENT = 8  # further levels are drawn at this one: a row must keep room for its words
-SHARED_SHARE = 0.35  # of a row's width, for the words it shares with its siblings
-LEAST_PX = 24  # below which no words are shown behind a name
+DEEPEST_INDENT = 8  # deeper levels are drawn at this one, so that a row keeps room for its words
+SHARED_SHARE = 0.35  # of a row's width: kept for the words that the branch shares with its siblings
+LEAST_PX = 24  # with less room, no words are shown after a name
 _DOT = 7
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _ROW = int(Qt.ItemDataRole.UserRole)
 
 
 class BranchRows(QAbstractListModel):
-    """The rows, as the workbench gave them."""
+    """The model of the outline."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.rows: tuple[BranchRow, ...] = ()
 
     def take(self, rows: Sequence[BranchRow]) -> None:
-        """Shows these."""
+        """Replaces the rows."""
 
         def replace() -> None:
             self.rows = tuple(rows)
@@ -80,43 +70,39 @@ class BranchRows(QAbstractListModel):
 
 
 class BranchTree(QListView):
-    """An outline as a list with indents: 300 branches stay readable, which no drawn graph does."""
+    """The outline as a list with indents: unlike a drawn graph, it stays readable with 300 branches."""
 
     selected = Signal(int)  # node id
     compare_wanted = Signal(int)  # node id of the branch to compare with the one that is shown
-    renamed = Signal(int, int, str, str)  # node id, its token where the branch begins, its name before, its name
-    prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, and whether to prune or to restore
+    renamed = Signal(int, int, str, str)  # node id, its token where the branch begins, old name, new name
+    prune_wanted = Signal(int, int, bool)  # node id, its token where the branch begins, True: prune, False: restore
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._all: tuple[BranchRow, ...] = ()
         self._shows_pruned = False
         self.rows = BranchRows(self)
         self.setModel(self.rows)
         self.setItemDelegate(_BranchDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        set_up_rows(self)
         self.setAccessibleName(self.tr("Branches"))
         self.clicked.connect(self._choose)
         self.activated.connect(self._choose)
         current_theme().scaled.connect(self.doItemsLayout)
 
     def show_branches(self, rows: Sequence[BranchRow]) -> None:
-        """Shows the outline and brings the current branch into sight."""
+        """Shows the outline and scrolls to the current branch."""
         place = self.currentIndex().row() if self.hasFocus() else -1
         self._all = tuple(rows)
         self.rows.take([row for row in self._all if self._shows_pruned or not row.pruned or row.on_path])
-        if place >= 0 and not self.currentIndex().isValid():  # the one that had the keyboard is gone
+        if place >= 0 and not self.currentIndex().isValid():  # the focused row was removed
             self.setCurrentIndex(self.rows.index(min(place, self.rows.rowCount() - 1)))
         current = next((i for i, row in enumerate(self.rows.rows) if row.current), None)
         if current is not None:
             self.scrollTo(self.rows.index(current))
 
     def other(self) -> int | None:
-        """The branch to compare with the one that is shown: where the keyboard is, else the nearest; None: there is none."""
+        """The branch to compare with the shown one: the focused one, else the nearest; None: there is no other branch."""
         row = self.currentIndex().data(_ROW)
         if isinstance(row, BranchRow) and not row.on_path:
             return row.node_id
@@ -125,12 +111,12 @@ class BranchTree(QListView):
         return self.rows.rows[min(places, key=lambda i: abs(i - shown))].node_id if places else None
 
     def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
-        """Whether pruned branches are shown, faint."""
+        """Shows or hides pruned branches, which are drawn faint."""
         self._shows_pruned = visible
         self.show_branches(self._all)
 
     def prune_current(self) -> None:
-        """Prunes, or restores, the row that has the keyboard, else the branch that is shown."""
+        """Prunes or restores the branch of the focused row, else the shown branch."""
         place = self.currentIndex().row() if self.hasFocus() else -1
         rows = self.rows.rows
         row = rows[place] if 0 <= place < len(rows) else next((row for row in rows if row.current), None)
@@ -150,12 +136,11 @@ class BranchTree(QListView):
         compare.setEnabled(not row.current)
         menu.addAction(self.tr("Rename…"), lambda: self.ask_name(row))
         words = self.tr("Restore Branch") if row.pruned else self.tr("Prune Branch")
-        act = menu.addAction(words)
-        act.triggered.connect(lambda _checked=False: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
+        menu.addAction(words, lambda: self.prune_wanted.emit(row.node_id, row.start, not row.pruned))
         menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def ask_name(self, row: BranchRow | TreeRow) -> None:
-        """Asks for the name of a branch, in a dialog that blocks nothing."""
+        """Asks for the name of a branch; returns before the dialog is closed."""
         box = NameBox(row.given, self)
         box.accepted.connect(lambda: self.renamed.emit(row.node_id, row.start, row.given, box.field.text().strip()))
         box.open()
@@ -233,7 +218,7 @@ class _BranchDelegate(QStyledItemDelegate):
             score = signed(row.logprob, 1)
             painter.setFont(self._small)
             painter.setPen(QColor(palette.faint))
-            painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), score)
+            painter.drawText(words, _MIDDLE | int(Qt.AlignmentFlag.AlignRight), score)
             words.setRight(words.right() - QFontMetrics(self._small).horizontalAdvance(score) - 8)
         if row.likely is not None:
             width = max(2.0, words.width() * row.likely)
@@ -243,7 +228,7 @@ class _BranchDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_words(self, painter: QPainter, room: QRect, row: BranchRow) -> None:
-        """Where both do not fit, the shared words give way first: a branch is known by where it differs."""
+        """Shortens the shared words first if not all words fit: a branch is recognised by where it differs."""
         given, before, name = (one_line(words) for words in (row.given, row.before, row.name))
         if given:
             metrics = QFontMetrics(self._named)
@@ -269,7 +254,7 @@ class _BranchDelegate(QStyledItemDelegate):
 
 
 def last_words(text: str, metrics: QFontMetrics, room: int) -> str:
-    """As many whole words from the end of `text` as fit into `room` pixels, a space behind them."""
+    """As many whole words from the end of `text` as fit into `room` pixels, followed by a space."""
     if metrics.horizontalAdvance(text + " ") <= room:
         return text + " "
     words = text.removeprefix("…").split()

@@ -1,4 +1,4 @@
-"""The session list on the screen: the view, and the delegate that paints its rows."""
+"""The view of the session list, and the delegate that paints its rows."""
 
 from __future__ import annotations
 
@@ -22,29 +22,26 @@ from ui.theme.scheme import current_theme
 from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
-_MARK = 7  # pixels of the dot of a session that answers (a ring) or has answered out of sight
-LONGEST_TAG = 12  # characters that a row shows of its first tag
+_MARK = 7  # pixels: a ring while a session answers, a dot when its new answer has not been seen
+LONGEST_TAG = 12  # characters of its first tag that a row shows
 
 
 class SessionsView(QListView):
-    """The list itself: one click opens, F2 renames, nothing deletes."""
+    """One click opens a session, F2 renames it; nothing deletes."""
 
-    def __init__(self, rows: SessionRows, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, rows: SessionRows) -> None:
+        super().__init__()
         self.setModel(rows)
         self.setItemDelegate(SessionDelegate(self))
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        set_up_rows(self)
         self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setMouseTracking(True)
-        self.setUniformItemSizes(True)  # or ten thousand rows are measured one by one
         self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
         self.setDropIndicatorShown(True)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Maximum)
         self._rows = rows
-        self.by_key = False  # a menu was last asked for with the keyboard
+        self.by_key = False  # the last context menu was requested with the keyboard
         current_theme().scaled.connect(self._resize)
 
     def _resize(self) -> None:
@@ -71,16 +68,16 @@ class SessionsView(QListView):
             super().keyPressEvent(event)
 
     def sizeHint(self) -> QSize:
-        """As tall as its rows, so that the branches follow at once; where that is too much it scrolls."""
+        """The height of all rows, so that the branches follow directly; with less room the list scrolls."""
         return QSize(0, self._rows.height())
 
     def minimumSizeHint(self) -> QSize:
-        """A few rows stay in sight however many branches there are."""
+        """A few rows stay visible however many branches there are."""
         return QSize(0, min(self._rows.height(), LEAST_ROWS * scaled(ROW_HEIGHT)))
 
 
 class SessionDelegate(QStyledItemDelegate):
-    """Paints a head or a session: title at the left, branches at the right."""
+    """Paints the rows; of a session the title at the left, its branches at the right."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -121,7 +118,6 @@ class SessionDelegate(QStyledItemDelegate):
         painter.setPen(QColor(palette.faint))
         count = str(head.count) if head.count else ""
         if head.folder_id is not None:
-            painter.setPen(QColor(palette.soft))
             middle, left = inner.center().y() + 1, inner.left() + 1
             painter.setPen(QPen(QColor(palette.soft), 1.4, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin))
             tip = [(0, -4), (4, 0), (0, 4)] if head.is_closed else [(-1, -2), (3, 2), (7, -2)]
@@ -157,14 +153,14 @@ class SessionDelegate(QStyledItemDelegate):
         painter.drawText(inner, int(Qt.AlignmentFlag.AlignVCenter), title)
 
     def _paint_found(self, painter: QPainter, option: QStyleOptionViewItem, hit: Hit) -> None:
-        """The words in the accent, with as much around them as there is room for."""
+        """Paints the found words in the accent colour, with as much context as fits."""
         palette, rect = self._theme.palette, QRect(option.rect)
         painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         paint_row_ground(painter, rect, None, option.state, palette.accent)
         inner = rect.adjusted(18, -3, -8, -3)
         metrics = QFontMetrics(self._found)
         before, words, behind = (one_line(part) for part in (hit.before + "|", hit.words, "|" + hit.behind))
-        before, behind = before[:-1], behind[1:]  # spaces beside the words stay
+        before, behind = before[:-1], behind[1:]  # the added bars kept the spaces beside the words
         words = metrics.elidedText(words, Qt.TextElideMode.ElideRight, inner.width())
         left = min(metrics.horizontalAdvance(before), max((inner.width() - metrics.horizontalAdvance(words)) // 2, 0))
         painter.setFont(self._found)
@@ -190,8 +186,17 @@ class SessionDelegate(QStyledItemDelegate):
         return f"{tags}  {branches}" if tags else branches
 
 
+def set_up_rows(view: QListView) -> None:
+    """No frame, no editing; rows of one height, scrolled by pixels and never sideways."""
+    view.setFrameShape(QFrame.Shape.NoFrame)
+    view.setUniformItemSizes(True)  # or ten thousand rows are measured one by one
+    view.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+    view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    view.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+
+
 def paint_row_ground(painter: QPainter, rect: QRect, fill: str | None, state: QStyle.StateFlag, accent: str) -> None:
-    """The ground of a list row: filled where it is the one shown, outlined where the keyboard is."""
+    """Paints a row's background: filled if the row is the shown one, outlined if it has the keyboard focus."""
     keyboard = bool(state & QStyle.StateFlag.State_HasFocus) and bool(state & QStyle.StateFlag.State_KeyboardFocusChange)
     if fill is not None:
         painter.setPen(Qt.PenStyle.NoPen)

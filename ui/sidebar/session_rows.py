@@ -1,4 +1,4 @@
-"""Rows of the session list: what stands in which order, and what dragging and typing in a row mean."""
+"""The model of the session list: the order of its rows, dragging, and editing in place."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ui.theme.fonts import scaled
 from ui.widgets.visible import one_line
 
 ROW_HEIGHT = 29
-LEAST_ROWS = 5  # of a list that has more rows than there is room for
+LEAST_ROWS = 5  # visible in a list that does not fit
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 IS_OPEN = SUMMARY + 1
-MIME = "application/x-elsewise-session"  # a session's number, while it is dragged in the list
+MIME = "application/x-elsewise-session"  # carries the id of a dragged session
 
 Index = QModelIndex | QPersistentModelIndex
 
 
 class Head(Struct, frozen=True):
-    """A line over a group: pinned, a folder, a time, the trash."""
+    """The heading of a group: pinned, a folder, a time, the trash."""
 
     name: str
     folder_id: int | None = None
-    opens: str = ""  # what a click on it shows: "trash", or "sessions" again
+    opens: str = ""  # what a click shows: "trash" or "sessions"
     count: int = 0
     is_closed: bool = False  # a folder whose sessions are not shown
 
 
 class Found(Struct, frozen=True):
-    """The line under a session that a search has found: the words with what is around them."""
+    """The line under a session that a search found: the words in their context."""
 
     session_id: int
     hit: Hit
@@ -52,7 +52,7 @@ Row = Head | SessionSummary | TrashedSession | Found
 def replace_rows(
     model: QAbstractListModel, before: Sequence[Hashable], after: Sequence[Hashable], replace: Callable[[], None]
 ) -> None:
-    """Other rows for a model, each known by its key: the keyboard and an open editor stay with theirs, wherever it is now."""
+    """Replaces the rows of a model, identified by their keys: focus and an open editor move with their row."""
     model.layoutAboutToBeChanged.emit()
     replace()
     places = {key: place for place, key in enumerate(after)}
@@ -62,7 +62,7 @@ def replace_rows(
 
 
 class SessionRows(QAbstractListModel):
-    """Heads and sessions, in the order they are shown; or the trash.
+    """Headings and sessions in the order in which they are shown; or the trash.
 
     Sessions can be dragged within their group (pinned, a folder) and onto a folder's head.
     """
@@ -83,14 +83,14 @@ class SessionRows(QAbstractListModel):
         self.tagging: int | None = None  # the session whose tags are edited, where its title usually is
 
     def take(self, sessions: Sequence[SessionSummary], now: datetime.datetime, folders: Sequence[FolderView] = ()) -> None:
-        """Shows these sessions: pinned, by folder, then grouped by how long ago they changed."""
+        """Shows sessions: the pinned ones, the folders, then the rest grouped by the time of their last change."""
         given = (list(sessions), list(folders), now.date())
         if given != self._given:
             self._given = given
             self._show(self._grouped(sessions, now, folders))
 
     def take_trash(self, sessions: Sequence[TrashedSession]) -> None:
-        """Shows the trash instead."""
+        """Shows the trash instead of the sessions."""
         self._given = None
         self._show([Head(self.tr("‹ All sessions"), opens="sessions"), Head(self.tr("Trash"), count=len(sessions)), *sessions])
 
@@ -111,19 +111,19 @@ class SessionRows(QAbstractListModel):
             self.toggle(folder)
 
     def mark_open(self, session_id: int | None) -> None:
-        """Which row is drawn as open."""
+        """Draws the row of this session as the open one."""
         before, self._open = self._open, session_id
-        for each in {before} ^ {session_id}:  # none where it stays: its title may be typed just now
+        for each in {before} ^ {session_id}:  # empty if it is the same: its title may be in the middle of an edit
             if each in self._places:
                 index = self.index(self._places[each])
                 self.dataChanged.emit(index, index)
 
     def index_of(self, session_id: int) -> QModelIndex:
-        """Where a session stands; invalid if it is not listed."""
+        """The index of a session; invalid if it is not listed."""
         return self.index(self._places[session_id]) if session_id in self._places else QModelIndex()
 
     def index_of_folder(self, folder_id: int) -> QModelIndex:
-        """Where a folder's head stands; invalid if it is not listed."""
+        """The index of a folder's heading; invalid if it is not listed."""
         for place, row in enumerate(self._rows):
             if isinstance(row, Head) and row.folder_id == folder_id:
                 return self.index(place)
@@ -207,10 +207,10 @@ class SessionRows(QAbstractListModel):
         before = row if row >= 0 else parent.row() if parent.isValid() else len(self._rows)
         onto = self._rows[parent.row()] if parent.isValid() else None
         self._drop(int(number), before, onto)
-        return False  # the store is asked; the list that comes back shows it
+        return False  # the store makes the change, and the next list shows it
 
     def shift(self, session_id: int, by: int) -> None:
-        """The same by keyboard: one place up (-1) or down (+1) within its group."""
+        """Moves a session one place up (-1) or down (+1) within its group."""
         group = self._group_of(session_id)
         if session_id in group:
             at = group.index(session_id)
@@ -227,20 +227,20 @@ class SessionRows(QAbstractListModel):
         target = onto if isinstance(onto, SessionSummary) else self._neighbour(before)
         group = self._group_of(session_id)
         if target is None or target.session_id not in group:
-            return  # by days nothing is arranged
+            return  # groups by time have a fixed order
         group.remove(session_id)
-        after = onto is None and self._places[target.session_id] < before  # dropped below the last of its group
+        after = onto is None and self._places[target.session_id] < before  # dropped below the last session of its group
         if target.session_id != session_id:
             group.insert(group.index(target.session_id) + after, session_id)
             self.arranged.emit(group)
 
     def _neighbour(self, before: int) -> SessionSummary | None:
-        """The session below a gap, or else above it."""
+        """The session below a gap, else the one above it."""
         around = (self._rows[place] for place in (before, before - 1) if 0 <= place < len(self._rows))
         return next((row for row in around if isinstance(row, SessionSummary)), None)
 
     def _group_of(self, session_id: int) -> list[int]:
-        """The sessions of its group, in order; empty where the order is that of time."""
+        """The sessions of its group in order; empty for groups by time."""
         row = self._rows[self._places[session_id]] if session_id in self._places else None
         if not isinstance(row, SessionSummary) or not (row.pinned or row.folder_id is not None):
             return []
@@ -319,7 +319,7 @@ def _words(row: Row) -> str:
 
 
 def _with_hits(sessions: Sequence[SessionSummary]) -> list[Row]:
-    """Under each session the words that were found in it."""
+    """The sessions, each followed by the words that were found in it."""
     rows: list[Row] = []
     for each in sessions:
         rows += [each] if each.hit is None else [each, Found(each.session_id, each.hit)]

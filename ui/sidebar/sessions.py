@@ -30,24 +30,24 @@ class SessionPanel(QWidget):
     """
 
     chosen = Signal(int)
-    found_chosen = Signal(int, object)  # a session, and the Hit that it is to be shown at
+    found_chosen = Signal(int, object)  # a session, and the Hit to scroll to
     renamed = Signal(int, str)
-    pinned = Signal(int, bool)  # or not any more
+    pinned = Signal(int, bool)  # True: pin, False: unpin
     trashed = Signal(int)
-    restored = Signal(int)  # wanted back out of the trash
+    restored = Signal(int)  # out of the trash
     searched = Signal(str)
     tagged = Signal(int, list)
     arranged = Signal(list)  # ids of a group in their new order
     moved = Signal(int, object)  # a session into a folder, or (None) back to the list
-    folder_wanted = Signal(str, object)  # a new one of that name, for a session or None
+    folder_wanted = Signal(str, object)  # name of a new folder, and the session to move into it or None
     folder_renamed = Signal(int, str)
     folder_removed = Signal(int)
-    trash_wanted = Signal(bool)  # the trash instead of the sessions, or the sessions again
+    trash_wanted = Signal(bool)  # True: show the trash, False: show the sessions
     emptied = Signal(list)  # sessions to delete for good
-    window_wanted = Signal(int)  # a window of its own for a session
+    window_wanted = Signal(int)  # open a session in a new window
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.search = LineEdit()
         self.search.setObjectName("search")
         self.search.setFont(interface_font())
@@ -59,15 +59,15 @@ class SessionPanel(QWidget):
         self.view.setAccessibleName(self.tr("Sessions"))
         self.undo_bar = Notice("undo")
         self.undo_bar.acted.connect(self._restore)
-        self._trashed: int | None = None  # the session that the bar speaks of
+        self._trashed: int | None = None  # the session that the undo bar restores
         self.question = Notice("undo")
         self.question.acted.connect(self._empty)
         self.question.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
-        self._doomed: list[int] = []  # what the question is about
+        self._to_delete: list[int] = []  # sessions, once the question is confirmed
         self._folders: Sequence[FolderView] = ()
-        self._trash: Sequence[TrashedSession] | None = None  # while it is shown
-        self._unnamed: int | None = None  # a folder that was just made: its name is typed now
-        self._untitled: int | None = None  # a session whose title is edited once it is listed
+        self._trash: Sequence[TrashedSession] | None = None  # None while the sessions are shown
+        self._folder_to_name: int | None = None  # a new folder, whose name is edited once it is listed
+        self._session_to_rename: int | None = None  # its title is edited once it is listed
         self.nothing = Label(self.tr("nothing found"), "faint", interface_font(12.5))
         self.nothing.setContentsMargins(8, 10, 8, 4)
         self.nothing.hide()
@@ -85,7 +85,7 @@ class SessionPanel(QWidget):
         listed.addLayout(way_out)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)  # counts only while the undo bar is there
+        column.setSpacing(6)  # visible only beside the undo bar and the question
         column.addLayout(listed)
         column.addWidget(self.undo_bar)
         column.addWidget(self.question)
@@ -93,8 +93,8 @@ class SessionPanel(QWidget):
         self._delay = QTimer(self, singleShot=True, interval=SEARCH_DELAY_MS)
         self._delay.timeout.connect(lambda: self.searched.emit(self.search.text()))
         self.search.textChanged.connect(self._begin_search)
-        self._searching = False  # the list is not yet that of the words
-        self._goes_down = False  # to the first session, once it is
+        self._searching = False  # the list does not show the results of the current words yet
+        self._focus_results = False  # focus the first session when the results are there
         self.search.installEventFilter(self)
         self.view.clicked.connect(self._choose)
         self.view.activated.connect(self._choose)
@@ -111,7 +111,7 @@ class SessionPanel(QWidget):
     def show_sessions(
         self, sessions: Sequence[SessionSummary], now: float | None = None, folders: Sequence[FolderView] = ()
     ) -> None:
-        """Shows these; `now` (seconds since the epoch) decides what today is."""
+        """Shows sessions; `now` (seconds since the epoch) decides what today is."""
         self._folders, self._trash = folders, None
         self.question.clear()
         moment = datetime.datetime.fromtimestamp(time.time() if now is None else now).astimezone()
@@ -122,15 +122,15 @@ class SessionPanel(QWidget):
         self.nothing.setVisible(not sessions and searched)
         self.clear_button.setVisible(not sessions and searched)
         self._searching = self._delay.isActive()
-        if self._goes_down and not self._searching:
-            self._go_down()
-        if self._unnamed is not None and self.rows.index_of_folder(self._unnamed).isValid():
-            folder, self._unnamed = self._unnamed, None
+        if self._focus_results and not self._searching:
+            self._focus_first()
+        if self._folder_to_name is not None and self.rows.index_of_folder(self._folder_to_name).isValid():
+            folder, self._folder_to_name = self._folder_to_name, None
             self._edit(self.rows.index_of_folder(folder))
         self._edit_title()
 
     def show_trash(self, sessions: Sequence[TrashedSession]) -> None:
-        """Shows the trash instead, until the sessions are wanted again."""
+        """Shows the trash until the next `show_sessions`."""
         self._trash = sessions
         self.question.clear()
         self.clear_button.hide()
@@ -139,25 +139,25 @@ class SessionPanel(QWidget):
         self.rows.take_trash(sessions)
 
     def name_folder(self, folder_id: int) -> None:
-        """A folder was made: once it is listed, its name is typed."""
-        self._unnamed = folder_id
+        """Edits the name of a new folder as soon as it is listed."""
+        self._folder_to_name = folder_id
 
     def rename(self, session_id: int) -> None:
-        """Edits a title in the list; a closed folder is opened for it, and a search or the trash is left."""
-        self._untitled = session_id
+        """Edits a title in the list; opens its folder, and leaves a search or the trash if necessary."""
+        self._session_to_rename = session_id
         self._edit_title()
-        if self._untitled is not None:
+        if self._session_to_rename is not None:
             self.search.clear()
             self._delay.stop()
             self.searched.emit("")
 
     def _edit_title(self) -> None:
-        if self._untitled is None:
+        if self._session_to_rename is None:
             return
-        self.rows.reveal(self._untitled)
-        index = self.rows.index_of(self._untitled)
+        self.rows.reveal(self._session_to_rename)
+        index = self.rows.index_of(self._session_to_rename)
         if index.isValid():
-            self._untitled = None
+            self._session_to_rename = None
             self._edit(index)
 
     def edit_tags(self, session_id: int) -> None:
@@ -173,25 +173,25 @@ class SessionPanel(QWidget):
         self.rows.tagging = None
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Down leads from the search to the first session of the list."""
+        """The Down key moves the focus from the search field to the first session."""
         if watched is not self.search or not isinstance(event, QKeyEvent) or event.key() != Qt.Key.Key_Down:
             return False
         if event.type() is QEvent.Type.KeyPress:
             if self._searching:
-                self._goes_down = True
+                self._focus_results = True
                 if self._delay.isActive():
                     self._delay.stop()
                     self.searched.emit(self.search.text())
             else:
-                self._go_down()
+                self._focus_first()
         return True
 
     def _begin_search(self) -> None:
-        self._searching, self._goes_down = True, False
+        self._searching, self._focus_results = True, False
         self._delay.start()
 
-    def _go_down(self) -> None:
-        self._goes_down = False
+    def _focus_first(self) -> None:
+        self._focus_results = False
         rows = map(self.rows.index, range(self.rows.rowCount()))
         first = next((index for index in rows if isinstance(index.data(SUMMARY), SessionSummary | TrashedSession)), None)
         if first is not None:
@@ -199,13 +199,13 @@ class SessionPanel(QWidget):
             self.view.setFocus(Qt.FocusReason.TabFocusReason)
 
     def offer_undo(self, session_id: int, title: str, stopped: bool) -> None:  # a state, not an option
-        """Says that a session went into the trash (and that its answer was stopped for it), and how to get it back."""
+        """Offers to restore a session that was moved to the trash; `stopped`: its answer was stopped for this."""
         words = self.tr("“{0}” is in the trash; its answer was stopped") if stopped else self.tr("“{0}” is in the trash")
         self._trashed = session_id
         self.undo_bar.say(words.format(one_line(title)), self.tr("Undo"))
 
     def withdraw_undo(self, session_id: int) -> None:
-        """The session is back: nothing is said about it any more."""
+        """Hides the offer to restore this session."""
         if session_id == self._trashed:
             self._trashed = None
             self.undo_bar.clear()
@@ -226,25 +226,25 @@ class SessionPanel(QWidget):
             self.trash_wanted.emit(False)
 
     def ask_to_empty(self, session_ids: Sequence[int]) -> None:
-        """Asks, inline, before anything is deleted for good."""
-        self._doomed = list(session_ids)
-        if len(self._doomed) == 1:
+        """Asks inline for confirmation before sessions are deleted for good."""
+        self._to_delete = list(session_ids)
+        if len(self._to_delete) == 1:
             words = self.tr("Delete this session permanently? This cannot be undone.")
         else:
-            words = self.tr("Delete {0} sessions permanently? This cannot be undone.").format(len(self._doomed))
+            words = self.tr("Delete {0} sessions permanently? This cannot be undone.").format(len(self._to_delete))
         self.question.say(words, self.tr("Delete"))
 
     def _empty(self) -> None:
         self.question.clear()
-        doomed, self._doomed = self._doomed, []
-        if doomed:
-            self.emptied.emit(doomed)
+        session_ids, self._to_delete = self._to_delete, []
+        if session_ids:
+            self.emptied.emit(session_ids)
 
     # ---- menus --------------------------------------------------------------------------------------------------------
 
     def _menu(self, at: QPoint) -> None:
         current = self.view.currentIndex()
-        if self.view.by_key and current.isValid():  # Qt names the middle of the list
+        if self.view.by_key and current.isValid():  # Qt gives the middle of the list
             at = self.view.visualRect(current).center()
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -252,7 +252,7 @@ class SessionPanel(QWidget):
         if isinstance(row, SessionSummary):
             opened = self.view.indexAt(at).data(IS_OPEN)
             own = menu.addAction(self.tr("Open in New Window"), lambda: self.window_wanted.emit(row.session_id))
-            own.setEnabled(not opened)  # a session is in one window
+            own.setEnabled(not opened)  # a session is open in one window at most
             if row.is_sample:
                 menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(row.session_id))
             else:
@@ -261,7 +261,9 @@ class SessionPanel(QWidget):
             menu.addAction(self.tr("Put Back"), lambda: self.restored.emit(row.session_id))
             menu.addAction(self.tr("Delete Permanently…"), lambda: self.ask_to_empty([row.session_id]))
         elif isinstance(row, Head) and row.folder_id is not None:
-            self._folder_menu(menu, row.folder_id)
+            folder = row.folder_id
+            menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder)))
+            menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder))
         if self._trash is None:
             menu.addSeparator()
             menu.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), None))
@@ -289,7 +291,3 @@ class SessionPanel(QWidget):
         into.addAction(self.tr("New Folder"), lambda: self.folder_wanted.emit(self.tr("New folder"), number))
         into.addAction(self.tr("None"), lambda: self.moved.emit(number, None)).setEnabled(row.folder_id is not None)
         menu.addAction(self.tr("Move to Trash"), lambda: self.trashed.emit(number))
-
-    def _folder_menu(self, menu: QMenu, folder_id: int) -> None:
-        menu.addAction(self.tr("Rename Folder"), lambda: self._edit(self.rows.index_of_folder(folder_id)))
-        menu.addAction(self.tr("Remove Folder, Keep Its Sessions"), lambda: self.folder_removed.emit(folder_id))

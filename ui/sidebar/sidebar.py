@@ -20,9 +20,9 @@ GRIP_PX, STEP_PX = 6, 16
 
 
 class Grip(QAbstractButton):
-    """The edge of the sidebar: dragged, or moved by the arrow keys, it makes it wider; a double click as wide as at first."""
+    """The edge of the sidebar: a drag or the arrow keys change the width, a double click restores the default."""
 
-    moved = Signal(int)  # the width that is wanted, in pixels at 100 % text
+    moved = Signal(int)  # the new width, in pixels at 100 % text
 
     def __init__(self, sidebar: Sidebar) -> None:
         super().__init__(sidebar)
@@ -31,7 +31,6 @@ class Grip(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName(self.tr("Width of the sidebar"))
         self.setToolTip(plain_tooltip(self.tr("Drag to make the sidebar wider; double-click for its usual width")))
-        self._theme = current_theme()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if event.buttons() & Qt.MouseButton.LeftButton:
@@ -51,17 +50,17 @@ class Grip(QAbstractButton):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         if self.hasFocus():
             painter = QPainter(self)
-            painter.fillRect(self.width() - 2, 0, 2, self.height(), QColor(self._theme.palette.accent))
+            painter.fillRect(self.width() - 2, 0, 2, self.height(), QColor(current_theme().palette.accent))
             painter.end()
 
 
 class Sidebar(QWidget):
-    """Session list and branch outline; the outline is there once the session has a turn."""
+    """Session list and branch outline; the outline is shown once the session has a turn."""
 
-    resized = Signal()  # by hand
+    resized = Signal()  # by the user
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.wanted_width = WIDTH
@@ -86,7 +85,7 @@ class Sidebar(QWidget):
         column.addWidget(self.sessions)
         column.addWidget(self._branches, 1)
         column.addStretch(0)
-        self.trash_shown = False  # in the place of the sessions
+        self.trash_shown = False  # instead of the sessions
         self.trash = button(self.tr("Trash"), "plain")
         self.trash.setFont(interface_font(12.5))
         place = row(self.trash, 1)
@@ -94,7 +93,7 @@ class Sidebar(QWidget):
         column.addLayout(place)
 
     def set_width(self, px: int) -> None:
-        """As wide as a person wants it, in pixels at 100 % text, within bounds."""
+        """Sets the width within its bounds, in pixels at 100 % text."""
         self.wanted_width = min(max(px, LEAST), MOST)
         fix_width(self, self.wanted_width)
         self.resized.emit()
@@ -105,7 +104,7 @@ class Sidebar(QWidget):
         self.grip.raise_()
 
     def show_place(self, *, trash: bool) -> None:
-        """What the list shows: the trash, or the sessions. The button leads to the other one."""
+        """Labels the button for the other list: `trash` says that the trash is shown."""
         self.trash_shown = trash
         self.trash.setText(self.tr("‹ All sessions") if trash else self.tr("Trash"))
 
@@ -118,6 +117,6 @@ class Sidebar(QWidget):
         self.tree.show_branches(view.branches)
 
     def show_outline(self, show: bool) -> None:  # a state, not an option
-        """Whether the branches stand under the sessions, where there are any; not beside the full-window tree."""
+        """Shows the branches under the sessions if there are any; hidden beside the full-window tree."""
         self._shows_outline = show
         self._branches.setVisible(show and self._has_branches)

@@ -1,4 +1,4 @@
-"""How the path is shown: read or as tokens, and by which measure tokens are coloured."""
+"""How the path is shown: the mode, and the number that colours tokens."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Measure(StrEnum):
     RANK = "rank"
     ENTROPY = "entropy"
     MARGIN = "margin"
-    LAYER = "layer"  # of a turn for which it was asked: see `layer_steps`
+    LAYER = "layer"  # known only for turns for which it was requested, see `layer_steps`
 
 
 class Scale(Struct, frozen=True):
-    """Where the five steps of a measure begin, from the first colour to the strongest."""
+    """The borders of the five colour steps of a measure, from the weakest to the strongest."""
 
     borders: tuple[float, float, float, float, float]
     unit: str = ""
-    falls: bool = False  # the smaller the number, the stronger the colour
+    falls: bool = False  # smaller numbers have stronger colours
     counts: bool = False  # whole numbers from 1
 
 
@@ -50,34 +50,34 @@ SCALES: Final = {
     Measure.RANK: Scale((2, 3, 6, 11, 101), counts=True),
     Measure.ENTROPY: Scale((0.5, 1.5, 2.5, 4.0, 6.0), "bits"),
     Measure.MARGIN: Scale((4.0, 2.0, 1.0, 0.5, 0.2), "bits", falls=True),  # between the two likeliest tokens
-    Measure.LAYER: Scale((40, 60, 80, 95, 101)),  # per cent of the layers; beyond: it does not lead at the end
+    Measure.LAYER: Scale((40, 60, 80, 95, 101)),  # per cent of the layers; 101: not even after the last layer
 }
 
 
 def steps(run: TokenRun, measure: Measure) -> npt.NDArray[np.uint8]:
-    """The place of each token on the ramp, ``(n,) uint8`` of 0 (no colour) to 5."""
+    """The step of each token on the ramp, ``(n,) uint8`` from 0 (no colour) to 5."""
     scale, numbers = SCALES[measure], _numbers(run, measure)
     borders = np.array(scale.borders)
     if scale.falls:
         numbers, borders = -numbers, -borders
-        found = np.searchsorted(borders, numbers, side="left")  # "below 0.9" begins below it
+        found = np.searchsorted(borders, numbers, side="left")  # a value equal to a border is in the weaker step
     else:
         found = np.searchsorted(borders, numbers, side="right")
     return np.where(np.isnan(numbers) | np.isnan(run.logprob), 0, found).astype(np.uint8)
 
 
 def layer_steps(depth: TurnDepth) -> npt.NDArray[np.uint8]:
-    """Likewise of the layer from which each token of a turn leads; the strongest where it never does."""
+    """Steps by the layer after which each token of a turn leads, ``(n,) uint8``; 5 if it never does."""
     shares = 100 * depth.leads / max(depth.layers, 1)
     found = np.searchsorted(np.array(SCALES[Measure.LAYER].borders), shares, side="right")
     return np.select([depth.leads < -1, depth.leads < 0], [0, 5], found).astype(np.uint8)
 
 
 def _numbers(run: TokenRun, measure: Measure) -> npt.NDArray[np.float64]:
-    """The measure itself, ``(n,) float64``; NaN where it is not known."""
+    """The values of the measure, ``(n,) float64``; NaN if unknown."""
     if measure is Measure.PROBABILITY:
         return np.exp(run.logprob.astype(np.float64))
-    if measure is Measure.LAYER:  # is no part of a run
+    if measure is Measure.LAYER:  # not stored in a run
         return np.full(len(run), np.nan)
     if measure is Measure.RANK:
         return np.where(run.rank > 0, run.rank, np.nan)
@@ -87,6 +87,6 @@ def _numbers(run: TokenRun, measure: Measure) -> npt.NDArray[np.float64]:
         if run.top_logprobs.shape[1] < 2:
             return np.full(len(run), np.nan)
         top = run.top_logprobs[:, :2].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # -inf beside -inf: nothing but fillers
+        with np.errstate(invalid="ignore"):  # -inf minus -inf
             return (top[:, 0] - top[:, 1]) / _LN2
     return run.logprob.astype(np.float64) / -_LN2

@@ -1,4 +1,4 @@
-"""The path that is shown: its turns, their tokens and texts, as the panes need them."""
+"""The shown path: its turns with their tokens and texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ui.port import QT_TRANSLATE_NOOP, Origin, SessionView, TokenRecord, TokenRu
 from ui.transcript.measure import Measure, layer_steps
 from ui.transcript.read_mode.markup import open_call
 from ui.transcript.text.compose import is_hidden
-from ui.transcript.tokens import Over, Tokens
+from ui.transcript.tokens import ColourOverride, Tokens
 
 ROLES = {
     "user": QT_TRANSLATE_NOOP("Transcript", "you"),
@@ -21,7 +21,7 @@ ROLES = {
     "tool": QT_TRANSLATE_NOOP("Transcript", "tool"),
 }
 
-UNDERLINED = 5  # the step of a token that leads after no layer
+UNDERLINED = 5  # the step of a token that does not lead after any layer
 
 
 def has_own_words(run: TokenRun) -> bool:
@@ -30,27 +30,27 @@ def has_own_words(run: TokenRun) -> bool:
 
 
 class Turn:
-    """A turn whose tokens grow. Appends aside, `version` counts changes of the tokens, `revision` those of their numbers."""
+    """A turn whose tokens grow. `version` counts changes of the tokens other than appends, `revision` those of the numbers."""
 
     def __init__(self, view: TurnView, measure: Measure = Measure.SURPRISAL) -> None:
         self.view = view
         self._measure = measure
-        self._over: Over | None = None
-        self._tokens: Tokens | None = None  # made when they are first used
-        self._open_call: tuple[object, tuple[tuple[int, int], ...]] = None, ()  # of so many tokens of a version: `calls`
+        self._over: ColourOverride | None = None
+        self._tokens: Tokens | None = None  # made on first use
+        self._open_call: tuple[object, tuple[tuple[int, int], ...]] = None, ()  # cache of `calls`: (count, version), spans
         self.version = 0
         self.revision = 0
 
     @property
     def tokens(self) -> Tokens:
-        """What it says, token by token."""
+        """The tokens with their texts and numbers."""
         if self._tokens is None:
             self._tokens = Tokens(self.view.run, self._measure, self._over)
         return self._tokens
 
     @property
     def count(self) -> int:
-        """How many tokens there are; none are made for it."""
+        """The number of tokens; does not make `tokens`."""
         return len(self.view.run if self._tokens is None else self._tokens)
 
     @property
@@ -59,7 +59,7 @@ class Turn:
 
     @property
     def role(self) -> str:
-        """What the rail says."""
+        """The translated role, as the rail shows it."""
         return translate("Transcript", ROLES.get(self.view.role, self.view.role))
 
     @property
@@ -75,7 +75,7 @@ class Turn:
         return self.view.status in (TurnStatus.WAITING, TurnStatus.STREAMING)
 
     def is_bare(self, *, template: bool) -> bool:
-        """Whether an answer has nothing to show above its line: not begun, or ended before it said anything."""
+        """Whether an answer has no visible text: it has not begun, or ended before its first word."""
         if not self.is_answer or self.view.status is TurnStatus.STREAMING:
             return False
         tokens = self.tokens
@@ -83,15 +83,15 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The text as it was meant to be read: without the template and the end token."""
+        """The text without the template's tokens and the end token."""
         tokens = self.tokens
         return "".join(t for t, m in zip(tokens.texts, tokens.marks, strict=True) if not is_hidden(m, template=False))
 
     @property
     def calls(self) -> tuple[tuple[int, int], ...]:
-        """The characters of `text` that are calls which stand as cards under it, in their order; one in the making is one."""
+        """The spans of `text`, in order, that are shown as cards instead: tool calls, also an unfinished one."""
         if self.view.may_call and self.view.status is TurnStatus.STREAMING:
-            if self._open_call[0] != (self.count, self.version):  # asked for several times a paint
+            if self._open_call[0] != (self.count, self.version):  # read several times per paint
                 text = self.text
                 start = open_call(text)
                 self._open_call = (self.count, self.version), () if start is None else ((start, len(text)),)
@@ -100,16 +100,16 @@ class Turn:
         return tuple(sorted(spans))
 
     def append(self, run: TokenRun) -> None:
-        """More tokens; a waiting turn streams from now on, and what it waited for is no news any more."""
+        """Appends tokens; a waiting turn becomes a streaming one, without its note."""
         self.tokens.append(run)
         if self.view.status is TurnStatus.WAITING:
             self.view = replace(self.view, status=TurnStatus.STREAMING, note="")
 
     def take(self, view: TurnView) -> bool:
-        """Another state of the same turn.
+        """Takes another state of the same turn.
 
         Returns:
-            Whether the tokens that were held are still the same (numbers may differ, more may follow).
+            Whether the previous tokens are unchanged (numbers may differ, and more tokens may follow).
         """
         self.view = view
         self.revision += 1
@@ -119,7 +119,7 @@ class Turn:
         self.version += 1
         return False
 
-    def colour_by(self, measure: Measure, over: Over | None = None) -> None:
+    def colour_by(self, measure: Measure, over: ColourOverride | None = None) -> None:
         """See `Tokens.colour_by`."""
         self._measure, self._over = measure, over
         if self._tokens is not None:
@@ -127,11 +127,11 @@ class Turn:
 
 
 def is_same(turn: Turn, new: TurnView) -> bool:
-    """Whether a turn need not be touched. Runs hold arrays, which `==` does not compare."""
+    """Whether a turn already shows `new`. Runs hold arrays, which `==` does not compare."""
     old = turn.view
     if turn.count != len(new.run):
         return False
-    plain = replace(new, run=old.run) == old  # equal runs are compared by identity first
+    plain = replace(new, run=old.run) == old  # identical runs are equal without a comparison of arrays
     return plain and (old.run is new.run or _same_run(old.run, new.run))
 
 
@@ -140,16 +140,16 @@ def _same_run(a: TokenRun, b: TokenRun) -> bool:
 
 
 class Path:
-    """Turns that stay on the path keep their objects, and with them their layout.
+    """The turns of the shown path; those that stay on it keep their objects, and so their layout.
 
     Attributes:
-        turns: In order; a system turn that only the template brought is left out unless the template is shown.
-        view: What they were made of; None before a session is shown.
+        turns: In order; a system turn that has only template tokens is left out unless the template is shown.
+        view: The source of `turns`; None before a session is shown.
         measure: The number that colours tokens.
-        template: Whether what the chat template added is shown.
-        compared: The numbers of a second model; None where none are known.
-        shows_difference: They colour tokens, in the place of `measure`.
-        depths: Layers of the turns for which they were asked, by node id; they colour tokens where `measure` is LAYER.
+        template: Whether the chat template's tokens are shown.
+        compared: The numbers of a second model; None without a comparison.
+        shows_difference: Whether `compared` colours tokens instead of `measure`.
+        depths: Layers of turns by node id, where they were requested; they colour tokens if `measure` is LAYER.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Path:
         self.depths: dict[int, TurnDepth] = {}
 
     def take(self, view: SessionView) -> Sequence[int]:
-        """Takes a session, or another path of it; the places of turns that were there and changed."""
+        """Takes a session, or another path of it; returns the places of known turns that changed."""
         held = {turn.node_id: turn for turn in self.turns} if self.is_of(view) else {}
         turns: list[Turn] = []
         changed: list[int] = []
@@ -181,11 +181,11 @@ class Path:
         return changed
 
     def is_of(self, view: SessionView) -> bool:
-        """Whether the session is the one whose path this is."""
+        """Whether this is a path of that session."""
         return self.view is not None and self.view.session_id == view.session_id
 
     def parts_from(self, view: SessionView) -> bool:
-        """Whether that is another branch: either has turns that the other lacks."""
+        """Whether `view` is another branch: each path has turns that the other lacks."""
         here = {turn.node_id for turn in self.view.turns} if self.view is not None else set[int]()
         there = {turn.node_id for turn in view.turns}
         return bool(here - there) and bool(there - here)
@@ -196,24 +196,19 @@ class Path:
             self._colour(turn)
 
     def take_depth(self, node_id: int, depth: TurnDepth) -> None:
-        """The layers of a turn are known."""
+        """Takes the layers of a turn."""
         self.depths[node_id] = depth
         for turn in self.turns:
             self._colour(turn)
 
     def compare(self, compared: Compared | None, *, coloured: bool) -> None:
-        """The numbers of a second model are known; None: not any more.
-
-        Args:
-            compared: They.
-            coloured: Whether they colour the tokens.
-        """
+        """Takes the numbers of a second model, or None to remove them; `coloured`: they colour the tokens."""
         self.compared, self.shows_difference = compared, coloured and compared is not None
         for turn in self.turns:
             self._colour(turn)
 
     def _colour(self, turn: Turn) -> None:
-        over: Over | None = None
+        over: ColourOverride | None = None
         if self.compared is not None and self.shows_difference:
             over = self.compared.marks(turn.node_id)
         elif self.measure is Measure.LAYER:
@@ -223,11 +218,11 @@ class Path:
         turn.colour_by(self.measure, over)
 
     def index(self, node_id: int) -> int | None:
-        """Which turn it is; None where it is not shown. The streaming one is the last."""
+        """The place of a turn; None if it is not shown. Searched from the end, where the streaming turn is."""
         return next((i for i in reversed(range(len(self.turns))) if self.turns[i].node_id == node_id), None)
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
-        """The numbers of a token, streamed ones included; None where there is no such token."""
+        """The numbers of a token, also of a streamed one; None if there is no such token."""
         turn = self.index(node_id)
         if turn is None or not 0 <= index < self.turns[turn].count:
             return None

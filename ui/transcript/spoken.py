@@ -1,4 +1,4 @@
-"""The conversation for a screen reader: a document whose value is what was said, turn by turn."""
+"""The conversation for a screen reader: a document whose value is the text of all turns."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QAccessibleWidget, QWidget
 
-MOST_CHARACTERS = 100_000  # of the end of a conversation; a reader asks for all of it at once
+MOST_CHARACTERS = 100_000  # the end of a longer conversation; a screen reader reads all of it at once
 
 _texts: WeakKeyDictionary[QWidget, Callable[[], str]] = WeakKeyDictionary()
 
 
 class SpokenDocument(QAccessibleWidget):
-    """What is told of a widget that paints a conversation; Qt itself would call it a mere container."""
+    """The accessible object of a widget that paints a conversation, for which Qt would report a container."""
 
     def __init__(self, widget: QWidget) -> None:
         super().__init__(widget, QAccessible.Role.Document, "")
         self._widget = widget
 
     def text(self, kind: QAccessible.Text) -> str:
-        """Its name, and as its value what was said."""
+        """Adds the conversation as the value."""
         if kind == QAccessible.Text.Value and self._widget in _texts:
             return _texts[self._widget]()[-MOST_CHARACTERS:]
         return str(super().text(kind))
 
 
 def speak(widget: QWidget, text: Callable[[], str]) -> None:
-    """From now on a screen reader is told `text` of a widget, whenever it asks."""
+    """Makes `text()` the accessible value of a widget."""
     if not _texts:
-        QAccessible.installFactory(_made)  # once is enough, twice no harm
+        QAccessible.installFactory(_made)  # a second installation does no harm
     _texts[widget] = text
 
 

@@ -1,4 +1,4 @@
-"""The tokens of one turn as they arrive: cheap to append to, cheap to ask about one."""
+"""The growing tokens of one turn, with cheap appends and cheap access to one token."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ui.port import Origin, TokenRecord, TokenRun
 from ui.transcript.measure import Measure, steps
 
 STEP = 0b0000_0111  # place on the colour ramp
-RARE = 0b0000_1000  # underlined: rank above 10, or what two models disagree on
+RARE = 0b0000_1000  # underlined: rank above 10, or a disagreement of two models
 GENERATED = 0b0001_0000
-TEMPLATE = 0b0100_0000  # the two highest bits say what is left out: `max` over many marks finds them
-END = 0b1000_0000  # the end-of-sequence token: kept, not shown
+TEMPLATE = 0b0100_0000  # hidden tokens have one of the two highest bits, so that `max` over many marks finds them
+END = 0b1000_0000  # the end-of-sequence token, hidden
 
-Over = tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]  # steps and underlines of the first tokens of a run
+ColourOverride = tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]  # steps and underlines of a run's first tokens
 
-_SEAL = 512  # rows: smaller runs are joined, so that a stream of single tokens does not keep a dozen arrays for each
-_FEW = 8  # tokens up to which a plain loop is quicker than arrays
+_SEAL = 512  # tokens; shorter runs are joined, or a stream would keep a dozen arrays for each token
+_FEW = 8  # up to so many tokens a plain loop is faster than arrays
 _BY_ORIGIN = np.zeros(256, np.uint8)
 _BY_ORIGIN[[int(Origin.SAMPLED), int(Origin.PICKED), int(Origin.GRAMMAR)]] = GENERATED
 _BY_ORIGIN[int(Origin.TEMPLATE)] = TEMPLATE
@@ -31,15 +31,15 @@ _LN2 = math.log(2)
 
 
 class Tokens:
-    """A run that grows. `texts` and `marks` are flat; the numbers stay in the runs they came in."""
+    """A growing run. `texts` and `marks` are flat; the numbers stay in the runs that were appended."""
 
-    def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL, over: Over | None = None) -> None:
+    def __init__(self, run: TokenRun, measure: Measure = Measure.SURPRISAL, over: ColourOverride | None = None) -> None:
         self._measure, self._over = measure, over
         self.texts: list[str] = []
-        self.marks = bytearray()  # one byte a token: step and flags
+        self.marks = bytearray()  # one byte per token: step and flags
         self._blocks: list[TokenRun] = []
         self._starts: list[int] = []  # first row of each block
-        self._sealed = 0  # how many blocks are long enough; the rest wait to be joined
+        self._sealed = 0  # number of blocks that are long enough; later ones are joined when they are
         self.append(run)
 
     def __len__(self) -> int:
@@ -59,10 +59,10 @@ class Tokens:
             self._sealed += 1
 
     def take_numbers(self, run: TokenRun) -> bool:
-        """Replaces the numbers of the tokens held, if `run` begins with the same tokens; appends the rest of it.
+        """Replaces the numbers if `run` begins with the same tokens, and appends the rest of `run`.
 
         Returns:
-            False where the tokens differ: nothing was changed.
+            False if the tokens differ; then nothing changes.
         """
         held = len(self)
         if len(run) < held or not np.array_equal(self.ids(), run.ids[:held]):
@@ -74,8 +74,8 @@ class Tokens:
         self.texts.extend(_shown_texts(run[held:]))
         return True
 
-    def colour_by(self, measure: Measure, over: Over | None = None) -> None:
-        """Colours by another number; `over`: by numbers that are no part of the tokens, as long as these hold."""
+    def colour_by(self, measure: Measure, over: ColourOverride | None = None) -> None:
+        """Colours by another measure, or by the steps and underlines of `over` (unlisted tokens have no colour)."""
         if measure is self._measure and over is None and self._over is None:
             return
         self._measure, self._over = measure, over
@@ -98,20 +98,20 @@ class Tokens:
         return np.concatenate([b.ids for b in self._blocks]) if self._blocks else np.empty(0, np.int32)
 
     def entropy(self, first: int = 0) -> npt.NDArray[np.float32]:
-        """Entropies from token `first` on in nats, ``(n - first,) float32``; NaN where a token was never scored."""
+        """Entropies from token `first` on, nats, ``(n - first,) float32``; NaN for unscored tokens."""
         if first >= len(self):
             return np.empty(0, np.float32)
         block = bisect_right(self._starts, first) - 1
         return np.concatenate([b.entropy for b in self._blocks[block:]])[first - self._starts[block] :]
 
     def generated(self, first: int = 0) -> npt.NDArray[np.int64]:
-        """Indices from `first` on of the tokens a model made and that are shown, ascending."""
+        """Ascending indices, from `first` on, of the visible tokens that a model generated."""
         marks = np.frombuffer(bytes(self.marks[first:]), np.uint8)
         return np.flatnonzero((marks & (GENERATED | END)) == GENERATED) + first
 
 
 def _shown_texts(run: TokenRun) -> Sequence[str]:
-    """The texts; special tokens of the template have none, their bytes stand in (shown on request only)."""
+    """The texts; special tokens of the template have none and get their bytes as text (shown on request only)."""
     if "" not in run.texts:
         return run.texts
     template = int(Origin.TEMPLATE)
@@ -131,8 +131,8 @@ def _marks(run: TokenRun, measure: Measure) -> bytes:
     return marks.tobytes()
 
 
-def _over_marks(run: TokenRun, over: Over, start: int) -> bytes:
-    """What is not covered has no colour."""
+def _over_marks(run: TokenRun, over: ColourOverride, start: int) -> bytes:
+    """The marks by `over`; tokens beyond it have no colour."""
     marks = np.zeros(len(run), np.uint8)
     steps_over, lines = (part[start : start + len(run)] for part in over)
     marks[: len(steps_over)] = steps_over

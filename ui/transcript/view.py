@@ -1,4 +1,4 @@
-"""The conversation: two renderings of the same turns, the card over a token, the strip under them."""
+"""The conversation: its two renderings, the card over a token, and the entropy strip."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ from ui.transcript.text.ink import Ink
 from ui.transcript.tokens_mode.tokens_pane import TokensPane
 from ui.widgets.controls import button
 
-_FAR = 0.5  # of the viewport's height: so far above the end there is a button that leads there
+_FAR = 0.5  # of the viewport's height: farther above the end, a button leads to it
 
 
 class TranscriptView(QWidget):
-    """The middle of the window: shows a session's path and says what was clicked. Knows no model and no store.
+    """The middle of the window: shows a session's path and reports clicks. Knows no model and no store.
 
-    `token_clicked` and `token_pinned` speak of (node_id, index): an index into the run of the turn with that node.
+    `token_clicked` and `token_pinned` carry (node_id, index), an index into the run of the turn with that node.
     `token_pinned` is emitted for clicks, keys and lost pins, not for `set_pinned` and `tokens.clear_pin`.
     """
 
     token_clicked = Signal(int, int)
     token_pinned = Signal(object)  # (node_id, index) or None
-    card_wanted = Signal()  # of the pinned token: it was clicked, or Return was pressed
-    words_begun = Signal(str)  # in the place of the pinned token: the first letter
-    words_typed = Signal(str)  # where no token is pinned that they could replace: the first letter
-    why_wanted = Signal()  # how the pinned token was drawn
+    card_wanted = Signal()  # the pinned token was clicked, or Return was pressed
+    words_begun = Signal(str)  # first letter of a text to replace the pinned token
+    words_typed = Signal(str)  # first letter of a text, without a pinned token that it could replace
+    why_wanted = Signal()  # show how the pinned token was drawn
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
-    range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); () for none
+    range_selected = Signal(object)  # in Tokens: ((node_id, first token, behind the last one), ...); (): none
     alternative_chosen = Signal(int, int, int)  # node_id, index, token_id
     preview_wanted = Signal(int, int, int)  # node_id, index, token_id; `show_preview` answers
-    preview_left = Signal()  # its answer is no longer wanted
+    preview_left = Signal()  # the answer to `preview_wanted` is no longer needed
     variant_requested = Signal(int)
-    edit_requested = Signal(int)  # a turn: another version of it
+    edit_requested = Signal(int)  # another version of a turn
     regenerate_requested = Signal(int)
     repeat_requested = Signal(int)
     continue_requested = Signal(int)
-    text_requested = Signal(int)  # a turn whose path is to be opened as text
-    model_requested = Signal()  # another one is to be chosen
+    text_requested = Signal(int)  # open the path of a turn as text
+    model_requested = Signal()  # choose another model
     copy_requested = Signal(str)
-    similar_requested = Signal(int)  # a turn: those that are like it
-    earlier_requested = Signal()  # the beginning of what is shown of a long path is near
-    earlier_texts_wanted = Signal()  # what the turns before those that are shown say; `take_earlier_texts` hears it
-    earlier_turn_wanted = Signal(int)  # one of those turns, in which there is a place with the words looked for
-    link_requested = Signal(str)  # a web or mail address that was clicked in Read mode; nothing was opened
-    found_changed = Signal(object, int)  # which place with the words looked for is shown (from 0) or None; how many there are
-    column_changed = Signal(int, int)  # left edge and width of the text column in this widget: align what stands below
+    similar_requested = Signal(int)  # turns similar to this one
+    earlier_requested = Signal()  # scrolled near to the first loaded turn of a long path
+    earlier_texts_wanted = Signal()  # the texts of the turns before the loaded ones, for `take_earlier_texts`
+    earlier_turn_wanted = Signal(int)  # load the path from this turn on: it contains a match
+    link_requested = Signal(str)  # a web or mail address clicked in Read mode; the receiver opens it
+    found_changed = Signal(object, int)  # number of the shown match (from 0) or None, and the count of all matches
+    column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
-    def __init__(self, parent: QWidget | None = None, *, palette: Palette = LIGHT) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._path = Path()
         self.lacking: Lacking = nothing_lacking
         self._under: dict[int, QWidget] = {}
         self._mode = Mode.TOKENS
-        ink, faces = Ink(palette), Faces()
+        ink, faces = Ink(LIGHT), Faces()
         self.tokens = TokensPane(ink, faces, self)
         self.read = ReadPane(ink, faces, self)
-        self.strip = EntropyStrip(palette, self)
-        self.card = Card(palette, self.tokens)
-        self.colours = Colouring(self.tokens, self.read, self.card, self._path, palette)
+        self.strip = EntropyStrip(LIGHT, self)
+        self.card = Card(LIGHT, self.tokens)
+        self.colours = Colouring(self.tokens, self.read, self.card, self._path, LIGHT)
         self._pointing = Pointing(self.tokens, self.card, self._path)
         self._finder = Finder(self._path, self._show_match, self.earlier_texts_wanted.emit, self.earlier_turn_wanted.emit)
         self._stack, self._below = QStackedWidget(self), QWidget(self)
@@ -81,11 +81,11 @@ class TranscriptView(QWidget):
         self.latest = button(self.tr("Jump to latest ↓"), "quiet")
         self.latest.setParent(self._stack)
         self.latest.hide()
-        self._way_down = QTimer(self, singleShot=True, interval=0)  # once, when the bar stands where it is to stand
-        self._way_down.timeout.connect(self._show_way_down)
+        self._latest_timer = QTimer(self, singleShot=True, interval=0)  # once per scroll, when the bar has its final place
+        self._latest_timer.timeout.connect(self._show_latest)
         self._lay_out()
         self._connect()
-        self.read.retire()
+        self.read.suspend()
         self.setFocusProxy(self.tokens)
         self.setAccessibleName(self.tr("Conversation"))
         self._show_strip()
@@ -109,17 +109,17 @@ class TranscriptView(QWidget):
         self.tokens.ghost_left.connect(self.preview_left)
         self.strip.token_clicked.connect(self._strip_clicked)
         self._pass_on(self.read, "link_requested")
-        self.latest.clicked.connect(lambda _checked=False: self._go_down())
+        self.latest.clicked.connect(self._go_down)
         self._stack.installEventFilter(self)
         for pane in self._panes():
-            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._way_down.start())
-            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._way_down.start())
+            pane.verticalScrollBar().valueChanged.connect(lambda _value: self._latest_timer.start())
+            pane.verticalScrollBar().rangeChanged.connect(lambda _least, _most: self._latest_timer.start())
             pane.column_changed.connect(self._align)
             pane.beginning_near.connect(self._near_beginning)
             self._pass_on(pane, *OF_TURNS)
 
     def _pass_on(self, pane: QWidget, *signals: str) -> None:
-        """What is asked for in a pane is asked for here, by the same name."""
+        """Connects signals of a pane to those of the same names here."""
         for name in signals:
             getattr(pane, name).connect(getattr(self, name))
 
@@ -132,12 +132,12 @@ class TranscriptView(QWidget):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Those of the path."""
+        """The turns of the path."""
         return self._path.turns
 
     @property
     def hover_shown(self) -> bool:
-        """Whether a token under the pointer shows its numbers."""
+        """Whether a card is shown for the token under the pointer."""
         return self._pointing.shown
 
     @hover_shown.setter
@@ -146,13 +146,13 @@ class TranscriptView(QWidget):
         if not shown:
             self.card.leave()
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     def set_session(self, view: SessionView) -> None:
         """Shows a session, or another path of it; turns that did not change keep their layout."""
         other = not self._path.is_of(view)
         if not other and self._path.parts_from(view):
-            self.veil.fall(self._pane().viewport())
+            self.veil.fade(self._pane().viewport())
         changed = self._path.take(view)
         for pane in self._panes():
             pane.set_turns(self._path.turns, changed, to_end=other or pane.is_at_end)
@@ -161,7 +161,7 @@ class TranscriptView(QWidget):
         self._find_again()
 
     def update_turn(self, turn: TurnView) -> None:
-        """A turn of the path has new numbers or another state; a turn that is not shown is ignored."""
+        """Takes new numbers or another state of a turn; a turn that is not shown is ignored."""
         index = self._path.index(turn.node_id)
         if index is None:
             return
@@ -172,7 +172,7 @@ class TranscriptView(QWidget):
         self._show_strip()
 
     def append_tokens(self, node_id: int, run: TokenRun) -> None:
-        """More tokens at the end of a turn; the cost depends on `run` alone. A turn that is not shown is ignored."""
+        """Appends tokens to a turn, at a cost that depends on `run` alone; a turn that is not shown is ignored."""
         index = self._path.index(node_id)
         if index is None:
             return
@@ -189,7 +189,7 @@ class TranscriptView(QWidget):
         return self._mode
 
     def set_mode(self, mode: Mode) -> None:
-        """Renders it the other way, with the same token at the top."""
+        """Changes the mode; the same token stays at the top."""
         if mode is self._mode:
             return
         old, new = (self.tokens, self.read) if mode is Mode.READ else (self.read, self.tokens)
@@ -197,14 +197,14 @@ class TranscriptView(QWidget):
         self._mode, self._finder.typeset = mode, mode is Mode.READ
         self.card.leave()
         self._stack.setCurrentWidget(new)
-        old.retire()
+        old.suspend()
         old.show_under({})
-        new.come_to(anchor)
+        new.resume(anchor)
         new.show_under(self._under)
         if held is not None and any(part.isAncestorOf(held) for part in self._under.values()):
-            held.setFocus()  # what is being typed under a turn goes on there
+            held.setFocus()  # typing under a turn continues
         self._find_again()
-        self._show_way_down()
+        self._show_latest()
         self.setFocusProxy(new)
         if focused:
             new.setFocus()
@@ -221,29 +221,29 @@ class TranscriptView(QWidget):
         return self._path.measure
 
     def set_text_scale(self, share: float = 1.0) -> None:
-        """Another text size: this share of what all text of the window has."""
+        """Sets the text size, as a share of the window's text size."""
         faces = Faces(share)
         for pane in self._panes():
             pane.set_faces(faces)
         self.card.set_scale(share)
 
     def set_template_visible(self, visible: bool) -> None:
-        """Shows or hides what the chat template added, in Tokens mode."""
+        """Shows or hides the chat template's tokens in Tokens mode."""
         self._path.template = self._finder.template = visible
         self.tokens.set_template_visible(visible)
         if self._path.view is not None:
             self.set_session(self._path.view)
 
     def set_vocabulary(self, resolver: Resolver) -> None:
-        """Where the bytes of alternatives come from."""
+        """Sets the function that returns the bytes of alternatives."""
         self._pointing.resolve = resolver
 
     def set_lacking(self, lacking: Lacking) -> None:
-        """Says what the model lacks for a control that is offered here."""
+        """Sets the function that says what the model lacks for a control."""
         self.lacking = self.tokens.lacking = self.read.lacking = lacking
 
     def show_under(self, parts: Mapping[int, QWidget]) -> None:
-        """Puts widgets under the text of turns, by node id, in whichever mode is shown."""
+        """Puts widgets under the text of turns, by node id, in the shown mode."""
         self._under = dict(parts)
         self._pane().show_under(self._under)
 
@@ -253,36 +253,36 @@ class TranscriptView(QWidget):
     # ---- finding --------------------------------------------------------------------------------------------------
 
     def look_for(self, words: str, node_id: int | None = None) -> None:
-        """Looks for words, and shows where they are; "" looks for nothing any more.
+        """Searches for words and marks them; "" ends the search.
 
         Args:
-            words: What to look for.
-            node_id: The turn from which on; None: from what is in sight on.
+            words: The words.
+            node_id: The turn to begin with; None: the text in sight.
         """
         anchor, turn = self._pane().anchor(), None if node_id is None else self._path.index(node_id)
         self._finder.look_for(words, (anchor.turn, anchor.token) if turn is None else (turn, 0))
-        self._tell_found()
+        self._emit_found()
 
     def find_next(self, by: int) -> None:
-        """The next place (+1) or the previous one (-1)."""
+        """Goes to the next match (+1) or the previous one (-1)."""
         self._finder.step(by)
-        self._tell_found()
+        self._emit_found()
 
     def take_earlier_texts(self, texts: Sequence[tuple[int, str, str]]) -> None:
-        """Node, role and text of the turns of the path before those that are shown: words are looked for there too."""
+        """Searches the turns before the loaded ones too, given as node id, role and text."""
         self._finder.take_earlier(texts)
-        self._tell_found()
+        self._emit_found()
 
     def go_to(self, node_id: int | None) -> None:
-        """Shows the beginning of a turn as words that were found; None: nothing is marked any more."""
+        """Marks the beginning of a turn and scrolls to it; None: removes the mark."""
         self._show_match(beginning(self._path.turns, None if node_id is None else self._path.index(node_id)))
 
     def _find_again(self) -> None:
         if self._finder.words:
             self._finder.refresh()
-            self._tell_found()
+            self._emit_found()
 
-    def _tell_found(self) -> None:
+    def _emit_found(self) -> None:
         for pane in self._panes():
             pane.show_hits(self._finder.found)
         self.found_changed.emit(self._finder.place, self._finder.total)
@@ -291,15 +291,15 @@ class TranscriptView(QWidget):
         self._pane().show_match(match)
 
     def scroll_to_end(self) -> None:
-        """Shows the end and stays there, as after sending."""
+        """Scrolls to the end, which then stays in sight."""
         self._pane().scroll_to_end()
 
     def _go_down(self) -> None:
-        self._pane().setFocus()  # the button is about to go
+        self._pane().setFocus()  # the button, which has the focus, is hidden next
         self.scroll_to_end()
 
-    def _show_way_down(self) -> None:
-        """A button leads to the end while that is out of sight."""
+    def _show_latest(self) -> None:
+        """Shows the button that leads to the end if that is far away."""
         pane = self._pane()
         bar = pane.verticalScrollBar()
         self.latest.setVisible(bar.maximum() - bar.value() > pane.viewport().height() * _FAR)
@@ -312,7 +312,7 @@ class TranscriptView(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.Resize:
-            self._show_way_down()
+            self._show_latest()
         return super().eventFilter(watched, event)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
@@ -323,23 +323,23 @@ class TranscriptView(QWidget):
         return self.tokens.pin
 
     def set_pinned(self, node_id: int, index: int) -> None:
-        """Pins a token and scrolls to it; emits nothing. A token that is not on the path is ignored."""
+        """Pins a token and scrolls to it without a signal; a token that is not on the path is ignored."""
         if self.record(node_id, index) is not None:
             self.tokens.set_pin(node_id, index)
 
     def preview(self, node_id: int, index: int, token_id: int) -> None:
-        """Shows an alternative in place of a token, and asks what would follow it."""
+        """Shows an alternative in place of a token, and requests the text that would follow it."""
         if self.pinned != (node_id, index):
             self.set_pinned(node_id, index)
         self._pointing.preview(node_id, index, token_id)
         self.preview_wanted.emit(node_id, index, token_id)
 
     def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
-        """What would follow; ignored if another place is previewed by now."""
+        """Shows the text that would follow; ignored if another alternative is previewed by now."""
         self._pointing.show_preview(node_id, index, token_id, words)
 
     def record(self, node_id: int, index: int) -> TokenRecord | None:
-        """The numbers of a token of the path, streamed ones included; None where there is no such token."""
+        """The numbers of a token of the path, also of a streamed one; None if there is no such token."""
         return self._path.record(node_id, index)
 
     def _pane(self) -> TokensPane | ReadPane:
@@ -355,6 +355,6 @@ class TranscriptView(QWidget):
 
     def _align(self, left: int, width: int) -> None:
         if self.sender() is not self._pane():
-            return  # a hidden pane is measured too, at a size that is never seen (when the window is grabbed for a picture)
+            return  # the hidden pane has another size, as when the window is grabbed for a picture
         self._strip_row.setContentsMargins(left, 0, max(self.width() - left - width, 0), 0)
         self.column_changed.emit(left, width)

@@ -1,31 +1,43 @@
-"""A row of the full-window tree on the screen: its dot, its words in heat colours, its numbers."""
+"""Painting a row of the full-window tree: dot, coloured text, numbers."""
 
 from __future__ import annotations
 
 import re
 
 from PySide6.QtCore import QObject, QPointF, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPen, QPolygonF, QTextCharFormat, QTextLayout, QTextOption
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontMetrics,
+    QPainter,
+    QPen,
+    QPolygonF,
+    QTextCharFormat,
+    QTextLayout,
+    QTextLine,
+    QTextOption,
+)
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from ui.port import TreeRow
 from ui.theme.fonts import interface_font, scaled, text_scale
 from ui.theme.palette import Palette
 from ui.theme.scheme import current_theme
+from ui.transcript.text.faces import format_range, x_of
 from ui.tree.rows import Index, TreeRows, ways_of
 from ui.widgets.numbers import signed
 from ui.widgets.visible import one_line, utf16_length
 
 ROW_HEIGHT = 32
 INDENT = 22
-DEEPEST_INDENT = 12  # further levels are drawn at this one: a row must keep room for its words
-INDENT_SHARE = 0.3  # of a row's width, that levels take at most
+DEEPEST_INDENT = 12  # deeper levels are drawn at this one, so that a row keeps room for its words
+INDENT_SHARE = 0.3  # of a row's width, at most, for the indent
 EDGE, FOLD, DOT, GAP = 10, 16, 8, 10
 NUMBERS, MARKS = 58, 66  # widths of the columns at the right
-LEAST_WORDS = 220  # pixels below which the numbers give way
+LEAST_WORDS = 220  # pixels of text; the numbers are hidden if less would remain
 TEXT_PX = 14.0
-LEAST_LETTER = 2  # pixels of a narrow one
-_JOINED = re.compile("[\u200d\ufe0f\U0001f3fb-\U0001f3ff]")  # signs of several characters: one colour each
+LEAST_LETTER = 2  # pixels of the narrowest letter
+_JOINED = re.compile("[\u200d\ufe0f\U0001f3fb-\U0001f3ff]")  # in emoji of several characters, which have one colour each
 
 
 class RowDelegate(QStyledItemDelegate):
@@ -36,7 +48,7 @@ class RowDelegate(QStyledItemDelegate):
         self._rows = rows
         self._theme = current_theme()
         self._theme.scaled.connect(self.take_fonts)
-        self.marks: dict[tuple[int, int], str] = {}  # letters of rows that are to be compared
+        self.marks: dict[tuple[int, int], str] = {}  # letters, by row key, of the rows to compare
         self.take_fonts()
 
     def take_fonts(self) -> None:
@@ -47,7 +59,7 @@ class RowDelegate(QStyledItemDelegate):
         return QSize(0, scaled(ROW_HEIGHT))
 
     def fold_place(self, row: TreeRow, rect: QRect) -> QRect:
-        """Where a row's sign to open or fold it stands."""
+        """The rectangle of a row's fold marker."""
         most = min(DEEPEST_INDENT, int(rect.width() * INDENT_SHARE / scaled(INDENT)))
         left = rect.left() + scaled(EDGE) + scaled(INDENT) * min(self._rows.depth(row), most)
         return QRect(left, rect.top(), scaled(FOLD), rect.height())
@@ -88,7 +100,7 @@ class RowDelegate(QStyledItemDelegate):
             painter.drawRoundedRect(ground, 6, 6)
 
     def _paint_dot(self, painter: QPainter, fold: QRect, row: TreeRow, palette: Palette) -> None:
-        """A ring where a branch begins, a point where it goes on; filled on the path that is shown."""
+        """Paints a ring where a branch begins, else a point; filled on the shown path."""
         begins = self._rows.begins(row)
         across, pen = scaled(DOT if begins else DOT // 2), 1.5 * text_scale()
         middle = QPointF(fold.right() + scaled(DOT) / 2, fold.center().y() + 0.5)
@@ -123,11 +135,11 @@ class RowDelegate(QStyledItemDelegate):
             label = given + "   "
         text = label + row.stem + words.text
         own = utf16_length(label + row.stem)
-        text = text[: max(room.width(), 0) // LEAST_LETTER + 1]  # what is left out costs nothing
+        text = text[: max(room.width(), 0) // LEAST_LETTER + 1]  # more cannot be visible
         text, whole = _cut(text, self._plain, self._named if given else None, utf16_length(given), room.width())
         length = utf16_length(text)
         ink = QColor(palette.faint if row.pruned else palette.soft if row.role == "user" else palette.text)
-        formats = list[QTextLayout.FormatRange]()  # of what has another ink than the pen
+        formats = list[QTextLayout.FormatRange]()  # parts in another colour than the pen's
         if before:
             formats.append(_format(utf16_length(given) if given else 0, utf16_length(label), QColor(palette.faint)))
         if given:
@@ -145,7 +157,7 @@ class RowDelegate(QStyledItemDelegate):
             ground = QColor(colour)
             ground.setAlphaF(strength)
             spans.append((first, end, ground))
-        layout = _laid(text, self._plain, tuple(formats))
+        layout = _laid(text, self._plain, formats)
         line = layout.lineAt(0)
         high = line.height()
         top = room.top() + (room.height() - high) / 2
@@ -154,7 +166,7 @@ class RowDelegate(QStyledItemDelegate):
             painter.setBrush(ground)
             painter.drawRoundedRect(_span(line, first, end, room.left(), top - 1, high + 2), 3, 3)
         hits = _places(text, self._rows.words_found)
-        for first, end in hits:  # in place of the heat: no accent is seen on all of its colours
+        for first, end in hits:  # over the heat: the accent is not visible on all of its colours
             painter.fillRect(_span(line, first, end, room.left(), top - 1, high + 2), QColor(palette.bar_rest))
             painter.fillRect(_span(line, first, end, room.left(), top + high, 2), QColor(palette.accent))
         painter.setPen(ink)
@@ -172,38 +184,34 @@ def _paint_fold(painter: QPainter, place: QRect, colour: QColor, *, is_open: boo
 
 
 def _format(first: int, end: int, colour: QColor, font: QFont | None = None) -> QTextLayout.FormatRange:
-    made = QTextLayout.FormatRange()
-    made.start, made.length = first, max(end - first, 0)
-    given = QTextCharFormat()
-    given.setForeground(colour)
+    shape = QTextCharFormat()
+    shape.setForeground(colour)
     if font is not None:
-        given.setFont(font)
-    made.format = given
-    return made
+        shape.setFont(font)
+    return format_range(first, max(end, first), shape)
 
 
-def _laid(text: str, font: QFont, formats: tuple[QTextLayout.FormatRange, ...]) -> QTextLayout:
-    """On one line, from left to right as a whole; what runs the other way does so in its place."""
+def _laid(text: str, font: QFont, formats: list[QTextLayout.FormatRange]) -> QTextLayout:
+    """A layout of one line that runs from left to right as a whole."""
     layout = QTextLayout(text, font)
     option = QTextOption(Qt.AlignmentFlag.AlignLeft)
     option.setWrapMode(QTextOption.WrapMode.NoWrap)
     option.setTextDirection(Qt.LayoutDirection.LeftToRight)
     layout.setTextOption(option)
-    layout.setFormats(list(formats))
+    layout.setFormats(formats)
     layout.beginLayout()
     layout.createLine()
     layout.endLayout()
     return layout
 
 
-def _span(line: object, first: int, end: int, left: float, top: float, height: float) -> QRectF:
-    start, stop = line.cursorToX(first), line.cursorToX(end)  # type: ignore[attr-defined]
-    one, other = (x[0] if isinstance(x, tuple | list) else x for x in (start, stop))
-    return QRectF(left + min(one, other), top, abs(other - one), height)
+def _span(line: QTextLine, first: int, end: int, left: float, top: float, height: float) -> QRectF:
+    low, high = sorted((x_of(line, first), x_of(line, end)))
+    return QRectF(left + low, top, high - low, height)
 
 
 def _cut(text: str, font: QFont, bold: QFont | None, named: int, room: int) -> tuple[str, bool]:
-    """What fits, with an ellipsis where something is left out, and whether nothing is."""
+    """The text that fits into `room` pixels, with an ellipsis if it is shortened; and whether it is whole."""
     extra = 0
     if bold is not None:
         given = text.encode("utf-16-le")[: 2 * named].decode("utf-16-le")
@@ -213,10 +221,10 @@ def _cut(text: str, font: QFont, bold: QFont | None, named: int, room: int) -> t
 
 
 def _places(text: str, words: str) -> list[tuple[int, int]]:
-    """Where words stand in a text in any case, UTF-16."""
+    """The places of words in a text, ignoring case: first and last QChar."""
     wanted, found, at = " ".join(words.lower().split()), list[tuple[int, int]](), 0
     searched = text.lower() if wanted else ""
-    if not wanted or len(searched) != len(text):  # nothing is looked for, or letters of which others have another number
+    if not wanted or len(searched) != len(text):  # no search, or lower case has another length
         return []
     while (at := searched.find(wanted, at)) >= 0:
         first = utf16_length(text[:at])

@@ -1,4 +1,4 @@
-"""The full-window tree: what it is of and what can be done above, a search, the rows below."""
+"""The full-window tree: facts and actions at the top, a search, and the rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QMenu, QPushButton, QVBoxLayout, QWidget
 
-from ui.comparison.branches import LEFT, RIGHT
+from ui.comparison.model_facts import LEFT, RIGHT
 from ui.port import RowText, TreeRow
 from ui.theme.fonts import interface_font
 from ui.transcript.measure import Measure
@@ -20,27 +20,27 @@ from ui.widgets.labels import ElidedLabel, Hairline, Label, native, plain_toolti
 from ui.window.bars import FindBar
 
 WIDE, NARROW = 52, 12  # margins at the sides
-MOST_LISTED = 60  # characters of a row in the list of bookmarks
-ROOM = 760  # pixels of width below which they are narrow
+MOST_LISTED = 60  # characters of an entry in the list of bookmarks
+ROOM = 760  # panels of less width, pixels, have narrow margins
 
 
 class TreePanel(QWidget):
-    """Stands in the place of the conversation and the inspector."""
+    """Replaces the conversation and the inspector."""
 
     closed = Signal()  # by its button
-    search_wanted = Signal(str)  # other words; "": none
-    compare_wanted = Signal(int, int)  # nodes of two branches
-    refused = Signal(str)  # what cannot be done, and what can
+    search_wanted = Signal(str)  # the words to find; "": none
+    compare_wanted = Signal(int, int)  # node ids of two branches
+    refused = Signal(str)  # why an action is impossible, and what to do instead
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("column")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(self.tr("Tree"))
         self.view = TreeView()
         self.finder = FindBar()
         self._found: list[Key] = []  # in reading order
-        self._place: int | None = None  # of the one that is shown, among those in sight
+        self._place: int | None = None  # of the shown match in `_found`
         self.title = Label(self.tr("Tree"), "accent", interface_font(13, QFont.Weight.DemiBold))
         self.facts = ElidedLabel("", "soft", interface_font(12.5))
         self.bookmarks = button("", "plain")
@@ -66,7 +66,7 @@ class TreePanel(QWidget):
         )
         self.whole = button(self.tr("‹ Whole tree"), "link")
         self.whole.setToolTip(plain_tooltip(self.tr("Back to the whole tree ({0})").format(native("Alt+Left"))))
-        self.whole.clicked.connect(lambda _checked=False: self.hoist(None))
+        self.whole.clicked.connect(lambda: self.hoist(None))
         self.hoisted = ElidedLabel("", "soft", interface_font(12.5))
         self.back = button(self.tr("Back to the text"), "plain")
         self.back.setToolTip(plain_tooltip(self.tr("Close the tree ({0})").format(native("Esc"))))
@@ -87,7 +87,7 @@ class TreePanel(QWidget):
     # ---- rows -------------------------------------------------------------------------------------------------------
 
     def show_rows(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
-        """Shows the tree; `afresh` from the path that is shown on, else the keyboard stays on its row."""
+        """Shows the tree; `afresh`: focused on the shown path, else the focus stays on its row."""
         row, before = None if afresh else self.view.row, self.view.rows.all
         top = self.view.verticalScrollBar().value()
         self.view.rows.take(rows, texts, afresh=afresh)
@@ -96,55 +96,55 @@ class TreePanel(QWidget):
         self.view.painter_of_rows.marks = known
         self._show_base()
         if row is not None:
-            self._stand_beside(row, before)
+            self._refocus(row, before)
             self.view.verticalScrollBar().setValue(top)
-        self._tell()
+        self._show_facts()
         if self.finder.field.text() and not self.finder.isHidden():
             self.search_wanted.emit(self.finder.field.text())
 
     def colour_by(self, measure: Measure) -> None:
-        """The number that colours show; layers are of single turns, and not shown here."""
+        """Sets the number that colours show; layers, known for single turns only, are not shown here."""
         self.view.rows.colour_by(Measure.SURPRISAL if measure is Measure.LAYER else measure)
 
     def set_pruned_visible(self, visible: bool) -> None:  # a state, not an option
         row = self.view.row
         self.view.rows.set_pruned_visible(visible)
         if row is not None:
-            self._stand_beside(row, self.view.rows.all)
+            self._refocus(row, self.view.rows.all)
         self._show_base()
-        self._tell()
+        self._show_facts()
 
-    def _stand_beside(self, row: TreeRow, before: Sequence[TreeRow]) -> None:
-        """Puts the keyboard back onto a row; where it is out of sight, onto the nearest behind or before it, as they stood."""
+    def _refocus(self, row: TreeRow, before: Sequence[TreeRow]) -> None:
+        """Focuses a row again; if it is hidden now, the nearest visible one after or before it in the order `before`."""
         place = next(place for place, each in enumerate(before) if each is row)
         near = (each.key for each in (*before[place:], *reversed(before[:place])))
-        self.view.stand_at(next((key for key in near if self.view.rows.index_of(key).isValid()), None))
+        self.view.focus_row(next((key for key in near if self.view.rows.index_of(key).isValid()), None))
 
-    # ---- what can be done with a row --------------------------------------------------------------------------------
+    # ---- actions ----------------------------------------------------------------------------------------------------
 
     def hoist(self, row: TreeRow | None) -> None:
-        """Shows only a row and what goes on from it; None: everything, the keyboard where it was."""
+        """Shows only a row, which is focused, and its continuations; None: everything, with the focus on its row."""
         here = row or self.view.row
         self.view.rows.hoist(None if row is None else row.key)
-        self.view.stand_at(None if here is None else here.key)
+        self.view.focus_row(None if here is None else here.key)
         self._show_base()
         if not self.finder.isHidden():
             self._look(self.finder.field.text())
 
     def mark(self, row: TreeRow) -> None:
-        """Marks a row to be compared, the first as A and the second as B; a mark is taken away likewise."""
+        """Marks a row for comparison, the first as A and the second as B; a marked row is unmarked."""
         marks = self.view.painter_of_rows.marks
         if row.key in marks:
             del marks[row.key]
         else:
             free = [sign for sign in (LEFT, RIGHT) if sign not in marks.values()]
-            if not free:  # a third one takes the place of the second
+            if not free:  # a third row replaces the second
                 marks.pop(next(key for key, sign in marks.items() if sign == RIGHT))
             marks[row.key] = (*free, RIGHT)[0]
         self.view.viewport().update()
 
     def compare(self) -> None:
-        """The two rows that are marked; one that is marked and this one; this one and the branch that is shown."""
+        """Compares the two marked rows; or the marked and the focused row; or the focused row and the shown branch."""
         marks, rows, row = self.view.painter_of_rows.marks, self.view.rows, self.view.row
         wanted = [rows.of_key(key) for key in sorted(marks, key=lambda key: marks[key])]
         if len(wanted) < 2:
@@ -159,12 +159,12 @@ class TreePanel(QWidget):
             self.compare_wanted.emit(left.end, right.end)
 
     def prune(self) -> None:
-        """The branch of the row that has the keyboard: out of sight, or back."""
+        """Prunes or restores the branch of the focused row."""
         if self.view.row is not None:
             self.view.prune_wanted.emit(self.view.rows.head(self.view.row))
 
     def jump(self, by: int) -> None:
-        """To the next (+1) or the previous (-1) bookmark, round and round."""
+        """Goes to the next (+1) or the previous (-1) bookmark, cyclically."""
         rows, row = self.view.rows, self.view.row
         marked = [place for place, each in enumerate(rows.all) if each.bookmarked and rows.under_base(each.key)]
         if not marked or row is None:
@@ -174,7 +174,7 @@ class TreePanel(QWidget):
         self._go_to(rows.all[(after or marked)[0] if by > 0 else (before or marked)[-1]])
 
     def list_bookmarks(self) -> None:
-        """All of them as a menu, each leading to its row."""
+        """Opens a menu of all bookmarks; an entry goes to its row."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for each in self.view.rows.all:
@@ -191,7 +191,7 @@ class TreePanel(QWidget):
         if not self.view.rows.under_base(row.key):
             self.hoist(None)
         self.view.rows.reveal(row.key)
-        self.view.stand_at(row.key)
+        self.view.focus_row(row.key)
         self.view.setFocus()
 
     def _bookmark(self) -> None:
@@ -207,13 +207,13 @@ class TreePanel(QWidget):
     def _act(self, text: str, hint: str, run: Callable[[], None]) -> QPushButton:
         made = button(text, "plain")
         made.setToolTip(plain_tooltip(hint))
-        made.clicked.connect(lambda _checked=False: run())
+        made.clicked.connect(run)
         return made
 
     # ---- search -----------------------------------------------------------------------------------------------------
 
     def show_found(self, keys: Sequence[Key]) -> None:
-        """Rows that contain what was looked for: from the one that has the keyboard on, the first is shown."""
+        """Takes the rows that contain the words; shows the first one at or after the focused row."""
         rows, row = self.view.rows, self.view.row
         self._found = [key for key in keys if rows.under_base(key)]
         order = {each.key: place for place, each in enumerate(rows.all)}
@@ -222,7 +222,7 @@ class TreePanel(QWidget):
         self._show_place()
 
     def step(self, by: int) -> None:
-        """To the next (+1) or the previous (-1) row that was found, round and round."""
+        """Goes to the next (+1) or the previous (-1) found row, cyclically."""
         if self._found:
             self._place = ((-1 if self._place is None and by > 0 else self._place or 0) + by) % len(self._found)
             self._show_place()
@@ -252,7 +252,7 @@ class TreePanel(QWidget):
         if self._place is not None:
             key = self._found[self._place]
             self.view.rows.reveal(key)
-            self.view.stand_at(key)
+            self.view.focus_row(key)
         self.finder.show_place(self._place, len(self._found))
 
     # ---- how it looks -----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class TreePanel(QWidget):
         side = WIDE if self.width() >= ROOM else NARROW
         self._column.setContentsMargins(side, 16, side, 12)
 
-    def _tell(self) -> None:
+    def _show_facts(self) -> None:
         rows = self.view.rows.all
         ends = {each.head: each for each in rows}.values()  # the last row of each branch
         branches = sum(not each.ways and not each.pruned for each in ends)

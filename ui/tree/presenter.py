@@ -1,4 +1,4 @@
-"""The full-window tree in the window: opened and closed, kept up to date, asked for what its keys mean."""
+"""Opens, closes and updates the full-window tree, and carries out its actions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ui.port import RowText, TreeRow
 from ui.tree.rows import Key
 from ui.window.frame import Frame
 
-READ_AT_FIRST = 80  # rows around the one that is shown whose texts are read before the tree opens
+READ_AT_FIRST = 80  # rows around the shown one whose texts are read before the tree opens
 
 
 class TreePresenter(QObject):
-    """Shows the tree in the place of the conversation, and the keyboard where it was afterwards.
+    """Shows the tree instead of the conversation; on closing, restores the focus.
 
     Args:
-        controller: Reads the tree, and changes it.
-        parts: Of the window.
-        parent: Owns it.
+        controller: Reads and changes the tree.
+        parts: Widgets of the window.
+        parent: Qt parent.
     """
 
     def __init__(self, controller: Controller, parts: Frame, parent: QObject) -> None:
         super().__init__(parent)
         self._controller, self._parts, self._panel = controller, parts, parts.tree
-        self._before: QWidget | None = None  # what had the keyboard
-        self._compares: int | None = None  # the session of which two branches are compared in its place
-        self._wanted = False  # it was asked for, and its rows are not there yet
-        self._changing: set[Key] = set()  # rows whose change is asked for, until they are read again
+        self._before: QWidget | None = None  # had the focus before the tree opened
+        self._compares: int | None = None  # the session whose comparison of two branches replaces the tree
+        self._wanted = False  # the tree opens when its rows are read
+        self._changing: set[Key] = set()  # rows with a requested change, until they are read again
         tree, panel = controller.tree, self._panel
         tree.rows_read.connect(self._show)
         tree.texts_read.connect(panel.view.rows.take_texts)
@@ -47,15 +47,15 @@ class TreePresenter(QObject):
             lambda row: self._change(row, lambda row: tree.prune(row.node_id, row.start, not row.pruned))
         )
         panel.view.rename_wanted.connect(parts.sidebar.tree.ask_name)
-        tree.compared.connect(self._give_way)
-        parts.compare.closed.connect(self._come_back)
+        tree.compared.connect(self._hide_for_comparison)
+        parts.compare.closed.connect(self._reopen)
         controller.session_shown.connect(lambda _view: self._refresh())
         controller.other_shown.connect(lambda _session: self.close())
-        controller.refused.connect(self._tell)
+        controller.refused.connect(self._show_refusal)
 
     @property
     def is_open(self) -> bool:
-        """Whether it stands in the place of the conversation."""
+        """Whether the tree is shown instead of the conversation."""
         return not self._panel.isHidden()
 
     def toggle(self) -> None:
@@ -66,7 +66,7 @@ class TreePresenter(QObject):
             self._controller.tree.read_rows(READ_AT_FIRST)
 
     def close(self) -> None:
-        """The conversation is there again, and the keyboard where it was."""
+        """Shows the conversation again and restores the focus."""
         self._wanted = False
         if not self.is_open:
             return
@@ -90,15 +90,15 @@ class TreePresenter(QObject):
             self._parts.show_tree(True)
             self._panel.view.setFocus()
 
-    def _give_way(self) -> None:
-        """To a comparison that was asked for here, until that is closed."""
+    def _hide_for_comparison(self) -> None:
+        """Hides the tree for a comparison that was requested in it, until that is closed."""
         self._compares = None
         if self.is_open and self._controller.shown is not None:
             self._compares = self._controller.shown.session_id
             self._panel.finder.dismiss()
             self._parts.show_tree(False)
 
-    def _come_back(self) -> None:
+    def _reopen(self) -> None:
         compared, self._compares = self._compares, None
         if compared is not None and self._controller.is_shown(compared):
             self._parts.show_tree(True)
@@ -114,12 +114,12 @@ class TreePresenter(QObject):
         self._controller.tree.open_row(row)
 
     def _change(self, row: TreeRow, change: Callable[[TreeRow], None]) -> None:
-        """Changes a row, unless it is not seen yet what the key before this one has made of it."""
+        """Changes a row, unless its last change is not shown yet."""
         if row.key not in self._changing:
             self._changing.add(row.key)
             change(row)
 
-    def _tell(self, words: str) -> None:
+    def _show_refusal(self, words: str) -> None:
         self._changing.clear()
         if self.is_open:
             self._parts.toast.say(words)

@@ -1,4 +1,4 @@
-"""The rows of the full-window tree: which are open, which are in sight, and what they say once it was read."""
+"""The rows of the full-window tree: which are open, which are visible, and their texts, read on demand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ui.widgets.visible import one_line, utf16_length, visible
 Index = QModelIndex | QPersistentModelIndex
 Key = tuple[int, int]  # a node, and the token of it where a row begins
 ROW = int(Qt.ItemDataRole.UserRole)
-MOST_CHARACTERS = 400  # of a row
+MOST_CHARACTERS = 400  # of a row's text
 
 
 class Heat(NamedTuple):
-    """A stretch of a text in one colour: places in UTF-16, and its step on the ramp, above 0."""
+    """A part of a text in one colour: first and last QChar, and the step on the ramp, above 0."""
 
     first: int
     last: int
@@ -31,25 +31,25 @@ class Heat(NamedTuple):
 
 
 class Words(Struct, frozen=True):
-    """What a row says, on one line."""
+    """The text of a row, on one line."""
 
     text: str
     heat: tuple[Heat, ...] = ()
 
 
 def words_of(run: TokenRun, measure: Measure) -> Words:
-    """A run of tokens on one line: white space as single spaces, coloured but for what stands before a word."""
-    parts, length, heat, ended = list[str](), 0, list[Heat](), True  # ended: with a space, or nothing stands before
+    """A run of tokens on one line: white space becomes single spaces; spaces before a word have no colour."""
+    parts, length, heat, ended = list[str](), 0, list[Heat](), True  # ended: the text so far is empty or ends with a space
     for token, step in zip(run.texts, steps(run, measure).tolist(), strict=True):
         if not (token.isascii() and token.isprintable() and "  " not in token):
             token = re.sub(r"\s+", " ", visible(token).text)
-        said = token[1:] if ended and token[:1] == " " else token
-        if not said:
+        word = token[1:] if ended and token[:1] == " " else token
+        if not word:
             continue
-        ended = said[-1] == " "
-        first = length + (said[0] == " ")
-        parts.append(said)
-        length += utf16_length(said)
+        ended = word[-1] == " "
+        first = length + (word[0] == " ")
+        parts.append(word)
+        length += utf16_length(word)
         if step and (end := length - ended) > first:
             if heat and heat[-1].step == step and heat[-1].last >= first - 1:
                 heat[-1] = Heat(heat[-1].first, end, step)
@@ -61,33 +61,33 @@ def words_of(run: TokenRun, measure: Measure) -> Words:
 
 
 class TreeRows(QStringListModel):
-    """The rows in sight, in reading order. What they say is asked for when they are painted.
+    """The visible rows, in reading order. Their texts are requested when they are painted.
 
-    As a list of strings, all empty, it counts its rows without Python: a list that lays them out asks twice for each.
+    It derives from a list of (empty) strings so that Qt counts rows without calling Python, which a layout does twice per row.
     """
 
     texts_wanted = Signal(object)  # list of TreeRow
-    looks_changed = Signal()  # of rows that stay where they are: a list lays all of them out again for changed data
+    looks_changed = Signal()  # repaint only: for `dataChanged` a list lays out all rows again
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.all: tuple[TreeRow, ...] = ()
-        self.seen: list[int] = []  # places of the rows in sight, in `all`
-        self.words_found = ""  # marked in what rows say
-        self.base: Key | None = None  # only this row, and what stands under it, is shown
+        self.visible_places: list[int] = []  # places of the visible rows in `all`
+        self.words_found = ""  # marked in the texts
+        self.base: Key | None = None  # only this row and its continuations are shown
         self.measure = Measure.SURPRISAL
         self._place: dict[Key, int] = {}
         self._folded: set[Key] = set()
-        self._parents: set[int] = set()  # places of rows that others stand under
+        self._parents: set[int] = set()  # places of rows that have children
         self._has_pruned = self._shows_pruned = False
         self._texts: dict[Key, RowText] = {}
-        self._words: dict[Key, Words] = {}  # of those that were painted
-        self._asked: dict[Key, TreeRow] = {}
-        self._asking = QTimer(self, singleShot=True, interval=0)
-        self._asking.timeout.connect(self._ask)
+        self._words: dict[Key, Words] = {}  # of painted rows
+        self._requested: dict[Key, TreeRow] = {}
+        self._request_timer = QTimer(self, singleShot=True, interval=0)
+        self._request_timer.timeout.connect(self._request_texts)
 
     def take(self, rows: Sequence[TreeRow], texts: Mapping[Key, RowText], *, afresh: bool) -> None:
-        """Shows these; what is folded, and what is known of rows that are the same, stays unless it begins `afresh`."""
+        """Shows other rows; unless `afresh`, folds stay, and so do the texts of unchanged rows."""
         new = tuple(rows)
         if afresh:
             self._folded, self.base, self._texts = set(), None, {}
@@ -106,12 +106,12 @@ class TreeRows(QStringListModel):
         self._show()
 
     def take_texts(self, texts: Mapping[Key, RowText]) -> None:
-        """What rows say, as it was read."""
+        """Takes the texts of rows."""
         self._keep(texts)
         self.looks_changed.emit()
 
     def colour_by(self, measure: Measure) -> None:
-        """The number that colours show."""
+        """Sets the number that colours show."""
         self.measure = measure
         self._words.clear()
         self.looks_changed.emit()
@@ -121,65 +121,66 @@ class TreeRows(QStringListModel):
         self._show()
 
     def mark(self, words: str) -> None:
-        """Marks these words wherever they are."""
+        """Marks these words in all rows."""
         self.words_found = words
         self.looks_changed.emit()
 
-    # ---- what stands where ------------------------------------------------------------------------------------------
+    # ---- places of rows --------------------------------------------------------------------------------------------
 
     def row_at(self, index: Index) -> TreeRow | None:
-        return self.all[self.seen[index.row()]] if index.isValid() and index.row() < len(self.seen) else None
+        line = index.row()  # -1 where the index is invalid
+        return self.all[self.visible_places[line]] if 0 <= line < len(self.visible_places) else None
 
     def of_key(self, key: Key | None) -> TreeRow | None:
         place = self._place.get(key) if key is not None else None
         return None if place is None else self.all[place]
 
     def head(self, row: TreeRow) -> TreeRow:
-        """The row with which its branch begins."""
+        """The first row of a row's branch."""
         return self.all[row.head]
 
     def begins(self, row: TreeRow) -> bool:
-        """Whether a branch begins with it."""
+        """Whether the row is the first of its branch."""
         return self.all[row.head] is row
 
     def index_of(self, key: Key) -> QModelIndex:
-        """Where a row is in sight; invalid where it is not."""
+        """The index of a row; invalid if it is not visible."""
         place = self._place.get(key)
         return QModelIndex() if place is None else self._index_at(place)
 
     def index_of_current(self) -> QModelIndex:
-        """The row that ends the path shown, or what it is folded into; else the first."""
+        """The last row of the shown path, or the row that it is folded into; else the first row."""
         place = next((place for place, row in enumerate(self.all) if row.current), -1)
         while place >= 0 and not self._index_at(place).isValid():
             place = self.all[place].parent
-        return self._index_at(place) if place >= 0 else self.index(0)  # invalid where there is no row
+        return self._index_at(place) if place >= 0 else self.index(0)  # invalid without rows
 
     def _index_at(self, place: int) -> QModelIndex:
-        at = bisect_left(self.seen, place)
-        return self.index(at) if at < len(self.seen) and self.seen[at] == place else QModelIndex()
+        at = bisect_left(self.visible_places, place)
+        return self.index(at) if at < len(self.visible_places) and self.visible_places[at] == place else QModelIndex()
 
     def is_parent(self, row: TreeRow) -> bool:
-        """Whether rows stand under it."""
+        """Whether the row has children."""
         return self._place[row.key] in self._parents
 
     def is_open(self, row: TreeRow) -> bool:
-        """Whether what stands under it is in sight."""
+        """Whether the row's children are visible."""
         return row.key not in self._folded
 
     def under_base(self, key: Key) -> bool:
-        """Whether a row is shown once everything is open."""
+        """Whether a row would be visible if nothing were folded."""
         row = self.of_key(key)
         if row is None or (row.pruned and not row.on_path and not self._shows_pruned):
             return False
         return self._place[key] in self._range()
 
     def depth(self, row: TreeRow) -> int:
-        """Its level in what is shown."""
+        """The level of a row relative to `base`."""
         base = self.of_key(self.base)
         return row.depth - (base.depth if base is not None else 0)
 
     def _range(self) -> range:
-        """The places of the row that is shown alone, and of all that goes on from it."""
+        """The places of `base` and its continuations; of all rows if there is no `base`."""
         base = self.of_key(self.base)
         if base is None:
             return range(len(self.all))
@@ -187,14 +188,14 @@ class TreeRows(QStringListModel):
         after = (place for place in range(first + 1, len(self.all)) if not _goes_on(base, self.all[place]))
         return range(first, next(after, len(self.all)))
 
-    # ---- what is done with it ---------------------------------------------------------------------------------------
+    # ---- folding and hoisting ---------------------------------------------------------------------------------------
 
     def set_open(self, row: TreeRow, is_open: bool) -> None:  # a state, not an option
         (self._folded.discard if is_open else self._folded.add)(row.key)
         self._show()
 
     def reveal(self, key: Key) -> None:
-        """Opens what a row is folded into."""
+        """Opens all rows that a row is folded into."""
         row = self.of_key(key)
         before = len(self._folded)
         while row is not None and row.parent >= 0:
@@ -204,7 +205,7 @@ class TreeRows(QStringListModel):
             self._show()
 
     def hoist(self, key: Key | None) -> None:
-        """Shows only this row and what stands under it; None: everything."""
+        """Shows only this row and its continuations; None: everything."""
         self.base = key
         if key is not None:
             self._folded.discard(key)
@@ -230,7 +231,7 @@ class TreeRows(QStringListModel):
         return None
 
     def words(self, row: TreeRow) -> Words:
-        """What a row says; its first words until it was read, for which it is asked."""
+        """The text of a row; requests it if necessary, and returns its first words until it is read."""
         known = self._words.get(row.key)
         if known is not None:
             return known
@@ -238,13 +239,13 @@ class TreeRows(QStringListModel):
         if text is not None:
             known = self._words[row.key] = words_of(text.run, self.measure)
             return known
-        self._asked[row.key] = row
-        if not self._asking.isActive():
-            self._asking.start()
+        self._requested[row.key] = row
+        if not self._request_timer.isActive():
+            self._request_timer.start()
         return Words(one_line(row.name.removeprefix(row.stem)))
 
     def logprob(self, row: TreeRow) -> float | None:
-        """Nats, as far as it is known."""
+        """Log-probability in nats; None if it is not known."""
         text = self._texts.get(row.key)
         return text.logprob if text is not None else row.logprob
 
@@ -274,21 +275,21 @@ class TreeRows(QStringListModel):
         for key in texts:
             self._words.pop(key, None)
 
-    def _ask(self) -> None:
-        asked, self._asked = list(self._asked.values()), {}
+    def _request_texts(self) -> None:
+        asked, self._requested = list(self._requested.values()), {}
         self.texts_wanted.emit(asked)
 
     def _show(self) -> None:
-        """Puts into sight what is neither folded away nor pruned nor beside the row that is shown alone, if that is there."""
+        """Computes the visible rows: not folded away, not hidden as pruned, and under `base` if that still exists."""
         if self.base is not None and not self.under_base(self.base):
             self.base = None
         folded = {self._place[key] for key in self._folded if key in self._place}
         is_whole = not folded and (self._shows_pruned or not self._has_pruned)
-        self.seen = list(self._range() if is_whole else self._in_sight(folded))
-        self.setStringList([""] * len(self.seen))
+        self.visible_places = list(self._range() if is_whole else self._in_sight(folded))
+        self.setStringList([""] * len(self.visible_places))
 
     def _in_sight(self, folded: Collection[int]) -> Iterator[int]:
-        hidden: set[int] = set()  # places of rows out of sight, and of folded ones: what stands under them is out of sight
+        hidden: set[int] = set()  # places of hidden and of folded rows: their children are hidden
         for place in self._range():
             row = self.all[place]
             out = row.parent in hidden or (row.pruned and not row.on_path and not self._shows_pruned)
@@ -299,10 +300,10 @@ class TreeRows(QStringListModel):
 
 
 def ways_of(count: int) -> str:
-    """How many branches leave a row."""
+    """The number of branches that leave a row, as text."""
     return translate("TreeRows", "{0:,} ways").format(count) if count != 1 else translate("TreeRows", "1 way")
 
 
 def _goes_on(base: TreeRow, row: TreeRow) -> bool:
-    """Whether a row behind `base` belongs to what follows it in its branch, or leaves that."""
+    """Whether a row after `base` continues its branch or leaves it further on."""
     return row.depth > base.depth or (row.depth == base.depth and not row.beside)

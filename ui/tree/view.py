@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QModelIndex, QSize, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QListView, QMenu, QWidget
+from PySide6.QtWidgets import QListView, QMenu
 
 from ui.port import TreeRow
+from ui.sidebar.session_list import set_up_rows
 from ui.theme.scheme import current_theme
 from ui.tree.painting import RowDelegate
 from ui.tree.rows import Key, TreeRows
@@ -17,28 +18,24 @@ from ui.tree.rows import Key, TreeRows
 class TreeView(QListView):
     """An outline as a list with levels: the arrows open and fold, letters search."""
 
-    opened = Signal(object)  # TreeRow: its branch is wanted in the conversation
-    typed = Signal(str)  # letters to look for
-    hoist_wanted = Signal(object)  # TreeRow: it alone, with what goes on from it; None: everything
-    bookmark_wanted = Signal(object)  # TreeRow, to be marked or not any more
+    opened = Signal(object)  # TreeRow whose branch is to be shown in the conversation
+    typed = Signal(str)  # the first letters of a search
+    hoist_wanted = Signal(object)  # TreeRow: show only it and its continuations; None: everything
+    bookmark_wanted = Signal(object)  # TreeRow whose bookmark is set or removed
     jump_wanted = Signal(int)  # to the next (+1) or the previous (-1) bookmark
-    list_wanted = Signal()  # of the bookmarks
-    mark_wanted = Signal(object)  # TreeRow, to be compared
-    prune_wanted = Signal(object)  # TreeRow with which a branch begins, to be pruned or restored
-    rename_wanted = Signal(object)  # TreeRow with which a branch begins
+    list_wanted = Signal()  # the list of bookmarks
+    mark_wanted = Signal(object)  # TreeRow to compare
+    prune_wanted = Signal(object)  # first TreeRow of a branch, to be pruned or restored
+    rename_wanted = Signal(object)  # first TreeRow of a branch
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.rows = TreeRows(self)
         self.painter_of_rows = RowDelegate(self.rows, self)
         self.setModel(self.rows)
         self.setItemDelegate(self.painter_of_rows)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setUniformItemSizes(True)  # or thousands of rows are measured one by one
+        set_up_rows(self)
         self.setMouseTracking(True)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setAccessibleName(self.tr("Tree of the session"))
         self.doubleClicked.connect(self._open)
         current_theme().scaled.connect(self.doItemsLayout)
@@ -47,11 +44,11 @@ class TreeView(QListView):
 
     @property
     def row(self) -> TreeRow | None:
-        """The one that has the keyboard."""
+        """The focused row."""
         return self.rows.row_at(self.currentIndex())
 
-    def stand_at(self, key: Key | None) -> None:
-        """Puts the keyboard onto a row, or what it is folded into, and brings it into sight; None: on the path shown."""
+    def focus_row(self, key: Key | None) -> None:
+        """Focuses a row, or the row that it is folded into, and scrolls to it; None: the end of the shown path."""
         row = self.rows.of_key(key)
         index = QModelIndex() if row is None else self.rows.index_of(row.key)
         while row is not None and not index.isValid() and row.parent >= 0:
@@ -63,9 +60,9 @@ class TreeView(QListView):
         self.scrollTo(index)
 
     def change(self, row: TreeRow, *, is_open: bool) -> None:
-        """Opens or folds a row; the keyboard stays on it."""
+        """Opens or folds a row, and focuses it."""
         self.rows.set_open(row, is_open)
-        self.stand_at(row.key)
+        self.focus_row(row.key)
 
     def sizeHint(self) -> QSize:
         return QSize(0, 0)
@@ -85,14 +82,14 @@ class TreeView(QListView):
             super().keyPressEvent(event)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Rows are laid out at the size that they are shown in, once."""
+        """Scrolls to the focused row once the view has its size."""
         super().showEvent(event)
         if self.row is None:
-            self.stand_at(None)
+            self.focus_row(None)
         self.scrollTo(self.currentIndex(), self.ScrollHint.PositionAtCenter)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The row that has the keyboard stays in sight."""
+        """Keeps the focused row visible."""
         super().resizeEvent(event)
         if self.row is not None:
             self.scrollTo(self.currentIndex())
@@ -120,7 +117,7 @@ class TreeView(QListView):
         menu.popup(self.viewport().mapToGlobal(event.pos() if by_mouse else self.visualRect(index).center()))
 
     def fill_menu(self, menu: QMenu, row: TreeRow) -> None:
-        """What can be done with a row."""
+        """Adds the actions of a row."""
         menu.addAction(self.tr("Show"), lambda: self.opened.emit(row))
         if self.rows.is_parent(row):
             is_open = self.rows.is_open(row)
@@ -139,7 +136,7 @@ class TreeView(QListView):
         menu.addAction(words, lambda: self.prune_wanted.emit(self.rows.head(row)))
 
     def _acts(self, row: TreeRow, event: QKeyEvent) -> bool:
-        """Does what a key means for a row, if it means anything."""
+        """Carries out the command of a key for a row; returns whether it has one."""
         key, modifiers = Qt.Key(event.key()), event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier
         control, shift, alt = (getattr(Qt.KeyboardModifier, f"{name}Modifier") for name in ("Control", "Shift", "Alt"))
         none = Qt.KeyboardModifier.NoModifier
@@ -161,16 +158,16 @@ class TreeView(QListView):
         return act is not None
 
     def _step(self, row: TreeRow, *, inward: bool) -> None:
-        """Opens a row, or goes to the first one under it; folds it, or goes to the one that it stands under."""
+        """Inward: opens a row, or goes to its first child. Outward: folds it, or goes to its parent."""
         is_parent, is_open = self.rows.is_parent(row), self.rows.is_open(row)
         if inward and is_parent and is_open:
             below = self.rows.row_at(self.rows.index(self.currentIndex().row() + 1))
             if below is not None and self.rows.all[below.parent] is row:
-                self.stand_at(below.key)
+                self.focus_row(below.key)
         elif inward != is_open and is_parent:
             self.change(row, is_open=inward)
         elif not inward and row.parent >= 0 and row.key != self.rows.base:
-            self.stand_at(self.rows.all[row.parent].key)
+            self.focus_row(self.rows.all[row.parent].key)
 
     def _repaint(self, _palette: object = None) -> None:  # a bound method is disconnected with the widget
         self.viewport().update()

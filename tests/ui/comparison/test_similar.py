@@ -71,7 +71,7 @@ def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_wi
         assert panel.list.rows.rows[2].node_id == first.node_id
         assert tokens.selected_text == "Where should we go in April?"
         assert panel.list.hasFocus()
-        assert panel.list.gone_to == first.node_id
+        assert panel.list.last_chosen == first.node_id
         assert bench.asked("show_turn") == []
         # by mouse likewise, and over two branches side by side the conversation comes back
         window.acts.compare.trigger()
@@ -81,7 +81,7 @@ def test_arrows_and_return_go_to_a_turn_and_escape_gives_the_keyboard_back(in_wi
         )
         assert window.parts.compare.isHidden()
         assert tokens.selected_text == "Why there?"
-        assert panel.list.gone_to == why.node_id
+        assert panel.list.last_chosen == why.node_id
         # when it is closed, then nothing is marked and the message has the keyboard
         QTest.keyClick(panel.list, Key.Key_Escape)
         assert panel.isHidden()

@@ -334,7 +334,7 @@ def test_what_was_sent_before_anybody_could_count_it_is_a_choice_afterwards(in_w
         # then the message is the draft again, and what can be done is asked as soon as it is counted
         await until(composer.overflow.isVisible)
         assert composer.draft == "Too long"
-        assert "8 tokens too many for the context of 8,192" in composer.overflow.said.text()
+        assert "8 tokens too many for the context of 8,192" in composer.overflow.message.text()
         assert len(bench.asked("send")) == 1
         # it is asked once
         composer.overflow.dismiss.click()
@@ -384,7 +384,7 @@ def test_a_message_that_no_session_has_room_for_is_to_be_shortened(in_window: Pl
         await until(lambda: "908 too many" in composer.meter.context.text())
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         assert ways.isVisible()
-        assert "shorten it, or remove a file" in ways.said.text()
+        assert "shorten it, or remove a file" in ways.message.text()
         assert not ways.leave_out.isVisible()
         assert not ways.new.isVisible()
         # what was written before is in the way of a shorter one
@@ -410,7 +410,7 @@ def test_what_does_not_fit_is_a_choice_before_send(in_window: Play, bench: FakeW
         await until(lambda: "8 too many" in composer.meter.context.text())
         QTest.keyClick(composer.field, Qt.Key.Key_Return)
         assert composer.overflow.isVisible()
-        assert "8 tokens too many for the context of 8,192" in composer.overflow.said.text()
+        assert "8 tokens too many for the context of 8,192" in composer.overflow.message.text()
         assert not composer.overflow.larger.isVisible()
         assert (bench.asked("send"), composer.draft) == ([], "Too long")
         # leave out: by key, the button has the keyboard

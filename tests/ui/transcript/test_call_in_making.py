@@ -56,10 +56,10 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
         for piece in PIECES:
             bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, [piece])))
             await frames(1)
-            said.append("" if cards.making is None else cards.making.name.text())
+            said.append("" if cards.streaming is None else cards.streaming.name.text())
         # then a card stands there from the opener on, with the name as soon as that can be read
         assert said == ["", "", *["is writing a call…"] * 3, *["is writing a call of clock…"] * 3]
-        making = cards.making
+        making = cards.streaming
         assert making is not None
         assert making.isVisible()
         assert making.parent() is window.parts.transcript.read.viewport()
@@ -75,7 +75,7 @@ def test_read_shows_the_card_in_the_making(in_window: Play, bench: FakeWorkbench
         done = replace(turn, run=run_of(bench.vocabulary, PIECES), status=TurnStatus.COMPLETE, calls=(call,), may_call=False)
         bench.views[TRIP] = replace(bench.views[TRIP], turns=(*bench.views[TRIP].turns[:-1], done))
         bench.emit(TurnChanged(TRIP, done))
-        await until(lambda: cards.making is None and turn.node_id in cards.turns)
+        await until(lambda: cards.streaming is None and turn.node_id in cards.turns)
         assert cards.turns[turn.node_id].isVisible()
         assert "tool" not in read(window)
 
@@ -90,13 +90,13 @@ def test_an_answer_that_is_stopped_in_a_call_shows_what_was_written(in_window: P
         window.presenter.set_mode(Mode.READ)
         turn = begin(bench)
         bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, PIECES[:5])))
-        await until(lambda: window.parts.cards.making is not None)
+        await until(lambda: window.parts.cards.streaming is not None)
         half = replace(
             turn, run=run_of(bench.vocabulary, PIECES[:5]), status=TurnStatus.PARTIAL, note="stopped", may_call=False
         )
         bench.views[TRIP] = replace(bench.views[TRIP], turns=(*bench.views[TRIP].turns[:-1], half))
         bench.emit(TurnChanged(TRIP, half))
-        await until(lambda: window.parts.cards.making is None)
+        await until(lambda: window.parts.cards.streaming is None)
         await until(lambda: '"name": "clo' in read(window))
 
     in_window(scene)
@@ -111,7 +111,7 @@ def test_where_no_tools_are_offered_it_is_text(in_window: Play, bench: FakeWorkb
         turn = begin(bench, tools=False)
         bench.emit(TokensArrived(TRIP, turn.node_id, run_of(bench.vocabulary, PIECES)))
         await until(lambda: "tool_call" in read(window))
-        assert window.parts.cards.making is None
+        assert window.parts.cards.streaming is None
 
     in_window(scene)
 

@@ -38,7 +38,7 @@ async def opened(window: MainWindow) -> TreeView:
 
 
 def names(view: TreeView) -> list[str]:
-    return [view.rows.all[place].name for place in view.rows.seen]
+    return [view.rows.all[place].name for place in view.rows.visible_places]
 
 
 def row(view: TreeView) -> TreeRow:
@@ -230,10 +230,10 @@ def test_the_tree_follows_what_changes_and_another_session_closes_it(in_window: 
         assert row(view).node_id == 51
         # pruned rows go, and stand there faint where they are asked for
         window.controller.tree.prune(43, 0, True)
-        await until(lambda: len(view.rows.seen) == 5)
+        await until(lambda: len(view.rows.visible_places) == 5)
         assert "1 pruned" in window.parts.tree.facts.text()
         window.acts.pruned.trigger()
-        assert len(view.rows.seen) == 6
+        assert len(view.rows.visible_places) == 6
         # a refusal is read where it is looked at
         bench.refusal = "an answer is being written"
         window.controller.tree.prune(41, 0, True)
@@ -391,15 +391,15 @@ def test_prune_in_the_tree_and_undo(in_window: Play, bench: FakeWorkbench) -> No
         press(view, Key.Key_End)
         assert row(view).node_id == 43
         press(view, Key.Key_Right, ALT)
-        assert len(view.rows.seen) == 1
+        assert len(view.rows.visible_places) == 1
         press(view, Key.Key_Delete)
-        await until(lambda: len(view.rows.seen) == 5)  # all that is left, where the row that was shown alone is gone
+        await until(lambda: len(view.rows.visible_places) == 5)  # all that is left, where the row that was shown alone is gone
         assert not window.parts.tree.whole.isVisible()
         assert ("prune", TRIP, 43, 0, True) in bench.calls
         assert row(view).node_id == 52  # its neighbour has the keyboard
         assert window.acts.undo.text() == "Undo Prune Branch"
         QTest.keyClick(window, Key.Key_Z, CONTROL)
-        await until(lambda: len(view.rows.seen) == 6)
+        await until(lambda: len(view.rows.visible_places) == 6)
         # by the command of the menu too, and it comes back from among the faint ones
         window.acts.pruned.trigger()
         press(view, Key.Key_End)

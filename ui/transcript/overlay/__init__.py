@@ -1,1 +1,1 @@
-"""What stands over the transcript: cards, the entropy strip, previews, tool calls."""
+"""Widgets over the transcript: cards, the entropy strip, previews, tool calls."""

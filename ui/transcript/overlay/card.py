@@ -1,11 +1,12 @@
-"""The card of the token under the pointer: its number, and what else might have come."""
+"""The card of the token under the pointer: its entropy and its likeliest alternatives."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import Property, QEasingCurve, QPointF, QPropertyAnimation, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QEasingCurve, QPointF, QRect, QRectF, QSize, Qt, QVariantAnimation
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
@@ -24,11 +25,11 @@ _BEFORE_CHARACTERS = 14
 
 
 def words_of(record: TokenRecord, resolved: Sequence[bytes]) -> list[str]:
-    """What to call each alternative of a token; `#36413` where its bytes are not known.
+    """The text of each alternative of a token; `#36413` if its bytes are not known.
 
     Args:
         record: The token; its own bytes are known without a vocabulary.
-        resolved: The bytes of its alternatives; may be shorter, or empty where unknown.
+        resolved: The bytes of its alternatives; unknown ones are empty or missing at the end.
     """
     words = []
     for place, token in enumerate(record.top_ids):
@@ -40,7 +41,7 @@ def words_of(record: TokenRecord, resolved: Sequence[bytes]) -> list[str]:
 
 
 def words_before(turns: Sequence[Turn], turn: int, index: int) -> str:
-    """The last words in front of a token on one line, with an ellipsis where more stood before."""
+    """The last words before a token on one line, with an ellipsis if they are shortened."""
     text = ""
     while turn >= 0 and len(text) <= _BEFORE_CHARACTERS:
         tokens = turns[turn].tokens
@@ -70,7 +71,7 @@ ALTERNATIVES = 4
 _WIDTH, _PAD_X, _PAD_Y, _ROW, _GAP = 218, 12, 10, 23, 8
 _WORD_LEAST, _WORD_MOST, _BAR, _BAR_HEIGHT, _RADIUS = 62, 130, 74, 5, 10
 _BELOW_PX = 8  # between the token's span and the card
-_BASELINE = 0.19  # below a row's middle, in rows
+_BASELINE = 0.19  # distance below the middle of a row, in row heights
 _BEFORE_PX = 4  # how far the card begins left of the token
 
 
@@ -83,12 +84,12 @@ class CardRow(Struct, frozen=True):
 
 
 class CardContent(Struct, frozen=True):
-    """What the card says, in words and numbers; all of it is drawn as plain text."""
+    """The content of the card, drawn as plain text."""
 
     before: str
     entropy: str
     rows: tuple[CardRow, ...]
-    lines: tuple[tuple[str, str], ...] = ()  # under them, at the left and at the right: what a second model says
+    lines: tuple[tuple[str, str], ...] = ()  # left and right text of the lines about a second model
 
     @property
     def spoken(self) -> str:
@@ -100,53 +101,54 @@ class CardContent(Struct, frozen=True):
 
 
 def card_content(record: TokenRecord, before: str, words: Sequence[str], own: str) -> CardContent | None:
-    """The card for a scored token; None where there are no numbers.
+    """The card of a token; None if it was not scored.
 
     Args:
         record: The token.
         before: The end of the text in front of it.
-        words: What to show for each of the record's alternatives, in order.
-        own: What to show for the token itself.
+        words: The text of each of the record's alternatives, in order.
+        own: The text of the token itself.
     """
     if record.logprob is None:
         return None
     rows = [
-        CardRow(words[i], _p(record.top_logprobs[i]), chosen=token == record.token_id)
+        CardRow(words[i], math.exp(record.top_logprobs[i]), chosen=token == record.token_id)
         for i, token in enumerate(record.top_ids[:ALTERNATIVES])
     ]
     if not any(row.chosen for row in rows):
-        rows.append(CardRow(own, _p(record.logprob), chosen=True))
+        rows.append(CardRow(own, math.exp(record.logprob), chosen=True))
     return CardContent(before, "" if record.entropy is None else numbers.bits(record.entropy), tuple(rows))
 
 
 class Card(QWidget):
     """A small sheet that floats over the transcript and takes no part in mouse or focus."""
 
-    def __init__(self, palette: Palette, parent: QWidget, *, scale: float = 1.0) -> None:
+    def __init__(self, palette: Palette, parent: QWidget) -> None:
         super().__init__(parent)
         self._palette = palette
         self._content: CardContent | None = None
         self._fade = 1.0
-        self._animation = QPropertyAnimation(self, b"fade", self)
+        self._animation = QVariantAnimation(self)
+        self._animation.valueChanged.connect(self._set_fade)
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.finished.connect(self._faded)
-        self._lean = False  # on its way out
-        self.set_scale(scale)
+        self._leaving = False  # fading out
+        self.set_scale(1.0)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.hide()
 
     @property
     def content(self) -> CardContent | None:
-        """What is shown; None while hidden."""
-        return self._content if self.isVisible() and not self._lean else None
+        """The shown content; None while hidden."""
+        return self._content if self.isVisible() and not self._leaving else None
 
     def set_palette_of(self, palette: Palette) -> None:
         self._palette = palette
         self.update()
 
     def set_scale(self, share: float) -> None:
-        """Another text size; `share` is of what the window has."""
+        """Sets the text size, as a share of the window's text size."""
         self._scale = share * text_scale()
         self._text = tracked(interface_font(12.5 * share), 12.5 * self._scale)
         self._mono = mono_font(12.5 * share)
@@ -163,26 +165,21 @@ class Card(QWidget):
         self.setGeometry(QRect(x, y, size.width(), size.height()).adjusted(-SHADOW_PX, -SHADOW_PX, SHADOW_PX, SHADOW_PX))
         self.setAccessibleName(content.spoken)
         self.raise_()
-        arriving = not self.isVisible() or self._lean
-        self._lean = False
+        arriving = not self.isVisible() or self._leaving
+        self._leaving = False
         self.show()
         self.update()
         if arriving:
             self._run(1.0)
 
     def leave(self) -> None:
-        if self.isVisible() and not self._lean:
-            self._lean = True
+        if self.isVisible() and not self._leaving:
+            self._leaving = True
             self._run(0.0)
-
-    def _get_fade(self) -> float:
-        return self._fade
 
     def _set_fade(self, value: float) -> None:
         self._fade = value
         self.update()
-
-    fade = Property(float, _get_fade, _set_fade)
 
     def _run(self, to: float) -> None:
         self._animation.stop()
@@ -192,14 +189,15 @@ class Card(QWidget):
             self._faded()
             return
         self._animation.setDuration(duration)
-        self._animation.setStartValue(self._fade if to == 0.0 or self._fade < 1.0 else 0.0)
+        self._fade = self._fade if to == 0.0 or self._fade < 1.0 else 0.0
+        self._animation.setStartValue(self._fade)
         self._animation.setEndValue(to)
         self._animation.start()
 
     def _faded(self) -> None:
-        if self._lean:
+        if self._leaving:
             self.hide()
-            self._lean = False
+            self._leaving = False
             self._fade = 0.0
 
     # ---- painting -------------------------------------------------------------------------------------------------
@@ -288,11 +286,7 @@ class Card(QWidget):
 
 
 def _write(painter: QPainter, row: QRectF, text: str, align: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:
-    """One word or number; both faces stand on one baseline, half a capital below the row's middle."""
+    """Writes a word or number; both faces share a baseline, half a capital's height below the middle of the row."""
     metrics = QFontMetricsF(painter.font())
     x = row.right() - metrics.horizontalAdvance(text) if align is Qt.AlignmentFlag.AlignRight else row.left()
     painter.drawText(QPointF(x, round(row.center().y() + row.height() * _BASELINE)), text)
-
-
-def _p(logprob: float) -> float:
-    return float(2.718281828459045**logprob)

@@ -1,4 +1,4 @@
-"""What an alternative would lead to, written in grey where it would stand: a preview of a branch that is not there."""
+"""The preview of an alternative and the text after it, drawn in grey over the text that it would replace."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from msgspec.structs import replace
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QColor, QPainter, QTextCharFormat, QTextLayout
 
-from ui.transcript.text.faces import Faces
+from ui.transcript.text.faces import Faces, format_range
 from ui.transcript.text.ink import Ink
 from ui.widgets.visible import is_right_to_left, utf16_length, visible
 
 WAITING = "…"
-TYPED = -1  # in the place of a token's id: words that are being typed
-_VEIL = 0.82  # how much of the text that would not be there is hidden
+TYPED = -1  # instead of a token id: the ghost shows text that is being typed
+_VEIL = 0.82  # opacity over the text that would be replaced
 
 
 class Ghost(Struct, frozen=True):
-    """Another token in the place of (`node_id`, `index`), and the words after it; None: they are not known yet."""
+    """Another token at (`node_id`, `index`), and the text after it; a `tail` of None is not known yet."""
 
     node_id: int
     index: int
@@ -26,7 +26,7 @@ class Ghost(Struct, frozen=True):
     tail: str | None = None
 
     def with_tail(self, data: bytes) -> Ghost:
-        """The same with the words that follow."""
+        """The same with the text that follows."""
         return replace(self, tail=_shown(data))
 
     @property
@@ -40,12 +40,12 @@ def ghost_of(node_id: int, index: int, token_id: int, data: bytes) -> Ghost:
 
 
 def typed_ghost(node_id: int, index: int, text: str) -> Ghost:
-    """What is being typed in the place of a token."""
+    """A ghost of the text that is being typed in place of a token."""
     return Ghost(node_id, index, TYPED, _shown(text.encode()), "")
 
 
 def next_alternative(ids: tuple[int, ...], own: int, before: int | None) -> int | None:
-    """The alternative after `before`, the first one for None, in the order of `ids`; round and round, without `own`."""
+    """The alternative after `before` (None: the first) in the order of `ids`, cyclically, without `own`."""
     others = [token for token in ids if token != own]
     if not others:
         return None
@@ -62,10 +62,10 @@ def paint_ghost(
         painter: Of the viewport.
         ink: Colours.
         faces: Fonts and the pitch of lines.
-        ghost: What to write.
-        span: The token that would be another one.
-        column: The text of the turn.
-        right_to_left: Which way the line runs.
+        ghost: The text to draw.
+        span: Rectangle of the token that would be replaced.
+        column: Rectangle of the turn's text.
+        right_to_left: The direction of the line.
     """
     layout, height = _laid_out(ghost, ink, faces, span, column, right_to_left=right_to_left)
     top = span.center().y() - faces.pitch / 2
@@ -86,23 +86,18 @@ def paint_ghost(
 def _laid_out(
     ghost: Ghost, ink: Ink, faces: Faces, span: QRectF, column: QRectF, *, right_to_left: bool
 ) -> tuple[QTextLayout, float]:
-    """Lines of the column's width, the first one beginning at the span; and their height."""
+    """Lines of the column's width, of which the first begins at the span; and their height."""
     layout = faces.layout(ghost.text, (), right_to_left=right_to_left or is_right_to_left(ghost.word), wrap=True)
-    mark = QTextLayout.FormatRange()
-    mark.start, mark.length = 0, utf16_length(ghost.word)
     shape = QTextCharFormat()
     shape.setForeground(ink.text)
     shape.setFontUnderline(True)
     shape.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-    mark.format = shape
-    layout.setFormats([mark])
+    layout.setFormats([format_range(0, utf16_length(ghost.word), shape)])
     layout.beginLayout()
     count = 0
     while (line := layout.createLine()).isValid():
         offset = span.left() - column.left() if not count and not right_to_left else 0.0
-        width = column.width() - offset if not right_to_left else column.width()
-        if not count and right_to_left:
-            width = span.right() - column.left()
+        width = span.right() - column.left() if not count and right_to_left else column.width() - offset
         line.setLineWidth(max(width, 1.0))
         line.setPosition(QPointF(offset, count * faces.pitch + faces.lead))
         count += 1

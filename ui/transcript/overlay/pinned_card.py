@@ -1,4 +1,4 @@
-"""The card of the pinned token: alternatives that are buttons, a search in the vocabulary, what can be done from here."""
+"""The card of the pinned token: its alternatives as buttons, a vocabulary search, and actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QHideEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QShowEvent
-from PySide6.QtWidgets import QApplication, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -28,31 +28,31 @@ from ui.widgets.labels import ElidedLabel, Label, native, plain_tooltip
 WIDTH = 372
 MOST_FOUND = 10
 LEAST_ROWS = 1
-MOST_KEPT = 50  # places whose words outlive the window, the latest
-_GAP_PX = 8  # from the token, or from the line under its turn
+MOST_KEPT = 50  # the latest unwritten texts, which are stored for the next window
+_GAP_PX = 8  # to the token, or to the line under its turn
 _EDGE_PX = 6
 _RADIUS = 10
 _BY_TAB = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
-_SHORT = 28  # characters of what was typed, on the button that writes it
+_SHORT = 28  # characters of the typed text on the button that writes it
 Find = Callable[[str, int], Sequence[int]]  # ids of the tokens that contain a text, best first
 
 
 class PinnedCard(QWidget):
-    """Stands beside the pinned token until Escape, a choice, or a press outside it.
+    """Shown beside the pinned token until Escape, a choice, or a press outside it.
 
     Args:
-        transcript: Has the token.
+        transcript: Shows the token.
         parent: The card is placed inside this widget.
     """
 
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
-    text_typed = Signal(str)  # the words that will stand there, if they are written
-    text_written = Signal(int, int, str)  # node id, index, the words that stand there instead
+    text_typed = Signal(str)  # the text that would replace the token, at each change
+    text_written = Signal(int, int, str)  # node id, index, the text that replaces the token
     preview_wanted = Signal(int, int, int)
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
     ban_wanted = Signal(int)  # token id
     why_wanted = Signal()
-    row_wanted = Signal(int, int)  # node id, index: the probabilities of all tokens
+    row_wanted = Signal(int, int)  # node id, index: the log-probabilities of all tokens there
 
     def __init__(self, transcript: TranscriptView, parent: QWidget) -> None:
         super().__init__(parent)
@@ -60,12 +60,12 @@ class PinnedCard(QWidget):
         self._spot: Spot | None = None
         self._bytes_of: BytesOf = lambda _ids: []
         self._can_choose = self._can_continue = False
-        self._row: Sequence[float] | None = None  # log-probability of each token of the vocabulary
-        self._asked = False  # for the row of this spot
-        self._unwritten: dict[tuple[int, int], str] = {}  # what was typed, by the node id and index of its place
-        self._writes = False  # the keyboard was brought to the field by hand: digits and spaces are text there
+        self._row: Sequence[float] | None = None  # log-probabilities of the vocabulary at the spot
+        self._asked = False  # the row of this spot was requested
+        self._unwritten: dict[tuple[int, int], str] = {}  # typed texts by the node id and index of their tokens
+        self._writes = False  # the user focused the field: digits and spaces are text, not commands
         self._listed: list[Alternative] = []
-        self._at = 0  # the marked alternative; -1: none, what is typed is meant as it stands
+        self._at = 0  # the marked alternative; -1: none, Return writes the typed text
         self.find_tokens: Find = lambda _text, _most: ()
         self.before, self.choice = ElidedLabel("", "", interface_font(12.5)), Label("", "soft", interface_font(12.5))
         self.rows = [AlternativeButton() for _ in range(MOST_FOUND + 1)]
@@ -78,7 +78,7 @@ class PinnedCard(QWidget):
         self.field.setToolTip(plain_tooltip(tip.format(native("F2"))))
         self.field.setAccessibleName(self.tr("Write here, or find a token in the vocabulary"))
         self.field.textChanged.connect(lambda _text: self._search())
-        self.field.textEdited.connect(self._keep)
+        self.field.textEdited.connect(self._store_typed)
         self.field.installEventFilter(self)
         self.write = button("", "link")
         self.write.setToolTip(self.tr("Return, or {0} where a token is marked").format(native("Ctrl+Return")))
@@ -119,15 +119,11 @@ class PinnedCard(QWidget):
         )
 
     def _connect(self) -> None:
-        pressed: tuple[tuple[QPushButton, Callable[[], None]], ...] = (
-            (self.branch, lambda: self._choose(self._current)),
-            (self.write, self._write),
-            (self.preview, self._preview_current),
-            (self.why, self.why_wanted.emit),
-            (self.ban, self._ban),
-        )
-        for action, run in pressed:
-            action.clicked.connect(lambda _checked=False, run=run: run())
+        self.branch.clicked.connect(lambda: self._choose(self._current))
+        self.write.clicked.connect(self._write)
+        self.preview.clicked.connect(self._preview_current)
+        self.why.clicked.connect(self.why_wanted)
+        self.ban.clicked.connect(self._ban)
         for count, choice in self.ways.items():
             choice.clicked.connect(lambda _checked=False, count=count: self._continue(count))
         bar = self._transcript.tokens.verticalScrollBar()
@@ -137,14 +133,14 @@ class PinnedCard(QWidget):
         current_theme().changed.connect(self.update)
         current_theme().scaled.connect(self._place)
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Shows the card for the spot it was given, and takes the keyboard."""
+        """Shows the card for its spot, and focuses the field."""
         if self._spot is None:
             return
         self._set_writes(False)
-        self._bring_typed()
+        self._restore_typed()
         self.show()
         self.raise_()
         self._place()
@@ -152,32 +148,33 @@ class PinnedCard(QWidget):
             self.field.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def begin_words(self, text: str) -> bool:
-        """Opens with the beginning of what is to be written; returns whether something can be."""
+        """Opens the card and types `text` into its field; returns whether writing is possible."""
         if self._can_choose:
             self.open()
             self.field.insert(text)
         return self._can_choose
 
     def close_again(self) -> None:
-        """Closes; the keyboard goes back to the text."""
+        """Closes the card; the focus returns to the transcript."""
         focused = QApplication.focusWidget()
         if focused is not None and self.isAncestorOf(focused):  # before it hides: Qt would move it as if by Tab
             self._transcript.tokens.setFocus(Qt.FocusReason.PopupFocusReason)
         self.hide()
 
     def show_spot(self, spot: Spot | None, bytes_of: BytesOf, *, can_choose: bool, can_continue: bool) -> None:
-        """Another token is pinned, or the same one has other numbers; None closes the card."""
+        """Takes another pinned token, or other numbers of the same one; None closes the card."""
         held, self._spot, self._bytes_of = self._spot, spot, bytes_of
         self._can_choose, self._can_continue = can_choose, can_continue
         if spot is None:
             self.close_again()
             return
-        if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
+        same = held is not None and (held.node_id, held.index) == (spot.node_id, spot.index)
+        if not same:
             self._row, self._asked = None, False
         if self.isVisible():
-            if held is None or (held.node_id, held.index) != (spot.node_id, spot.index):
-                self._bring_typed()
-            elif held.record != spot.record:  # what was typed stays
+            if held is None or not same:
+                self._restore_typed()
+            elif held.record != spot.record:  # the typed text stays
                 self._search_again() if self.field.text() else self._search()
             else:
                 self._fill()
@@ -189,12 +186,12 @@ class PinnedCard(QWidget):
             self._search_again()
 
     def forget_row(self) -> None:
-        """Another model may run: its row is asked for anew."""
+        """Forgets the probabilities, as another model may be loaded; they are requested again."""
         self._row, self._asked = None, False
         self._search_again()
 
     def _search_again(self) -> None:
-        """The same text with other probabilities: the marked alternative stays marked."""
+        """Repeats the search with other probabilities; the marked alternative stays marked."""
         if not (self.isVisible() and self.field.text()):
             return
         marked = self._current
@@ -212,12 +209,12 @@ class PinnedCard(QWidget):
         spot, text = self._spot, self.field.text()
         if spot is None:
             return
-        if text and self._row is None and not self._asked:  # once per spot: a refusal would be the same again
+        if text and self._row is None and not self._asked:  # once per spot, as a refusal would repeat
             self._asked = True
             self.row_wanted.emit(spot.node_id, spot.index)
         self._show_typed()
         self._listed = self._found(spot, text) if text else alternatives_of(spot.record, self._bytes_of)
-        typed = self.typed.encode()  # the token's own words, written, are a branch too
+        typed = self.typed.encode()  # writing the token's own text makes a branch too
         listed = enumerate(self._listed)
         marked = (at for at, one in listed if (one.data == typed and not one.chosen if text else one.chosen))
         self._at = next(marked, -1 if text else 0)
@@ -225,7 +222,7 @@ class PinnedCard(QWidget):
         self._place()
 
     def _found(self, spot: Spot, text: str) -> list[Alternative]:
-        """Tokens of the vocabulary that contain a text, best match first."""
+        """The tokens of the vocabulary that contain `text`, best match first."""
         record, ids = spot.record, list(self.find_tokens(text, MOST_FOUND))
         stored = dict(zip(record.top_ids, record.top_logprobs, strict=True))
         row = self._row
@@ -240,7 +237,7 @@ class PinnedCard(QWidget):
         ]  # fmt: skip
 
     def _fill(self, room: int | None = None) -> None:
-        """Shows the alternatives in rows; `room`: the most rows there is room for, the last one of them for the marked one."""
+        """Shows the alternatives in at most `room` rows, of which the last is the marked one if it would not fit."""
         spot, current, count = self._spot, self._current, len(self.rows) if room is None else room
         if spot is None:
             return
@@ -283,10 +280,10 @@ class PinnedCard(QWidget):
         for part in (*self.ways.values(), self._ways_label):
             part.setVisible(self._can_continue)
 
-    # ---- where it stands ------------------------------------------------------------------------------------------
+    # ---- its place ------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Beside the token and, where it can, outside the line under its turn, with as many rows as there is room for."""
+        """Places the card beside the token, if possible not over the line under its turn, with as many rows as fit."""
         spot, parent = self._spot, self.parentWidget()
         if spot is None or self.isHidden() or parent is None:
             return
@@ -294,7 +291,7 @@ class PinnedCard(QWidget):
         token, line = pane.token_box(spot.node_id, spot.index), pane.line_box(spot.node_id)
         viewport = pane.viewport()
         if token is None or line is None or not viewport.rect().intersects(token):
-            if not self.field.text():  # or the words would be lost by scrolling
+            if not self.field.text():  # scrolling must not close the card over a typed text
                 self.close_again()
             return
         corner = viewport.mapTo(parent, QPoint(0, 0))
@@ -312,9 +309,9 @@ class PinnedCard(QWidget):
         if height > room:  # with one row
             self._show_head(False)
             height = self._sheet_height(width)
-            if height > room:  # nowhere but over the line
+            if height > room:  # it must cover the line
                 top, _ = best_place(height, token, token, within)
-        if top is None:  # above: its lower edge is beside the token
+        if top is None:  # above the token
             top = token.top() - _GAP_PX - height
         top = max(min(top, within.bottom() - height), within.top())
         left = max(min(token.left() - 14, within.right() - width), within.left())
@@ -324,7 +321,7 @@ class PinnedCard(QWidget):
     def _show_head(self, show: bool) -> None:  # a state, not an option
         self.before.setVisible(show)
         self.choice.setVisible(show)
-        self._head.invalidate()  # Qt does so for the outermost layout only
+        self._head.invalidate()  # Qt invalidates only the outermost layout
 
     def _sheet_height(self, width: int) -> int:
         layout = self.layout()
@@ -341,66 +338,66 @@ class PinnedCard(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(0, 0)
 
-    # ---- what is asked --------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def _choose(self, alternative: Alternative | None) -> None:
         spot = self._spot
         if spot is not None and alternative is not None and not alternative.chosen and self._can_choose:
-            self._keep("")
+            self._store_typed("")
             self.close_again()
             self.alternative_chosen.emit(spot.node_id, spot.index, alternative.token_id)
 
     def _write(self) -> None:
         spot, words = self._spot, self.typed
         if spot is not None and words and self._can_choose:
-            self._keep("")
+            self._store_typed("")
             self.close_again()
             self.text_written.emit(spot.node_id, spot.index, words)
 
     @property
     def typed(self) -> str:
-        """What was typed, as it would stand in the text: behind the space that the token in its place begins with."""
+        """The typed text as it would be written: with a leading space if the replaced token begins with one."""
         text = self.field.text()
         spaced = self._spot is not None and self._spot.record.token_bytes.startswith(b" ")
         return f" {text}" if text and spaced and not text[0].isspace() else text
 
     def remember(self, unwritten: Iterable[tuple[int, int, str]]) -> None:
-        """What was typed in another window and not written, as `unwritten` gave it."""
+        """Takes the texts of another window's `unwritten`."""
         for node_id, index, text in unwritten:
-            self._unwritten.setdefault((node_id, index), text)  # what was typed here is newer
+            self._unwritten.setdefault((node_id, index), text)  # a text typed here is newer
 
     def unwritten(self) -> tuple[tuple[int, int, str], ...]:
-        """What was typed at tokens and not written: node id, index, text, the latest last."""
+        """Texts that were typed at tokens and not written: node id, index, text; the latest last."""
         return tuple((*place, text) for place, text in self._unwritten.items())[-MOST_KEPT:]
 
     def type_again(self, node_id: int, index: int, text: str) -> None:
-        """What was typed at a place could not be written there: it is in the field again, where the place is pinned."""
+        """Restores a text that could not be written; opens the card if its place is pinned."""
         self._unwritten[node_id, index] = text
         if self._spot is not None and (self._spot.node_id, self._spot.index) == (node_id, index):
             self.open()
 
-    def _keep(self, text: str) -> None:
-        """Nothing that is typed goes with the card; "": it was used."""
+    def _store_typed(self, text: str) -> None:
+        """Stores the typed text beyond the life of the card; "": forgets it, as it was used."""
         if self._spot is not None:
             place = self._spot.node_id, self._spot.index
             self._unwritten.pop(place, None)
             if text:
                 self._unwritten[place] = text
 
-    def _bring_typed(self) -> None:
+    def _restore_typed(self) -> None:
         spot = self._spot
         self.field.setText("" if spot is None else self._unwritten.get((spot.node_id, spot.index), ""))
         self._search()
 
     def _set_writes(self, writes: bool) -> None:  # a state, not an option
-        """Whether the first character that is typed may be a digit or a space."""
+        """Sets whether a digit or a space may be the first typed character."""
         self._writes = writes
         self.field.setPlaceholderText(
             self.tr("type words, digits or spaces…") if writes else self.tr("type to write here, or to find a token…")
         )
 
     def _show_typed(self) -> None:
-        """The words stand in the text, grey, while they are typed."""
+        """Shows the typed text in the transcript, in grey."""
         spot, tokens = self._spot, self._transcript.tokens
         if spot is not None and self.typed and self._can_choose:
             tokens.set_ghost(typed_ghost(spot.node_id, spot.index, self.typed))
@@ -438,7 +435,7 @@ class PinnedCard(QWidget):
             super().keyPressEvent(event)
 
     def _take_key(self, event: QKeyEvent, *, writes: bool) -> bool:
-        """The keys of the card; letters, and digits behind a letter or where one `writes`, go into the field."""
+        """Carries out a key of the card; False: the field takes it, as letters, and digits if `writes` or after a letter."""
         key, empty = event.key(), not self.field.text()
         enter = key in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and event.modifiers() & Qt.KeyboardModifier.ControlModifier:
@@ -479,7 +476,7 @@ class PinnedCard(QWidget):
         return False
 
     def _holds(self, watched: QWidget, event: QMouseEvent) -> bool:
-        """Whether a press is on the card, and not on its shadow."""
+        """Whether a press is on the card, not on its shadow."""
         own = watched is self or self.isAncestorOf(watched)
         at = self.mapFromGlobal(event.globalPosition().toPoint())
         return own and self.sheet().translated(-self.pos()).contains(at)
@@ -494,7 +491,7 @@ class PinnedCard(QWidget):
         super().hideEvent(event)
         self._transcript.hover_shown = True
         self._transcript.tokens.show_caret(False)
-        self.field.clear()  # and with it what it shows in the text
+        self.field.clear()  # also clears the typed text in the transcript
         QApplication.instance().removeEventFilter(self)  # type: ignore[union-attr]  # there is one, widgets exist
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
@@ -511,16 +508,16 @@ class PinnedCard(QWidget):
 
 
 def best_place(height: int, token: QRect, line: QRect, within: QRect) -> tuple[int | None, int]:
-    """Where a card stands that covers neither a token nor the line under its turn.
+    """The place of a card that covers neither its token nor the line under the turn.
 
     Args:
-        height: Pixels that the card wants.
-        token: Where the token is.
-        line: Where the line with the turn's actions is.
-        within: The card stays inside.
+        height: Wanted height of the card, pixels.
+        token: Rectangle of the token.
+        line: Rectangle of the line with the turn's actions.
+        within: The card stays inside this rectangle.
 
     Returns:
-        The card's top (None: it ends above the token), and the pixels there are.
+        The card's top (None: above the token), and the available height.
     """
     between, under, top = token.bottom() + _GAP_PX, line.bottom() + _GAP_PX, within.top()
     places = (

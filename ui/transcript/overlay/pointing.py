@@ -1,4 +1,4 @@
-"""What the pointer and the chosen colours do to both panes."""
+"""Colours of both panes, and the card and preview at the pointer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ui.widgets.visible import visible_bytes
 
 
 class Colouring:
-    """Part of `TranscriptView`. Nothing is laid out again for other colours.
+    """Sets the colours of the panes of a `TranscriptView`, without a new layout.
 
     Args:
-        tokens: Shows them.
+        tokens: The pane whose tokens are coloured.
         read: Has the same palette.
-        card: Tells the numbers of a comparison while there is one.
+        card: Closed when the comparison changes.
         path: Has the numbers.
-        palette: To begin with.
+        palette: The first palette.
     """
 
     def __init__(self, tokens: TokensPane, read: ReadPane, card: Card, path: Path, palette: Palette) -> None:
@@ -46,7 +46,7 @@ class Colouring:
             self._tokens.repaint_numbers()
 
     def show_depth(self, node_id: int, depth: TurnDepth) -> None:
-        """The layers of a turn are known; they are shown as `Measure.LAYER`."""
+        """Takes the layers of a turn, which `Measure.LAYER` shows."""
         self._path.take_depth(node_id, depth)
         self._tokens.repaint_numbers()
 
@@ -56,11 +56,11 @@ class Colouring:
         return self._path.shows_difference
 
     def show_compared(self, compared: Compared | None, *, difference: bool) -> None:
-        """The numbers of a second model are known; None: not any more.
+        """Takes the numbers of a second model, or None to remove them.
 
         Args:
-            compared: They.
-            difference: Whether they colour the tokens, and what is disagreed on is underlined.
+            compared: The numbers.
+            difference: Whether they colour the tokens, with disagreements underlined.
         """
         self._path.compare(compared, coloured=difference)
         self._ink()
@@ -69,7 +69,7 @@ class Colouring:
 
     def _ink(self) -> None:
         diverging = self._path.shows_difference
-        own = 1.0 if diverging else current_theme().own_strength  # what two models disagree on is not to be missed
+        own = 1.0 if diverging else current_theme().own_strength  # at full strength, so that no disagreement is missed
         ink = Ink(self._palette, diverging, own)
         for pane in (self._tokens, self._read):
             pane.set_ink(ink)
@@ -79,10 +79,10 @@ Resolver = Callable[[Sequence[int]], Sequence[bytes]]
 
 
 class Pointing(QObject):
-    """Part of `TranscriptView`.
+    """Shows the card of the token under the pointer, and previews of alternatives, in a `TranscriptView`.
 
     Args:
-        tokens: Says which token the mouse is over, and draws the preview.
+        tokens: Reports the token under the mouse, and draws the preview.
         card: Shown over that token.
         path: Has the tokens' numbers.
     """
@@ -95,12 +95,12 @@ class Pointing(QObject):
         tokens.token_hovered.connect(self._hovered)
 
     def preview(self, node_id: int, index: int, token_id: int) -> None:
-        """Shows an alternative in place of a token; what follows it is not known yet."""
+        """Shows an alternative in place of a token; the text after it is not known yet."""
         data = list(self.resolve([token_id])) or [b""]
         self._tokens.set_ghost(ghost_of(node_id, index, token_id, data[0]))
 
     def show_preview(self, node_id: int, index: int, token_id: int, words: Sequence[bytes]) -> None:
-        """What would follow; ignored if another place is previewed by now."""
+        """Shows the text that would follow; ignored if another alternative is previewed by now."""
         ghost = self._tokens.ghost
         if ghost is not None and (ghost.node_id, ghost.index, ghost.token_id) == (node_id, index, token_id):
             self._tokens.set_ghost(ghost.with_tail(b"".join(words)))

@@ -1,4 +1,4 @@
-"""The entropy of the path's generated tokens as one thin line; its highest point is marked."""
+"""The entropy of the path's generated tokens as a thin line with its maximum marked."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ui.transcript.tokens import Tokens
 _HEIGHT_PX, _TOP_PX, _BOTTOM_PX = 44, 10, 16  # a hairline at the top, the line between
 _LINE_PX, _DOT_PX = 1.4, 3.2
 _PIXELS_A_POINT = 2
-_AT_ONCE_SECONDS = 0.0002  # of reading, when another path is shown; a short one is read by then
-_SLICE_SECONDS = 0.0015  # likewise, in each turn of the event loop after that
-_SLICE_MS = 4  # from one to the next
-_REACH_PX = 3  # how near to a peak a click must be
-_STREAM_MS = 100  # how often the line follows a stream
-_LEAST_SPAN = 1.0  # nats: an even text is not blown up to full height
+_AT_ONCE_SECONDS = 0.0002  # for reading another path at once, which is enough for a short one
+_SLICE_SECONDS = 0.0015  # for reading in each later slice
+_SLICE_MS = 4  # between slices
+_REACH_PX = 3  # maximum distance of a click from a peak
+_STREAM_MS = 100  # between updates while tokens stream
+_LEAST_SPAN = 1.0  # nats of the full height, at least, so that low entropies look low
 
 
 class _Series:
-    """The entropies of one turn's generated tokens; reads only what is new."""
+    """The entropies of one turn's generated tokens; reads only new tokens."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
-        self._tokens: Tokens | None = None  # that were read
+        self._tokens: Tokens | None = None  # the object that was read
         self._revision = turn.revision
         self._read = 0
         self._count = 0
@@ -41,16 +41,16 @@ class _Series:
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
-        """Which tokens of the run, ascending."""
+        """Indices into the run, ascending."""
         return self._indices[: self._count]
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """Their entropies in nats; NaN where a token was never scored."""
+        """Entropies of these tokens in nats; NaN for unscored tokens."""
         return self._values[: self._count]
 
     def read(self) -> None:
-        """Takes in what the turn holds now."""
+        """Reads the turn's new tokens, or all of them if they changed."""
         if self._tokens is not self.turn.tokens or self._revision != self.turn.revision:
             self._tokens, self._revision, self._read, self._count = self.turn.tokens, self.turn.revision, 0, 0
         new = self._tokens.generated(self._read)
@@ -66,19 +66,17 @@ class _Series:
 
 
 class EntropyStrip(QWidget):
-    """A line of max-per-pixel entropies. Turns that did not change are not read again."""
+    """A line of entropies, the maximum per point. Unchanged turns are not read again."""
 
     token_clicked = Signal(int, int)  # node_id, index
 
-    def __init__(self, palette: Palette, parent: QWidget | None = None) -> None:
+    def __init__(self, palette: Palette, parent: QWidget) -> None:
         super().__init__(parent)
         self._palette = palette
         self._series: list[_Series] = []
         self._stale: set[int] = set()
-        self._drawn = np.empty(0, np.float32)  # entropies; those of the path before, until all of this one was read
-        self._follow = QTimer(self)
-        self._follow.setSingleShot(True)
-        self._follow.setInterval(_STREAM_MS)
+        self._drawn = np.empty(0, np.float32)  # entropies; of the previous path until this one is read
+        self._follow = QTimer(self, singleShot=True, interval=_STREAM_MS)
         self._follow.timeout.connect(self.update)
         self._slices = QTimer(self, singleShot=True, interval=_SLICE_MS)
         self._slices.timeout.connect(self._slice)
@@ -102,14 +100,14 @@ class EntropyStrip(QWidget):
         self._slice(_AT_ONCE_SECONDS)
 
     def turn_changed(self, index: int) -> None:
-        """Turn `index` has more tokens or other numbers; drawn within a tenth of a second."""
+        """Redraws the line within a tenth of a second, as turn `index` has changed."""
         self._stale.add(index)
         if not self._follow.isActive():
             self._follow.start()
 
     @property
     def is_read(self) -> bool:
-        """Whether all of the path was read; until then the line of the path before is drawn."""
+        """Whether the whole path was read; until then the line of the previous path is drawn."""
         return not self._stale
 
     @property
@@ -117,13 +115,13 @@ class EntropyStrip(QWidget):
         count = 0
         for series in self._series:
             series.read()
-            count += int(np.count_nonzero(~np.isnan(series.values)))  # a server says none
+            count += int(np.count_nonzero(~np.isnan(series.values)))  # servers report none
             if count > 1:
                 return False
         return True
 
     def token_at(self, x: float) -> tuple[int, int] | None:
-        """Node and index of the token at x; where tokens stand close, the highest of those near it."""
+        """Node id and index of the token at x; of several tokens near x, the one with the highest entropy."""
         self._read()
         values = self._joined()
         if not len(values):
@@ -137,7 +135,7 @@ class EntropyStrip(QWidget):
 
     def _slice(self, seconds: float = _SLICE_SECONDS) -> None:
         self._read(perf_counter() + seconds)
-        if not self._stale:  # until then what is drawn stays
+        if not self._stale:  # until then the previous line stays
             self._slices.stop()
             self.update()
         else:
@@ -191,7 +189,7 @@ class EntropyStrip(QWidget):
         painter.drawEllipse(peak, _DOT_PX, _DOT_PX)
 
     def _points(self) -> list[QPointF]:
-        """One point a token; where they would stand closer than the line can show, the highest of each few."""
+        """One point per token; of a long path the maximum of each group of tokens."""
         if not self._stale:
             self._drawn = self._joined()
         values = self._drawn

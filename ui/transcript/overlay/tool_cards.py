@@ -1,4 +1,4 @@
-"""Tool calls of an answer as cards: while they stream, and with fields for their results."""
+"""Tool calls of an answer as cards, while they stream and with fields for their results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LAST_LINES = 4
 LINE_MOST = 160  # characters
 
 
-class CallInMaking(QFrame):
-    """Shows the source of calls as it grows; when the answer has ended, the cards of its calls take its place."""
+class StreamingCall(QFrame):
+    """Shows the last lines of a call that is being generated; `TurnCards` replace it when the answer ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,34 +48,30 @@ class CallInMaking(QFrame):
         self.source.setText("\n".join(one_line(line)[-LINE_MOST:] for line in lines))
 
 
-REST_MS = 500
-MOST_KEPT = 50  # turns whose typed results outlive the window, the latest
-MOST_LINES = 8  # of arguments that are shown; the answer has all of them
+SETTLE_MS = 500
+MOST_KEPT = 50  # the latest turns with typed results, which are stored for the next window
+MOST_LINES = 8  # of arguments; the answer has all of them
 FIELD_EDGES = 10  # pixels above and below the lines of a field: its frame and padding
 
 
 class ToolCards(QObject):
-    """Puts cards under the turns of the path that call something.
-
-    Args:
-        transcript: Shows them in its text.
-    """
+    """Puts cards under the turns of the path that contain tool calls."""
 
     answered = Signal(int, object)  # node id, the results: a list[str]
-    settled = Signal()  # what is typed as results stood still for a while
+    settled = Signal()  # the typed results have not changed for a while
 
     def __init__(self, transcript: TranscriptView) -> None:
         super().__init__(transcript)
         self._transcript = transcript
         self.turns: dict[int, TurnCards] = {}  # by node id
-        self._typed: dict[int, list[str]] = {}  # results that were typed and not sent, of turns that are not shown
-        self.making: CallInMaking | None = None  # of the answer that is being written
-        self._writing: tuple[int, str] | None = None  # its node id, and its text so far
-        self._rest = QTimer(self, singleShot=True, interval=REST_MS)
-        self._rest.timeout.connect(self.settled)
+        self._typed: dict[int, list[str]] = {}  # unsent results of turns that are not shown, by node id
+        self.streaming: StreamingCall | None = None  # of the running answer
+        self._running_answer: tuple[int, str] | None = None  # node id and text so far of the running answer
+        self._settle_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._settle_timer.timeout.connect(self.settled)
 
     def show_turns(self, turns: Sequence[TurnView], *, running: bool) -> None:
-        """The cards of these turns. What was typed stays while the calls of its turn are the same, shown or not."""
+        """Shows the cards of these turns. Typed results stay as long as the calls of their turn are the same."""
         held, self.turns = self.turns, {}
         for turn in turns:
             if turn.calls or turn.called:
@@ -83,27 +79,27 @@ class ToolCards(QObject):
                 same = known is not None and known.shown == (turn.calls, turn.called)
                 self.turns[turn.node_id] = known if known is not None and same else self._made(turn)
         writing = next((turn for turn in turns if turn.may_call and turn.status in RUNNING), None)
-        self._writing = None if writing is None else (writing.node_id, typed_text(writing.run))
-        changed = self._show_making()
+        self._running_answer = None if writing is None else (writing.node_id, typed_text(writing.run))
+        changed = self._show_streaming()
         if self.turns != held or changed:
             self._show_under()
-            for node_id, gone in held.items():
-                if gone not in self.turns.values():
+            for node_id, old in held.items():
+                if old not in self.turns.values():
                     if node_id not in self.turns:
-                        self._keep(node_id, gone.results)
-                    gone.deleteLater()
+                        self._store(node_id, old.results)
+                    old.deleteLater()
         for cards in self.turns.values():
             cards.set_running(running)
 
     def remember(self, typed: Iterable[tuple[int, Sequence[str]]]) -> None:
-        """What was typed in another window and not sent, as `typed` gave it."""
+        """Takes the unsent results of another window's `typed`."""
         for node_id, results in typed:
             if any(results):
-                self._typed.setdefault(node_id, list(results))  # what was typed here is newer
+                self._typed.setdefault(node_id, list(results))  # results typed here are newer
 
     @property
     def typed(self) -> tuple[tuple[int, Sequence[str]], ...]:
-        """Results that were typed and not sent: node id, a text for each call; the latest last."""
+        """Unsent results: node id, and a text for each call; the latest last."""
         held = dict(self._typed)
         for node_id, cards in self.turns.items():
             if any(cards.results):
@@ -111,57 +107,57 @@ class ToolCards(QObject):
         return tuple(held.items())[-MOST_KEPT:]
 
     def carry(self, nodes: Mapping[int, int]) -> None:
-        """The turns have other numbers in the copy of their session, which is shown next."""
+        """Moves typed results to the session's copy, which is shown next; `nodes` maps old node ids to new ones."""
         for node_id, cards in self.turns.items():
             if node_id in nodes:
-                self._keep(nodes[node_id], cards.results)
+                self._store(nodes[node_id], cards.results)
                 cards.results = [""] * len(cards.results)
 
-    def _keep(self, node_id: int, results: Sequence[str]) -> None:
+    def _store(self, node_id: int, results: Sequence[str]) -> None:
         if any(results):
             self._typed[node_id] = list(results)
 
     def append_tokens(self, node_id: int, run: TokenRun) -> None:
-        """More of the answer that is being written."""
-        if self._writing is not None and self._writing[0] == node_id:
-            self._writing = node_id, self._writing[1] + typed_text(run)
-            if self._show_making():
+        """Takes more tokens of the running answer."""
+        if self._running_answer is not None and self._running_answer[0] == node_id:
+            self._running_answer = node_id, self._running_answer[1] + typed_text(run)
+            if self._show_streaming():
                 self._show_under()
 
-    def _show_making(self) -> bool:
-        """The card of the call that is being written, if one is; whether it came or went."""
-        text = "" if self._writing is None else self._writing[1]
-        start, known = open_call(text), self.making
+    def _show_streaming(self) -> bool:
+        """Updates the card of the unfinished call; returns whether the card appeared or disappeared."""
+        text = "" if self._running_answer is None else self._running_answer[1]
+        start, known = open_call(text), self.streaming
         if start is None:
-            self.making = None
+            self.streaming = None
             if known is not None:
                 known.deleteLater()
             return known is not None
-        self.making = known or CallInMaking()
-        self.making.show_source(text[start:])
+        self.streaming = known or StreamingCall()
+        self.streaming.show_source(text[start:])
         return known is None
 
     def _show_under(self) -> None:
         under: dict[int, QWidget] = dict(self.turns)
-        if self._writing is not None and self.making is not None:
-            under[self._writing[0]] = self.making
+        if self._running_answer is not None and self.streaming is not None:
+            under[self._running_answer[0]] = self.streaming
         self._transcript.show_under(under)
 
     def _made(self, turn: TurnView) -> TurnCards:
         made = TurnCards(turn)
         made.results = self._typed.pop(turn.node_id, [])
-        made.edited.connect(self._rest.start)
+        made.edited.connect(self._settle_timer.start)
         made.answered.connect(self.answered)
         made.focused.connect(self._transcript.bring_into_sight)
         return made
 
 
 class TurnCards(QWidget):
-    """The cards of one answer. Results are sent together, when the last one is written."""
+    """The cards of one answer. All results are sent together."""
 
     answered = Signal(int, object)  # node id, the results in the order of the calls
-    focused = Signal(object)  # the QWidget that the keyboard came to
-    edited = Signal()  # a result
+    focused = Signal(object)  # the QWidget that got the focus
+    edited = Signal()  # a result has changed
 
     def __init__(self, turn: TurnView) -> None:
         super().__init__()
@@ -179,18 +175,19 @@ class TurnCards(QWidget):
         column.setSpacing(6)
         for card in self.cards:
             column.addWidget(card)
-            if card.result is not None:
-                card.result.textChanged.connect(self._refresh)
-                card.result.textChanged.connect(self.edited)
-                card.result.submitted.connect(self._send)
-                card.result.installEventFilter(self)
+        self._fields = [card.result for card in self.cards if card.result is not None]
+        for field in self._fields:
+            field.textChanged.connect(self._refresh)
+            field.textChanged.connect(self.edited)
+            field.submitted.connect(self._send)
+            field.installEventFilter(self)
         column.addLayout(row(self.send_button, 1))
-        self.send_button.setVisible(self.can_answer)  # not before it has a parent, or it is shown as a window
+        self.send_button.setVisible(self.can_answer)  # only with a parent, or it would be shown as a window
         self.send_button.installEventFilter(self)
         self._refresh()
 
     def set_running(self, running: bool) -> None:  # a state, not an option
-        """While an answer is written, none can be asked for."""
+        """Disables sending while an answer is being generated."""
         self._running = running
         self._refresh()
 
@@ -200,23 +197,22 @@ class TurnCards(QWidget):
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        event.setAccepted(event.key() != Qt.Key.Key_Escape)  # Return in a field is no command to the text around it
+        event.setAccepted(event.key() != Qt.Key.Key_Escape)  # Return in a field is no command of the transcript
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        event.accept()  # nothing of the text behind it is selected
+        event.accept()  # selects nothing in the transcript behind
 
     def _refresh(self) -> None:
         self.send_button.setEnabled(not self._running and all(result.strip() for result in self.results))
 
     @property
     def results(self) -> list[str]:
-        """What stands in the fields, for each call that is not answered."""
-        return [card.result.toPlainText() for card in self.cards if card.result is not None]
+        """The texts of the fields, one for each unanswered call."""
+        return [field.toPlainText() for field in self._fields]
 
     @results.setter
     def results(self, typed: Sequence[str]) -> None:
-        fields = [card.result for card in self.cards if card.result is not None]
-        for field, text in zip(fields, typed, strict=False):
+        for field, text in zip(self._fields, typed, strict=False):
             field.setPlainText(text)
 
     def _send(self) -> None:
@@ -225,10 +221,10 @@ class TurnCards(QWidget):
 
 
 class CallCard(QFrame):
-    """One call; nothing here carries it out.
+    """One call, which is only shown and never executed.
 
     Attributes:
-        result: Where its result is typed; None where the call is no call, or was answered.
+        result: The field for its result; None if the call is invalid or answered.
     """
 
     def __init__(self, call: ToolCard, *, answered: bool) -> None:
@@ -255,10 +251,10 @@ class CallCard(QFrame):
 
     def _say(self, text: str, *, strong: bool = False, mono: bool = False) -> None:
         weight = QFont.Weight.Medium if strong else QFont.Weight.Normal
-        said = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
-        said.setWordWrap(True)
-        said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
-        self._column.addWidget(said)
+        label = Label(text, "" if strong else "soft", mono_font(12) if mono else interface_font(12.5, weight))
+        label.setWordWrap(True)
+        label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Minimum)
+        self._column.addWidget(label)
 
     def _field(self, name: str) -> DraftField:
         field = DraftField(around=FIELD_EDGES)
@@ -273,6 +269,6 @@ class CallCard(QFrame):
 
 
 def _kept(line: str) -> str:
-    """A line of JSON with its indentation; what could hide in it is made visible."""
+    """A line of JSON with its indentation and with invisible characters made visible."""
     rest = line.lstrip(" ")
     return "\u00a0" * (len(line) - len(rest)) + one_line(rest)

@@ -1,1 +1,1 @@
-"""Scrolling, pages, search and what stands beside a turn."""
+"""Scrolling, pages, search, and the rail and line of a turn."""

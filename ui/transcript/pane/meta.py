@@ -1,4 +1,4 @@
-"""The small line under a turn: variants, numbers, notes, and quiet actions while the mouse is over the turn."""
+"""The line under a turn: variants, numbers, notes, and actions while the mouse is over the turn."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GAP_PX = 14
 _ACTION_GAP_PX = 12
 _ROW_PX = 17
 _TOP_PX = 4
-_BELOW_PX = TURN_GAP_PX + 1  # of the gap to the next turn, where the actions of a turn without a line appear
+_BELOW_PX = TURN_GAP_PX + 1  # the actions of a turn without a line appear in the gap to the next turn
 READING = QT_TRANSLATE_NOOP("Transcript", "reading the prompt…")
 
 
 class Action(StrEnum):
-    """What a click on a part of the line asks for."""
+    """What a click on a part of the line requests."""
 
     NONE = "none"
     PREVIOUS = "previous"
@@ -61,8 +61,8 @@ class _Wanted(Struct, frozen=True):
     text: str
     tone: Tone = Tone.FAINT
     action: Action = Action.NONE
-    gap: float = _GAP_PX  # before it
-    gives_way: bool = False  # to the others, where there is no room for all
+    gap: float = _GAP_PX  # before the part
+    gives_way: bool = False  # left out first if there is not enough room
 
 
 class MetaLine:
@@ -70,34 +70,34 @@ class MetaLine:
 
     Args:
         view: The turn.
-        faces: What it is set in.
+        faces: Its fonts.
         width: Pixels.
-        developer: Whether it tells what was reused, computed and drafted.
+        developer: Whether to show the counts of reused, computed and drafted tokens.
     """
 
     def __init__(self, view: TurnView, faces: Faces, width: float, *, developer: bool = False) -> None:
         self._faces = faces
         self._width = width
-        self._wanted = _standing(view, developer=developer)
-        self._standing = self._flow(self._wanted)
-        rows = 1 + max((self._row(p) for p in self._standing), default=0)
+        self._wanted = _permanent_parts(view, developer=developer)
+        self._permanent = self._flow(self._wanted)
+        rows = 1 + max((self._row(p) for p in self._permanent), default=0)
         self.is_waiting = view.status is TurnStatus.WAITING
         self._actions = _actions(view)
-        self.reach = round((_TOP_PX + rows * _ROW_PX) * faces.scale)  # pixels down to which something may be drawn
-        shown = bool(self._standing) or view.role == "assistant"
+        self.reach = round((_TOP_PX + rows * _ROW_PX) * faces.scale)  # height of the drawn area, pixels
+        shown = bool(self._permanent) or view.role == "assistant"
         self.height = self.reach if shown else max(self.reach - _BELOW_PX, 0)
-        self._hovered: list[MetaPart] | None = None  # laid out when the mouse first comes
+        self._hovered: list[MetaPart] | None = None  # laid out when the mouse first enters
 
     def parts(self, *, hovered: bool) -> list[MetaPart]:
-        """What is shown."""
+        """The shown parts."""
         if not hovered or not self._actions:
-            return self._standing
+            return self._permanent
         if self._hovered is None:
             self._hovered = self._with_actions(self._actions)
         return self._hovered
 
     def action_at(self, point: QPointF, *, hovered: bool) -> Action:
-        """What a click at a point (relative to the line's top left) asks for."""
+        """The action at a point relative to the line's top left."""
         for part in self.parts(hovered=hovered):
             if part.action is not Action.NONE and part.box.adjusted(-4, -3, 4, 3).contains(point):
                 return part.action
@@ -131,9 +131,9 @@ class MetaLine:
         return parts
 
     def _with_actions(self, actions: list[_Wanted]) -> list[MetaPart]:
-        """The standing parts and the actions after them.
+        """The permanent parts followed by the actions.
 
-        Where there is no room, the last numbers give way, then what the menu has too; but a note stays where it was.
+        Without enough room, the last numbers are left out, then actions that the menu has too; a note keeps its place.
         """
         wanted = list(self._wanted)
         has_note = any(number.gives_way and not after.gives_way for number, after in pairwise(wanted))
@@ -156,23 +156,23 @@ class MetaLine:
 
 
 def usual_height(view: TurnView, faces: Faces) -> int:
-    """Pixels of the line under a turn that needs one row for it, as most do; its numbers are not laid out for this."""
+    """The estimated height of the line under a turn: one row, as most turns have. Lays out nothing."""
     reach = round((_TOP_PX + _ROW_PX) * faces.scale)
     return reach if view.role == "assistant" or len(view.variants) > 1 or view.note else max(reach - _BELOW_PX, 0)
 
 
 def failed_to_begin(view: TurnView) -> bool:
-    """Whether an answer ended before it said anything: there is nothing to copy or to go on from, only another try."""
+    """Whether an answer ended before its first word: it cannot be copied or continued, only retried."""
     return view.role == "assistant" and view.status is TurnStatus.PARTIAL and not has_own_words(view.run)
 
 
 def failed_to_go_on(view: TurnView) -> bool:
-    """Whether no model came to go on with the words an answer was given (a token that was chosen)."""
+    """Whether an answer that begins with a chosen token was never continued by a model."""
     nothing_made = view.stats is not None and view.stats.first_token_seconds is None
     return view.role == "assistant" and view.status is TurnStatus.PARTIAL and nothing_made
 
 
-def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
+def _permanent_parts(view: TurnView, *, developer: bool) -> list[_Wanted]:
     wanted: list[_Wanted] = []
     if len(view.variants) > 1:
         here = view.variant
@@ -206,7 +206,7 @@ def _standing(view: TurnView, *, developer: bool) -> list[_Wanted]:
 
 
 def _speculation(drafted: int, accepted: int) -> str:
-    """Whether speculation helped."""
+    """The words about speculation."""
     if drafted <= 0:
         return translate("Transcript", "drafted nothing")
     words = translate("Transcript", "drafted {0}, accepted {1} ({2} %)")
@@ -214,7 +214,7 @@ def _speculation(drafted: int, accepted: int) -> str:
 
 
 def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
-    """What is to be done about an answer that failed to begin: what can help, never the same again beside it."""
+    """The actions that can help an answer that failed to begin."""
     if view.is_foreign:
         return [
             (translate("Transcript", "open as text"), Action.AS_TEXT),
@@ -226,11 +226,11 @@ def _ways_on(view: TurnView) -> list[tuple[str, Action]]:
 
 
 NEEDS = {Action.SIMILAR: "similar"}  # of the model, as `ui.port.engine.NEEDS` names it
-IN_MENU = (Action.REPEAT, Action.SIMILAR)  # found there too, by their whole names: where there is no room the line has them not
+IN_MENU = (Action.REPEAT, Action.SIMILAR)  # left out of the line without room: the context menu has them too
 
 
 def actions_of(view: TurnView) -> list[Action]:
-    """What can be done with a turn."""
+    """The actions of a turn."""
     wanted: list[Action] = []
     if view.role == "user":
         wanted = [Action.EDIT, Action.COPY, Action.SIMILAR]

@@ -1,4 +1,4 @@
-"""The turns of the path one under the other: their boxes, their heights, and which one is at a height."""
+"""The turns of the path, one under the other: their boxes and positions."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ class Body(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the height is final for the tokens there are."""
+        """Whether the height is final for the current tokens."""
 
     def set_width(self, width: float) -> None:
-        """Another width from now on; call `prepare`."""
+        """Sets another width; call `prepare` to lay out."""
 
     def set_faces(self, faces: Faces, width: float) -> None:
-        """Other measures."""
+        """Sets other fonts and measures."""
 
     def set_template_visible(self, visible: bool) -> None:
-        """Shows or hides what the chat template added."""
+        """Shows or hides the chat template's tokens."""
 
     def prepare(self, deadline: float | None) -> int | None:
-        """Lays out until the deadline (of `perf_counter`); the first row that changed, or None."""
+        """Lays out until the deadline (of `perf_counter`); returns the first changed pixel row, or None."""
 
     def refresh(self) -> None:
-        """The turn's numbers or its state changed."""
+        """Takes other numbers or another state of the turn."""
 
     def top_of(self, token: int) -> int:
-        """The height at which a token stands."""
+        """The y of the line with a token."""
 
     def first_token(self, y: float) -> int:
-        """The first token at a height."""
+        """The first token of the line at y."""
 
     def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
-        """Draws what meets the heights `clip`; the painter's origin is the text's top left."""
+        """Draws the lines between the y of `clip`; the painter's origin is the text's top left."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 
 class Box(Generic[BodyT]):
-    """A turn with its text and the line under it; both are made when they are first used.
+    """A turn with its text and the line under it, both made on first use.
 
     Args:
-        turn: What is shown.
-        page: Makes them, as wide as it is then.
+        turn: The turn.
+        page: Makes both, with its width.
     """
 
     def __init__(self, turn: Turn, page: TranscriptPage[BodyT]) -> None:
@@ -70,7 +70,7 @@ class Box(Generic[BodyT]):
         self._meta: MetaLine | None = None
         self._guess: int | None = None
         self.top = 0
-        self.under = 0  # pixels between the text and the line, for what stands there
+        self.under = 0  # pixels between the text and the line, for a widget there
 
     @property
     def body(self) -> BodyT:
@@ -85,17 +85,17 @@ class Box(Generic[BodyT]):
         return self._meta
 
     def forget_line(self) -> None:
-        """The line says something else now, or is laid out for another width."""
+        """Discards the line, as its content or its width has changed."""
         self._meta = self._guess = None
 
     @property
     def done(self) -> bool:
-        """Whether the height is final for the tokens there are."""
+        """Whether the height is final for the current tokens."""
         return self.made is not None and self.made.done
 
     @property
     def height(self) -> int:
-        """Text, what stands under it, and meta line; estimated before there is any text."""
+        """The height of text, widget and meta line; estimated until the text is made."""
         if self.made is None:
             if self._guess is None:
                 self._guess = self._page.estimate(self.turn)
@@ -104,19 +104,19 @@ class Box(Generic[BodyT]):
 
     @property
     def meta_top(self) -> int:
-        """Where the meta line begins, from the top of the box."""
+        """The y of the meta line in the box."""
         return self.body.height + self.under
 
 
 class Laid(Struct, frozen=True):
-    """How far the layout is."""
+    """The state of the layout."""
 
-    done: bool  # everything is laid out
-    touched: Set[int] = frozenset()  # boxes that look different now
+    done: bool  # whether everything is laid out
+    touched: Set[int] = frozenset()  # boxes that may look different now
 
 
 class TranscriptPage(Generic[BodyT]):
-    """All boxes. Positions are pixels from the top of the page."""
+    """The boxes of all turns. Positions are pixels from the top of the page."""
 
     def __init__(self, make_body: Callable[[Turn, Faces, float], BodyT], faces: Faces) -> None:
         self._make_body = make_body
@@ -124,8 +124,8 @@ class TranscriptPage(Generic[BodyT]):
         self.width = 0.0
         self.boxes: list[Box[BodyT]] = []
         self.height = 0
-        self.developer = False  # lines tell more
-        self.under: Callable[[int], int] = lambda _node_id: 0  # pixels wanted under the text of a turn
+        self.developer = False  # lines show more counts
+        self.under: Callable[[int], int] = lambda _node_id: 0  # pixels needed under the text of a turn
         self._tops: list[int] = []
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
@@ -134,7 +134,7 @@ class TranscriptPage(Generic[BodyT]):
         self.place()
 
     def set_width(self, width: float) -> None:
-        """Another column width; call `prepare`."""
+        """Sets another column width; call `prepare` to lay out."""
         if width == self.width:
             return
         self.width = width
@@ -153,25 +153,25 @@ class TranscriptPage(Generic[BodyT]):
         self.place()
 
     def show_developer(self, developer: bool) -> None:  # a state, not an option
-        """Whether the lines under turns tell what was reused, computed and drafted."""
+        """Shows or hides the counts of reused, computed and drafted tokens in the lines under turns."""
         self.developer = developer
         for box in self.boxes:
             box.forget_line()
         self.place()
 
     def refresh(self, box: Box[BodyT]) -> None:
-        """A turn has other numbers or another state."""
+        """Takes other numbers or another state of a turn."""
         if box.made is not None:
             box.made.refresh()
         box.forget_line()
 
     def refresh_line(self, box: Box[BodyT]) -> None:
-        """The line under a turn that waited until now says so no more; its numbers come with its end."""
+        """Updates the line under a turn that has stopped waiting; its numbers follow at its end."""
         if box.meta.is_waiting and not box.turn.is_waiting:
             box.forget_line()
 
     def place(self, first: int = 0) -> None:
-        """Computes the positions again, from box `first` on."""
+        """Computes the positions of the boxes from `first` on."""
         del self._tops[first:]
         y = self.boxes[first - 1].top + self.boxes[first - 1].height + TURN_GAP_PX if first else MARGIN_TOP_PX
         for box in self.boxes[first:]:
@@ -181,19 +181,19 @@ class TranscriptPage(Generic[BodyT]):
         self.height = y
 
     def index_at(self, y: float) -> int:
-        """The box at a height: the last that begins above it; 0 where there is none."""
+        """The box at y: the last one that begins above; 0 if there is none."""
         return max(bisect_right(self._tops, y) - 1, 0)
 
     def index_of(self, node_id: int) -> int | None:
         return next((i for i in reversed(range(len(self.boxes))) if self.boxes[i].turn.node_id == node_id), None)
 
     def prepare(self, around: float, seconds: float, room: float | None = None) -> Laid:
-        """Lays out what is not laid out yet, nearest to the height `around` first, for about `seconds`.
+        """Lays out unfinished boxes, those nearest to the y `around` first.
 
         Args:
             around: Pixels from the top of the page.
-            seconds: After which the rest waits.
-            room: Pixels above and below `around` with which it is enough; None: all of the page.
+            seconds: Stops after this time.
+            room: Stops at this distance above and below `around`, pixels; None: lays out the whole page.
         """
         if self.width <= 0 or not self.boxes:  # not on a screen yet, or empty
             return Laid(done=True)
@@ -205,14 +205,15 @@ class TranscriptPage(Generic[BodyT]):
                 touched.add(index)
                 if perf_counter() > deadline:
                     break
-        ends = zip(self.boxes, [*self._tops[1:], self.height], strict=True)  # as placed; what was looked at may be laid out too
+        # as placed before: a box may have been laid out elsewhere too, as for its first visible token
+        ends = zip(self.boxes, [*self._tops[1:], self.height], strict=True)
         changed = (i for i, (box, end) in enumerate(ends) if i in touched or box.top + box.height + TURN_GAP_PX != end)
         if (first := next(changed, None)) is not None:
             self.place(first)
         return Laid(all(box.done for box in self.boxes), touched)
 
     def _nearest(self, around: float, room: float | None) -> Iterator[int]:
-        """Boxes from the one at a height on, upwards and downwards in turns; how far `room` reaches is seen on the way."""
+        """Yields boxes alternately upwards and downwards from the one at `around`, each way until `room` is used up."""
         here = self.index_at(around)
         ways = [(range(here, -1, -1), room), (range(here + 1, len(self.boxes)), room)]
         walks = [self._walk(indices, left) for indices, left in ways]
@@ -228,15 +229,15 @@ class TranscriptPage(Generic[BodyT]):
         for index in indices:
             yield index
             if room is not None:
-                room -= self.boxes[index].height + TURN_GAP_PX  # as high as it is by now
+                room -= self.boxes[index].height + TURN_GAP_PX  # the height after its layout
                 if room <= 0:
                     return
 
     def make_body(self, turn: Turn) -> BodyT:
-        """The text of a turn, as wide as the page."""
+        """Makes the text of a turn with the page's width."""
         return self._make_body(turn, self.faces, self.width)
 
     def estimate(self, turn: Turn) -> int:
-        """Pixels of a turn of which nothing was made yet."""
+        """The estimated height of a turn whose text is not made yet."""
         lines = int(turn.count * self.faces.average * CHARACTERS_PER_TOKEN / max(self.width, 1)) + 1
         return lines * self.faces.pitch + usual_height(turn.view, self.faces)

@@ -1,4 +1,4 @@
-"""What both modes draw and do alike: the rail, the line under each turn and its actions."""
+"""The common part of both modes: the rail, the line under each turn, and its actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import (
+    QContextMenuEvent,
+    QFocusEvent,
+    QFontMetricsF,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+)
 from PySide6.QtWidgets import QMenu, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, Tier, translate
@@ -22,37 +32,37 @@ from ui.widgets.controls import allow
 from ui.widgets.labels import plain_tooltip
 
 _RAIL_LINE_PX = 3
-_UNDER_GAP_PX = 8  # from the text to what stands under it
+_UNDER_GAP_PX = 8  # from the text to the widget under it
 _ROLE_GAP_PX = 14  # from the role to the tier line
 _ROLE_BASELINE_PX = 17
-_FOCUS_PX = 2  # the left edge, where the keyboard came by Tab
+_FOCUS_PX = 2  # width of the left edge that shows a focus by Tab
 _TAB = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
 _RAIL_GAP_PX = 18  # from the tier line to the text
 _EMPTY_HINT = QT_TRANSLATE_NOOP("Transcript", "Say something, and see what else might have been said.")
 
-Lacking = Callable[[str], str]  # why a control of `ui.port.engine.NEEDS` does nothing with the model; "" where it does
+Lacking = Callable[[str], str]  # why the model does not support a control of `ui.port.engine.NEEDS`; "" if it does
 
 
 def nothing_lacking(_control: str) -> str:
-    """Before a window says what the model lacks."""
+    """The default of `Lacking`: nothing is lacking."""
     return ""
 
 
 def begins_words(event: QKeyEvent) -> bool:
-    """Whether a key is a letter or a sign, and no command."""
+    """Whether a key types a visible character and is no command."""
     key, text = Qt.KeyboardModifier, event.text()
     held = event.modifiers() & (key.ControlModifier | key.AltModifier | key.MetaModifier)
     return not held and bool(text.strip()) and text.isprintable()
 
 
-OF_TURNS = (  # signals of what is asked for in the line under a turn, and of what is typed
+OF_TURNS = (  # signals of the actions of a turn, and of typing
     "variant_requested", "edit_requested", "regenerate_requested", "repeat_requested", "continue_requested", "text_requested",
     "model_requested", "copy_requested", "similar_requested", "words_typed",
 )  # fmt: skip
 
 
 class Pane(Scroller[BodyT]):
-    """A page of turns. Subclasses bring the bodies and what the mouse does to them."""
+    """A page of turns. Subclasses make the bodies and handle the mouse in them."""
 
     variant_requested = Signal(int)
     edit_requested = Signal(int)
@@ -65,25 +75,25 @@ class Pane(Scroller[BodyT]):
     similar_requested = Signal(int)
     words_typed = Signal(str)
 
-    def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], ink: Ink, parent: QWidget) -> None:
         super().__init__(page, parent)
-        self._selected_of: list[tuple[Turn, int]] = []  # turns down to the last one of the selection, and their versions
+        self._selected_of: list[tuple[Turn, int]] = []  # turns up to the end of the selection, and their versions
         self._ink = ink
         self.lacking: Lacking = nothing_lacking
-        self._hovered: int | None = None  # the box whose actions show
+        self._hovered: int | None = None  # the box whose actions are shown
         self._pointed = Action.NONE
         self._cursor = Qt.CursorShape.ArrowCursor
-        self._filled = False  # before a session is there, nothing is said about it
-        self._by_tab = False  # the keyboard came by Tab: its edge says so, as a pinned token may be far away
-        self._beneath: dict[int, QWidget] = {}  # by node id
+        self._filled = False  # a session was set: without turns, the hint is shown
+        self._by_tab = False  # focused by Tab: the edge shows it, as a pinned token may be far away
+        self._under: dict[int, QWidget] = {}  # widgets under turns, by node id
         page.under = self._height_under
         theme = current_theme()
         page.developer = theme.developer
         theme.developer_changed.connect(self._show_developer)
-        speak(self, self._said)
+        speak(self, self._accessible_text)
 
-    def _said(self) -> str:
-        """All turns, each after its role."""
+    def _accessible_text(self) -> str:
+        """The text of all turns for a screen reader, each after its role."""
         return "\n".join(f"{box.turn.role}: {box.turn.text.strip()}" for box in self._page.boxes)
 
     def _show_developer(self, show: bool) -> None:  # a state, not an option
@@ -100,12 +110,20 @@ class Pane(Scroller[BodyT]):
         self._filled = True
         super().set_turns(turns, changed, to_end=to_end)
 
-    def _hold(self, last: int) -> None:
-        """The turns down to the place `last` are selected from: see `_stays`."""
+    @property
+    def selected_text(self) -> str:
+        """The selected text, as it is copied."""
+        raise NotImplementedError
+
+    def select_all(self) -> None:
+        raise NotImplementedError
+
+    def _remember_selected(self, last: int) -> None:
+        """Remembers the turns up to `last` as the source of the selection, for `_keeps_selection`."""
         self._selected_of = [(box.turn, box.turn.version) for box in self._page.boxes[: last + 1]]
 
-    def _stays(self, turns: Sequence[Turn]) -> bool:
-        """Whether all that a selection is made of is there with the same tokens."""
+    def _keeps_selection(self, turns: Sequence[Turn]) -> bool:
+        """Whether the turns of the selection are still there with the same tokens."""
         held = self._selected_of
         return len(turns) >= len(held) and all(
             turn is now and version == now.version for (turn, version), now in zip(held, turns, strict=False)
@@ -114,16 +132,16 @@ class Pane(Scroller[BodyT]):
     # ---- parts under turns ------------------------------------------------------------------------------------------
 
     def show_under(self, parts: Mapping[int, QWidget]) -> None:
-        """Puts widgets under the text of turns, by node id; those that stood there before are let go."""
-        for old in self._beneath.values():
+        """Puts widgets under the text of turns, by node id, in place of earlier ones."""
+        for old in self._under.values():
             if old not in parts.values():
                 old.removeEventFilter(self)
                 if old.parent() is self.viewport():
                     old.hide()
                     old.setParent(None)
-        anchor, self._beneath = self.anchor(), dict(parts)
+        anchor, self._under = self.anchor(), dict(parts)
         before: QWidget = self
-        for part in self._beneath.values():
+        for part in self._under.values():
             if part.parent() is not self.viewport():
                 part.setParent(self.viewport())
                 part.installEventFilter(self)
@@ -133,33 +151,33 @@ class Pane(Scroller[BodyT]):
                     before = each
         self._page.place()
         self._lay_out(anchor)
-        for part in self._beneath.values():
+        for part in self._under.values():
             part.show()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() is QEvent.Type.LayoutRequest and watched in self._beneath.values():
-            anchor = self.anchor()  # it may need another height
+        if event.type() is QEvent.Type.LayoutRequest and watched in self._under.values():
+            anchor = self.anchor()  # the widget may need another height
             self._page.place()
             self._lay_out(anchor)
         return super().eventFilter(watched, event)
 
     def bring_into_sight(self, part: QWidget) -> None:
-        """Scrolls to a part of what stands under a turn, as where the keyboard came to it."""
+        """Scrolls to a part of the widget under a turn, as when it gets the focus."""
         top = part.mapTo(self.viewport(), QPoint(0, 0)).y() + self.verticalScrollBar().value()
         self.show_span(top, top + part.height())
 
     def _height_under(self, node_id: int) -> int:
-        part = self._beneath.get(node_id)
+        part = self._under.get(node_id)
         if part is None:
             return 0
         width, layout = max(int(self._page.width), 1), part.layout()
         height = layout.totalHeightForWidth(width) if layout is not None and layout.hasHeightForWidth() else -1
         return (height if height >= 0 else part.sizeHint().height()) + _UNDER_GAP_PX
 
-    def _placed(self) -> None:
+    def _boxes_moved(self) -> None:
         scrolled = self.verticalScrollBar().value()
-        for box in self._page.boxes if self._beneath else ():
-            part = self._beneath.get(box.turn.node_id)
+        for box in self._page.boxes if self._under else ():
+            part = self._under.get(box.turn.node_id)
             if part is not None:
                 top = box.top + box.body.height + _UNDER_GAP_PX - scrolled
                 part.setGeometry(self._left, top, int(self._page.width), max(box.under - _UNDER_GAP_PX, 0))
@@ -168,7 +186,7 @@ class Pane(Scroller[BodyT]):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         if event.rect() == self.viewport().rect() and self.viewport().updatesEnabled():
-            self._painting.stop()  # all of it is as it should be now
+            self._painting.stop()  # everything is painted now
         painter = QPainter(self.viewport())
         painter.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # drawn by position: tokens and numbers
         try:
@@ -177,8 +195,8 @@ class Pane(Scroller[BodyT]):
                 painter.fillRect(0, event.rect().top(), _FOCUS_PX, event.rect().height(), self._ink.accent)
         finally:
             painter.end()
-        if self._due is not None:
-            self._slices.start()  # counted from here: no slice in one turn of the loop with a frame
+        if self._pending is not None:
+            self._slices.start()  # restarted: no slice in the same turn of the event loop as a frame
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         painter.fillRect(clip, self._ink.window)
@@ -211,7 +229,7 @@ class Pane(Scroller[BodyT]):
         colour = {Tier.WARM: self._ink.accent, Tier.DISK: self._ink.disk}.get(box.turn.view.tier)
         if colour is not None:
             painter.fillRect(QRectF(x, top, _RAIL_LINE_PX, box.height), colour)
-        if top + faces.pitch < clip.top():  # while an answer streams, its role stands above what is painted
+        if top + faces.pitch < clip.top():  # while an answer streams, its role is above the painted part
             return
         metrics = QFontMetricsF(faces.role)
         painter.setFont(faces.role)
@@ -232,7 +250,8 @@ class Pane(Scroller[BodyT]):
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton and self._hovered is not None:
-            self._act(self._page.boxes[self._hovered], self._action_at(event.position().toPoint()))
+            point = event.position().toPoint()
+            self._act(self._page.boxes[self._hovered], self._action_in(self._box_at(point), point))
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QFocusEvent):
@@ -246,19 +265,24 @@ class Pane(Scroller[BodyT]):
         return super().viewportEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if begins_words(event):
+        if event.matches(QKeySequence.StandardKey.Copy):
+            if self.selected_text:
+                QGuiApplication.clipboard().setText(self.selected_text)
+        elif event.matches(QKeySequence.StandardKey.SelectAll):
+            self.select_all()
+        elif begins_words(event):
             self.words_typed.emit(event.text())
         else:
             super().keyPressEvent(event)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
-        if not self._restoring:  # else what is in sight stays where it is, or is painted anew
-            self.viewport().scroll(dx, dy)  # the parts under turns move with it
+        if not self._restoring:  # else the visible part does not move, or is repainted
+            self.viewport().scroll(dx, dy)  # moves the widgets under turns too
 
     # ---- the menu of a turn -----------------------------------------------------------------------------------------
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """By the mouse, or by its key where the keyboard is."""
+        """Opens the menu of a turn, at the mouse or at the focus."""
         by_mouse = event.reason() is event.Reason.Mouse
         at = event.pos() if by_mouse else self._keyboard_at()
         index = self._box_at(at)
@@ -280,21 +304,17 @@ class Pane(Scroller[BodyT]):
             menu.popup(event.globalPos() if by_mouse else self.viewport().mapToGlobal(at))
 
     def _keyboard_at(self) -> QPoint:
-        """Where the keyboard is, in the viewport."""
+        """The place of a menu opened by key, in the viewport."""
         return QPoint(self._left + 4, self.viewport().height() // 3)
 
     def _fill_menu(self, menu: QMenu, index: int | None, at: QPoint) -> None:
-        """Adds what a subclass offers at a point of a box."""
+        """Adds the entries for a point of a box."""
         del index, at
-        if self._marked_text():
-            menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self._marked_text()))
-
-    def _marked_text(self) -> str:
-        """What is selected."""
-        return ""
+        if self.selected_text:
+            menu.addAction(translate("Transcript", "Copy"), lambda: self.copy_requested.emit(self.selected_text))
 
     def _box_at(self, point: QPoint) -> int | None:
-        """The box whose text, meta line or rail is at a point of the viewport."""
+        """The box at a point of the viewport."""
         y = point.y() + self.verticalScrollBar().value()
         if not self._page.boxes:
             return None
@@ -303,11 +323,8 @@ class Pane(Scroller[BodyT]):
         reach = max(box.height + TURN_GAP_PX // 2, box.meta_top + box.meta.reach)
         return index if box.top <= y < box.top + reach else None
 
-    def _action_at(self, point: QPoint) -> Action:
-        return self._action_in(self._box_at(point), point)
-
     def _action_in(self, index: int | None, point: QPoint, *, hovers: bool = False) -> Action:
-        """What a click at a point of that box does; `hovers` when the mouse is there from now on."""
+        """The action at a point of a box; `hovers`: the mouse is moving to that box."""
         if index is None:
             return Action.NONE
         box = self._page.boxes[index]
@@ -316,7 +333,7 @@ class Pane(Scroller[BodyT]):
         return box.meta.action_at(QPointF(point.x() - self._left, point.y() - top), hovered=hovered)
 
     def _point_at(self, point: QPoint) -> int | None:
-        """The mouse is there: which box is under it."""
+        """Updates hovering for the mouse position; returns the box under it."""
         index = self._box_at(point)
         action = self._action_in(index, point, hovers=True)
         why_not = plain_tooltip(self._lacking(action))
@@ -326,7 +343,7 @@ class Pane(Scroller[BodyT]):
         return index
 
     def _show_cursor(self, shape: Qt.CursorShape) -> None:
-        """Told only when it is another one: that takes longer than finding out."""
+        """Sets the cursor if it is another one, as setting it is slow."""
         if shape is not self._cursor:
             self._cursor = shape
             self.viewport().setCursor(shape)
@@ -351,23 +368,21 @@ class Pane(Scroller[BodyT]):
         view = box.turn.view
         if self._lacking(action):
             return
-        if action is Action.PREVIOUS:
+        of_node = {
+            Action.EDIT: self.edit_requested,
+            Action.SIMILAR: self.similar_requested,
+            Action.REGENERATE: self.regenerate_requested,
+            Action.REPEAT: self.repeat_requested,
+            Action.CONTINUE: self.continue_requested,
+            Action.AS_TEXT: self.text_requested,
+        }
+        if action in of_node:
+            of_node[action].emit(view.node_id)
+        elif action is Action.PREVIOUS:
             self.variant_requested.emit(view.variants[view.variant - 1])
         elif action is Action.NEXT:
             self.variant_requested.emit(view.variants[view.variant + 1])
-        elif action is Action.EDIT:
-            self.edit_requested.emit(view.node_id)
         elif action is Action.COPY:
             self.copy_requested.emit(box.turn.text)
-        elif action is Action.SIMILAR:
-            self.similar_requested.emit(view.node_id)
-        elif action is Action.REGENERATE:
-            self.regenerate_requested.emit(view.node_id)
-        elif action is Action.REPEAT:
-            self.repeat_requested.emit(view.node_id)
-        elif action is Action.CONTINUE:
-            self.continue_requested.emit(view.node_id)
-        elif action is Action.AS_TEXT:
-            self.text_requested.emit(view.node_id)
         elif action is Action.MODEL:
             self.model_requested.emit()

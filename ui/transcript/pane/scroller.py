@@ -1,4 +1,4 @@
-"""A scrolled page of turns that keeps still: layout in slices, anchors, sticking to the end."""
+"""A scrolled page of turns: layout in slices, anchors, sticking to the end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QWidget
 
-from ui.transcript.pane.page import BodyT, Box, Laid, TranscriptPage
+from ui.transcript.pane.page import BodyT, Laid, TranscriptPage
 from ui.transcript.path import Turn
 from ui.transcript.text.faces import COLUMN_PX, MARGIN_RIGHT_PX, Faces
 
-_AT_ONCE_SECONDS = 0.005  # for what is in sight, before the first frame; the rest follows in slices
+_AT_ONCE_SECONDS = 0.005  # for laying out the visible part before the first frame; the rest follows in slices
 _SLICE_SECONDS = 0.003
-_SLICE_MS = 4  # from one to the next: there is time for others between them
+_SLICE_MS = 4  # between slices, for other events
 
 
 class Anchor(Struct, frozen=True):
-    """What stands at the top of the viewport: a token of a turn, `offset` pixels below the viewport's top."""
+    """A scroll position: a token of a turn, `offset` pixels below the top of the viewport."""
 
     turn: int
     token: int
@@ -31,35 +31,32 @@ class Anchor(Struct, frozen=True):
 
 
 class Scroller(QAbstractScrollArea, Generic[BodyT]):
-    """A scrolled page that is laid out in slices. What stands at the top, or the end in sight, stays while heights change."""
+    """A scrolled page that is laid out in slices. The top line, or a visible end, stays in place while heights change."""
 
-    beginning_near = Signal()  # less than two screens above what is in sight
+    beginning_near = Signal()  # less than two screens above the visible part
     column_changed = Signal(int, int)  # left edge and width of the text column, in this widget's pixels
 
-    def __init__(self, page: TranscriptPage[BodyT], parent: QWidget | None = None) -> None:
+    def __init__(self, page: TranscriptPage[BodyT], parent: QWidget) -> None:
         super().__init__(parent)
         self._page = page
         self._left = 0
-        self._retired = False
-        self._waiting: Sequence[Turn] | None = None  # the path that came while retired
-        self._stale: set[int] = set()  # boxes that changed while retired
-        self._due: tuple[Anchor, int] | None = (
-            None  # while slices come: what is to stand at the top, and the bar's value so far
-        )
-        self._restoring = False  # the scroll bar moves and what is in sight does not
-        self._slices = QTimer(self)
-        self._slices.setInterval(_SLICE_MS)
+        self._suspended = False
+        self._waiting: Sequence[Turn] | None = None  # the path that was set while suspended
+        self._stale: set[int] = set()  # boxes that changed while suspended
+        self._pending: tuple[Anchor, int] | None = None  # during slices: the wanted position, and the bar's value so far
+        self._restoring = False  # the scroll bar moves, but not the visible part
+        self._slices = QTimer(self, interval=_SLICE_MS)
         self._slices.timeout.connect(self._slice)
-        self._painting = QTimer(self, singleShot=True, interval=0)  # not in one turn of the loop with what it shows
+        self._painting = QTimer(self, singleShot=True, interval=0)  # in a later turn of the event loop than the layout
         self._painting.timeout.connect(self._paint_now)
-        self.verticalScrollBar().valueChanged.connect(self._look_up)
+        self.verticalScrollBar().valueChanged.connect(self._check_beginning)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.viewport().setMouseTracking(True)
         self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- content --------------------------------------------------------------------------------------------------
 
     @property
     def page(self) -> TranscriptPage[BodyT]:
@@ -67,7 +64,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the end of the page is in sight; then it stays so while tokens arrive."""
+        """Whether the end of the page is visible; then it stays visible while tokens arrive."""
         bar = self.verticalScrollBar()
         return bar.value() >= bar.maximum() - 4
 
@@ -75,8 +72,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         """Left edge and width of the text, in this widget's pixels."""
         return self._left, int(self._page.width)
 
-    def _look_up(self, value: int) -> None:
-        if not self._retired and value < 2 * self.viewport().height():
+    def _check_beginning(self, value: int) -> None:
+        if not self._suspended and value < 2 * self.viewport().height():
             self.beginning_near.emit()
 
     def scroll_to_end(self) -> None:
@@ -89,19 +86,19 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._lay_out(anchor)
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        """Shows other turns; shows the end, or what was at the top before.
+        """Shows other turns.
 
         Args:
             turns: The path; turns that were shown before keep their layout.
-            changed: Indices of those among them that have other numbers or another state.
-            to_end: Whether to show the end.
+            changed: Places of turns with other numbers or another state.
+            to_end: Whether to scroll to the end; else the line at the top stays there.
         """
-        if self._retired:
+        if self._suspended:
             self._waiting = turns
             self._stale = set()
             return
         anchor = self.anchor()
-        if self._page.boxes:  # more of the beginning came: what is in sight stands further down
+        if self._page.boxes:  # earlier turns were added: the visible part is further down
             first = self._page.boxes[0].turn
             before = next((place for place, turn in enumerate(turns) if turn is first), 0)
             anchor = replace(anchor, turn=anchor.turn + before)
@@ -109,45 +106,55 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         for index in changed:
             self._page.refresh(self._page.boxes[index])
         if changed:
-            self._page.place(min(changed))  # what is said under a turn may take more rows now
+            self._page.place(min(changed))  # the line under a turn may have more rows now
         self._stale.clear()
         self._lay_out(Anchor(0, 0, 0, at_end=True) if to_end else anchor)
-        self.viewport().setUpdatesEnabled(False)  # what is seen stays until `_paint_now`, whatever else is painted before
+        self.viewport().setUpdatesEnabled(False)  # the old frame stays until `_paint_now`, whatever is painted before
 
     def tokens_appended(self, index: int) -> None:
-        """Box `index` has more tokens at its end: costs what they cost."""
-        if self._retired or self._page.width <= 0:
+        """Shows new tokens at the end of box `index`, at a cost that depends on them alone."""
+        if self._suspended or self._page.width <= 0:
             return
         box = self._page.boxes[index]
         stick, before = self.is_at_end, box.height
         self._page.refresh_line(box)
         row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
-        self._after_growth(index, box, stick=stick, before=before, row=row)
+        if box.height != before or index == len(self._page.boxes) - 1:
+            self._page.place(index)
+        self._update_bar()
+        if stick:
+            self.scroll_to_end()
+        self._boxes_moved()
+        if not box.done:
+            self._slices.start()
+        if row is not None:
+            top = box.top + row - self.verticalScrollBar().value()
+            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
 
     def turn_changed(self, index: int) -> None:
-        """Box `index` has other numbers or another state."""
-        if self._retired or self._page.width <= 0:
+        """Shows other numbers or another state of box `index`."""
+        if self._suspended or self._page.width <= 0:
             self._stale.add(index)
             return
         anchor, box = self.anchor(), self._page.boxes[index]
         height = box.height
         self._page.refresh(box)
         row = box.body.prepare(perf_counter() + _SLICE_SECONDS)
-        if row is None and box.done and box.height == height:  # as with each word of how far the reading of a prompt is
+        if row is None and box.done and box.height == height:  # as with each progress note of a prefill
             reach = max(height, box.meta_top + box.meta.reach)
             self.viewport().update(0, box.top - self.verticalScrollBar().value(), self.viewport().width(), reach)
             return
         self._page.place(index)
         self._lay_out(anchor)
 
-    def retire(self) -> None:
-        """The other mode is shown: do no work until `come_to`."""
-        self._retired = True
+    def suspend(self) -> None:
+        """Stops all work until `resume`, as the other mode is shown."""
+        self._suspended = True
         self._slices.stop()
 
-    def come_to(self, anchor: Anchor) -> None:
-        """This mode is shown again, at a place of the other one."""
-        self._retired = False
+    def resume(self, anchor: Anchor) -> None:
+        """Resumes work at the scroll position of the other mode."""
+        self._suspended = False
         if self._waiting is not None:
             self._page.set_turns(self._waiting)
             self._stale, self._waiting = set(range(len(self._waiting))), None
@@ -161,19 +168,19 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         self._stale.clear()
 
     def anchor(self) -> Anchor:
-        """What stands at the top now; what will, while layout is still on its way there."""
+        """The current scroll position, or the one that the unfinished layout will show."""
         if not self._page.boxes:
             return Anchor(0, 0, 0, at_end=True)
         value = self.verticalScrollBar().value()
-        if self._due is not None and self._due[1] == value:  # not scrolled meanwhile
-            return self._due[0]
+        if self._pending is not None and self._pending[1] == value:  # not scrolled since
+            return self._pending[0]
         index = self._page.index_at(value)
         box = self._page.boxes[index]
         token = box.body.first_token(value - box.top)
         return Anchor(index, token, box.top + box.body.top_of(token) - value, at_end=self.is_at_end)
 
     def restore(self, anchor: Anchor) -> None:
-        """Puts the same token to the same height (or the end to the bottom)."""
+        """Scrolls so that the anchor's token has its place again, or to the end."""
         self._update_bar()
         bar = self.verticalScrollBar()
         if anchor.at_end:
@@ -183,7 +190,7 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             bar.setValue(box.top + box.body.top_of(anchor.token) - anchor.offset)
 
     def show_span(self, top: int, bottom: int) -> None:
-        """Scrolls as little as needed to have these rows of the page in sight, with some room around."""
+        """Scrolls as little as necessary to show these pixel rows of the page, with some room around."""
         bar, height = self.verticalScrollBar(), self.viewport().height()
         room = max(min(self._page.faces.pitch * 2, (height - bottom + top) // 2), 0)
         if top - room < bar.value():
@@ -192,8 +199,8 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             bar.setValue(bottom + room - height)
 
     def go_to(self, turn: int, token: int) -> None:
-        """Has a token's line in sight, a third down the viewport unless it is in sight already; also while layout goes on."""
-        if turn >= len(self._page.boxes) or self._retired:
+        """Shows a token's line, a third down the viewport unless it is visible already; works during the layout too."""
+        if turn >= len(self._page.boxes) or self._suspended:
             return
         box, value, height = self._page.boxes[turn], self.verticalScrollBar().value(), self.viewport().height()
         top = box.top + box.body.top_of(token) - value
@@ -204,23 +211,23 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._slices.stop()  # out of sight: the rest is laid out when it is shown
+        self._slices.stop()  # the rest is laid out when the pane is shown
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        if not self._retired and not all(box.done for box in self._page.boxes):
+        if not self._suspended and not all(box.done for box in self._page.boxes):
             self._slices.start()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         anchor = self.anchor()
         super().resizeEvent(event)
         self._measure()
-        if not self._retired:
+        if not self._suspended:
             self._refresh_stale()
         self._lay_out(anchor)
 
     def _measure(self) -> None:
-        available = self.width()  # the scroll bar comes and goes in the right margin; nothing is wrapped again for it
+        available = self.width()  # with the scroll bar, which lies in the right margin: nothing is wrapped again for it
         faces = self._page.faces
         right = MARGIN_RIGHT_PX if available > COLUMN_PX else MARGIN_RIGHT_PX // 2
         column = max(min(round(COLUMN_PX * faces.scale), available - faces.rail - right), 80)
@@ -231,10 +238,10 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self.column_changed.emit(left, column)
 
     def _lay_out(self, anchor: Anchor) -> None:
-        if self._retired:
+        if self._suspended:
             return
         self._prepare(anchor, _AT_ONCE_SECONDS, self.viewport().height())
-        self._slices.stop()  # the rest follows when that was painted
+        self._slices.stop()  # the rest follows after painting
         self._painting.start()
 
     def _paint_now(self) -> None:
@@ -247,18 +254,18 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
         if laid.done:
             self._slices.stop()
         else:
-            self._slices.start()  # counted from here
+            self._slices.start()  # restarts the interval
         if before != self._in_sight() or not laid.touched.isdisjoint(before):
             self.viewport().update()
 
     def _in_sight(self) -> dict[int, int]:
-        """The boxes in sight, and where in the viewport each begins."""
+        """The visible boxes, with the y of each in the viewport."""
         boxes, value = self._page.boxes, self.verticalScrollBar().value()
         last = self._page.index_at(value + self.viewport().height()) if boxes else -1
         return {index: boxes[index].top - value for index in range(self._page.index_at(value), last + 1)}
 
     def _prepare(self, anchor: Anchor, seconds: float, room: float | None = None) -> Laid:
-        """Lays out what is around a place, and shows that place."""
+        """Lays out the surroundings of a scroll position, and scrolls there."""
         boxes = self._page.boxes
         around = boxes[anchor.turn].top if anchor.turn < len(boxes) and not anchor.at_end else self._page.height
         laid = self._page.prepare(around, seconds, room)
@@ -267,25 +274,12 @@ class Scroller(QAbstractScrollArea, Generic[BodyT]):
             self.restore(anchor)
         finally:
             self._restoring = False
-        self._placed()
-        self._due = None if laid.done else (anchor, self.verticalScrollBar().value())
+        self._boxes_moved()
+        self._pending = None if laid.done else (anchor, self.verticalScrollBar().value())
         return laid
 
-    def _after_growth(self, index: int, box: Box[BodyT], *, stick: bool, before: int, row: int | None) -> None:
-        if box.height != before or index == len(self._page.boxes) - 1:
-            self._page.place(index)
-        self._update_bar()
-        if stick:
-            self.scroll_to_end()
-        self._placed()
-        if not box.done:
-            self._slices.start()
-        if row is not None:
-            top = box.top + row - self.verticalScrollBar().value()
-            self.viewport().update(QRect(0, top, self.viewport().width(), max(self.viewport().height() - top, 0)))
-
-    def _placed(self) -> None:
-        """The boxes stand where they stand now, for what has to stand beside them."""
+    def _boxes_moved(self) -> None:
+        """Called when boxes may have moved, to move the widgets under turns."""
 
     def _update_bar(self) -> None:
         bar = self.verticalScrollBar()

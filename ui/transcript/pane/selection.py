@@ -1,11 +1,11 @@
-"""The selected range, and the veil over what does not belong to it."""
+"""The selected range of text, and the veil that fades out a previous path."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import Property, QEasingCurve, QPropertyAnimation, Qt
+from PySide6.QtCore import QEasingCurve, Qt, QVariantAnimation
 from PySide6.QtGui import QPainter, QPaintEvent, QPixmap
 from PySide6.QtWidgets import QWidget
 
@@ -24,7 +24,7 @@ class TextPosition(Struct, frozen=True, order=True):
 
 
 class Selection(Struct, frozen=True):
-    """From where the mouse went down to where it is; either may come first."""
+    """From the place of the mouse press (`anchor`) to the current place (`head`), in either order."""
 
     anchor: TextPosition
     head: TextPosition
@@ -34,7 +34,7 @@ class Selection(Struct, frozen=True):
         return self.anchor == self.head
 
     def within(self, turn: int, tokens: int) -> tuple[Place, Place] | None:
-        """The part that lies in a turn of so many tokens."""
+        """The selected part of a turn that has `tokens` tokens; None if nothing of it is selected."""
         first, last = sorted((self.anchor, self.head))
         if first == last or not first.turn <= turn <= last.turn:
             return None
@@ -44,7 +44,7 @@ class Selection(Struct, frozen=True):
         )
 
     def text(self, turns: Sequence[Turn], *, template: bool) -> str:
-        """The exact text: what the model wrote, not the pictures drawn for its control characters."""
+        """The exact text, with control characters instead of the symbols that are drawn for them."""
         parts = []
         for index, turn in enumerate(turns):
             part = self.within(index, len(turn.tokens))
@@ -66,19 +66,20 @@ def _text(turn: Turn, first: Place, last: Place, *, template: bool) -> str:
             pieces.append(text)
         elif shown(text).text == text:
             pieces.append(text[start:stop])
-        elif stop is None or stop > start:  # drawn as codes: all of it or nothing
+        elif stop is None or stop > start:  # drawn as codes: selected as a whole or not at all
             pieces.append(text)
     return "".join(pieces)
 
 
 class Veil(QWidget):
-    """A picture of a widget over it, for as long as `Theme.fade_ms`. It takes no part in mouse, focus or accessibility."""
+    """A picture of a widget that fades out over it within `Theme.fade_ms`; ignores mouse, focus and accessibility."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self._picture = QPixmap()
         self._strength = 0.0
-        self._animation = QPropertyAnimation(self, b"strength", self)
+        self._animation = QVariantAnimation(self)
+        self._animation.valueChanged.connect(self._set_strength)
         self._animation.setEasingCurve(QEasingCurve.Type.OutCubic)
         self._animation.setStartValue(1.0)
         self._animation.setEndValue(0.0)
@@ -87,14 +88,14 @@ class Veil(QWidget):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.hide()
 
-    def fall(self, over: QWidget) -> None:
-        """Keeps what `over` shows, a sibling or a child of one, and lets it fade; nothing where nothing is to move."""
+    def fade(self, over: QWidget) -> None:
+        """Fades out a picture of `over`, a sibling or a child of one; does nothing if animations are off."""
         self._end()
         duration = current_theme().fade_ms
         parent = self.parentWidget()
         if not duration or not over.isVisible() or parent is None:
             return
-        self._picture = over.grab()
+        self._picture, self._strength = over.grab(), 1.0
         self.setGeometry(over.rect().translated(over.mapTo(parent, over.rect().topLeft())))
         self.show()
         self.raise_()
@@ -107,14 +108,9 @@ class Veil(QWidget):
         painter.drawPixmap(0, 0, self._picture)
         painter.end()
 
-    def _get_strength(self) -> float:
-        return self._strength
-
     def _set_strength(self, value: float) -> None:
         self._strength = value
         self.update()
-
-    strength = Property(float, _get_strength, _set_strength)
 
     def _end(self) -> None:
         self._animation.stop()

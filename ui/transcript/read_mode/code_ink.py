@@ -1,4 +1,4 @@
-"""The colours of code in a block that names its language: few and calm, for warmth is what the model was unsure of."""
+"""Syntax colours of code that names its language: few and cool, as warm colours show uncertainty."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QColor, QTextCharFormat, QTextDocument, QTextLayout
 
 from ui.theme.palette import Palette
+from ui.transcript.text.faces import format_range
 from ui.widgets.visible import utf16_length
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
 
-MOST_CHARACTERS = 10_000  # a longer block stays plain: it is read while others are waiting to be painted
+MOST_CHARACTERS = 10_000  # longer code stays plain, as colouring delays painting
 LONGEST_LINE = 2_000
-PATIENCE_SECONDS = 0.03  # what has no colour by then has none
+PATIENCE_SECONDS = 0.03  # the rest of the code stays plain
 
 
 def colour_code(document: QTextDocument, source: str, language: str, palette: Palette, *, first: int = 0) -> None:
-    """Colours the blocks from the `first` on that show `source`, where its language is known; nothing is guessed."""
+    """Colours the blocks that show `source`, from block `first` on, if its language is known; none is guessed."""
     lines = source.split("\n")
     too_long = len(source) > MOST_CHARACTERS or max(map(len, lines)) > LONGEST_LINE
     if too_long or document.blockCount() < first + len(lines):
@@ -38,7 +39,7 @@ def _lexer(language: str) -> Lexer | None:
     words = language.split()
     if not words:
         return None
-    from pygments.lexers import get_lexer_by_name  # the window opens without it
+    from pygments.lexers import get_lexer_by_name  # imported late: the window opens without it
     from pygments.util import ClassNotFound
 
     try:
@@ -50,11 +51,11 @@ def _lexer(language: str) -> Lexer | None:
 def _ranges(
     lexer: Lexer, source: str, lines: list[str], formats: dict[str, QTextCharFormat]
 ) -> dict[int, list[QTextLayout.FormatRange]]:
-    """For each line what of it has which colour, in QChars."""
+    """The coloured ranges of each line, in QChars."""
     found: dict[int, list[QTextLayout.FormatRange]] = {}
     give_up = perf_counter() + PATIENCE_SECONDS
-    line, start = 0, 0  # the line in work, and the character of the source that it begins with
-    for at, kind, text in lexer.get_tokens_unprocessed(source + "\n"):  # some lexers want the end of a comment's line
+    line, start = 0, 0  # the current line, and its first character in the source
+    for at, kind, text in lexer.get_tokens_unprocessed(source + "\n"):  # some lexers need the line end after a comment
         shape = formats.get(_colour_of(str(kind)))
         for piece in text.splitlines(keepends=True):
             if shape is None:
@@ -64,10 +65,8 @@ def _ranges(
                 line += 1
             shown = piece.rstrip("\n")
             if shown.strip():
-                part = QTextLayout.FormatRange()
-                part.start = utf16_length(lines[line][: at - start]) if at > start else 0
-                part.length, part.format = utf16_length(shown), shape
-                found.setdefault(line, []).append(part)
+                begin = utf16_length(lines[line][: at - start]) if at > start else 0
+                found.setdefault(line, []).append(format_range(begin, begin + utf16_length(shown), shape))
             at += len(piece)
         if perf_counter() > give_up:
             break
@@ -75,7 +74,7 @@ def _ranges(
 
 
 def _colour_of(kind: str) -> str:
-    """Which of the colours a kind of token has, by pygments' own names; "" for most."""
+    """The colour of a kind of token, by pygments' names; "" for most."""
     if kind.startswith("Token.Comment"):
         return "comment"
     if kind.startswith(("Token.Keyword", "Token.Name.Tag", "Token.Operator.Word", "Token.Name.Decorator")):

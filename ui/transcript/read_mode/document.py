@@ -1,4 +1,4 @@
-"""Markdown of a turn as a document, block by block."""
+"""Markdown, code and plain text as Qt documents, in stretches."""
 
 from __future__ import annotations
 
@@ -38,25 +38,24 @@ from ui.widgets.visible import seen
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)")
 _LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _LONGEST = 6000  # characters of one stretch; a longer table or list is cut at a line, a longer line anywhere
-
 _LONGEST_CODE = 100_000
 _LONGEST_WORD = 1500  # Qt takes quadratic time to break a word over many lines
 
 
 class Stretch(Struct, frozen=True):
-    """Characters `start` to `stop` of the source. `code` is what a fence holds, None where it is markdown."""
+    """Characters `start` to `stop` of the source. `code` is the content of a fence, None for markdown."""
 
     start: int
     stop: int
     code: str | None = None
     language: str = ""
-    goes_on: bool = False  # with the code of the stretch before
+    goes_on: bool = False  # continues the code of the previous stretch
 
 
 def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
-    """The stretches from character `start` on, which must be where one begins.
+    """Yields the stretches from character `start` on, where one must begin.
 
-    Cut are fenced code, and paragraphs at blank lines; a list with blank lines between its items stays whole.
+    Fenced code is a stretch of its own; other text is cut at blank lines, but not inside a list.
     """
     begin = position = start
     in_list = blank = broken = filled = False  # broken: the stretch ends inside a word; filled: not blank up to here
@@ -92,7 +91,7 @@ def stretches(source: str, start: int = 0) -> Iterator[Stretch]:
 
 
 def with_marks_alone(source: str) -> str:
-    """The same markdown, character by character: what is no mark, in code and behind a backslash, is as by `NO_MARKS`."""
+    """The markdown with literal marks, in code and after a backslash, replaced by `NO_MARKS`; the length stays."""
     parts, end = [], 0
     for each in stretches(source):
         text, end = source[each.start : each.stop], each.stop
@@ -101,7 +100,7 @@ def with_marks_alone(source: str) -> str:
 
 
 def plain_stretches(source: str) -> Iterator[Stretch]:
-    """Text that is not markdown, cut at line ends so that no stretch takes long to typeset."""
+    """Yields stretches of plain text, cut at line ends so that none takes long to typeset."""
     begin = 0
     while begin < len(source):
         stop = len(source)
@@ -119,19 +118,22 @@ def _line_end(source: str, position: int) -> int:
 
 def _fence_end(source: str, position: int, mark: str) -> int:
     while position < len(source):
-        stop = _line_end(source, position)
-        closing = source[position:stop].strip()
-        position = stop
-        if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+        start, position = position, _line_end(source, position)
+        if _closes(source[start:position], mark):
             break
     return position
 
 
+def _closes(line: str, mark: str) -> bool:
+    """Whether a line closes the fence that `mark` opened: as many of its signs or more, and nothing else."""
+    signs = line.strip()
+    return len(signs) >= len(mark) and not signs.strip(mark[0])
+
+
 def _code(source: str, begin: int, start: int, stop: int, fence: re.Match[str]) -> Iterator[Stretch]:
-    """What a fence holds from `start` on, without its closing line; long code in parts, cut at lines."""
+    """Yields the content of a fence, from `start` on, without the closing line; long code is cut at lines."""
     lines = source[start:stop].rstrip("\n").split("\n")
-    closing, mark = lines[-1].strip(), fence.group(1)
-    if closing and not closing.strip(mark[0]) and len(closing) >= len(mark):
+    if _closes(lines[-1], fence.group(1)):
         lines.pop()
     held, language, goes_on = "\n".join(lines).rstrip("\n"), fence.group(2).strip(), False
     while len(held) > _LONGEST_CODE:
@@ -152,7 +154,7 @@ _INDENT_PX = 24  # of lists
 
 
 class BlankDocument(QTextDocument):
-    """Whatever resource the text names, it gets a blank picture: returning nothing would let Qt open local files."""
+    """Loads a blank picture for every resource; without an answer Qt would open local files."""
 
     def loadResource(self, kind: int, name: QUrl | str) -> QImage:  # noqa: ARG002  # Qt's signature
         blank = QImage(1, 1, QImage.Format.Format_ARGB32_Premultiplied)
@@ -163,12 +165,12 @@ class BlankDocument(QTextDocument):
 def markdown_document(
     source: str, faces: Faces, palette: Palette, width: float, pictures: Mapping[str, Formula] | None = None
 ) -> QTextDocument:
-    """GitHub's markdown without HTML, in the transcript's type; formulas as the pictures there are of them, or as source."""
+    """GitHub's markdown without HTML, in the transcript's type; formulas as `pictures`, or as their source."""
     document = _blank(BlankDocument(), faces.text, width)
     shown = seen(source)
     document.setMarkdown(with_named_pictures(with_plain_maths(shown)), _FEATURES)
     edit = QTextCursor(document)
-    edit.beginEditBlock()  # one for all: Qt lays a paragraph out anew at the end of each
+    edit.beginEditBlock()  # one for all changes: Qt lays out a paragraph again at the end of each
     _set_types(document, faces)
     if pictures:
         draw_formulas(document, formulas(shown), pictures, faces, palette)
@@ -180,7 +182,7 @@ def markdown_document(
 
 
 def fill_page(document: QTextDocument, source: str, faces: Faces, palette: Palette, width: float) -> None:
-    """Fills an empty document with a page of GitHub's markdown, with its pictures and coloured code, as answers are shown."""
+    """Fills an empty document with a page of GitHub's markdown, with its pictures and coloured code."""
     _blank(document, faces.text, width)
     document.setMarkdown(source, _FEATURES)
     _set_types(document, faces)
@@ -193,7 +195,7 @@ def fill_page(document: QTextDocument, source: str, faces: Faces, palette: Palet
 
 
 def _codes(document: QTextDocument) -> list[list[QTextBlock]]:
-    """The blocks of each piece of code."""
+    """The blocks of each fenced code."""
     found, block, before = list[list[QTextBlock]](), document.begin(), -1
     while block.isValid():
         if block.blockFormat().hasProperty(QTextFormat.Property.BlockCodeFence):
@@ -210,7 +212,7 @@ def _language(block: QTextBlock) -> str:
 
 
 def _frame(code: list[QTextBlock], faces: Faces, palette: Palette) -> QTextFrame:
-    """Puts a piece of code on a ground of its own."""
+    """Puts the blocks of a code into a frame with its own background."""
     ground = QTextFrameFormat()
     ground.setBackground(QColor(palette.code))
     ground.setPadding(10 * faces.scale)
@@ -219,7 +221,7 @@ def _frame(code: list[QTextBlock], faces: Faces, palette: Palette) -> QTextFrame
     cursor.setPosition(code[-1].position() + code[-1].length() - 1, QTextCursor.MoveMode.KeepAnchor)
     frame = cursor.insertFrame(ground)
     before = QTextCursor(cursor.document().findBlock(frame.firstPosition() - 1))
-    if not before.block().text():  # the line that a frame leaves in front of it
+    if not before.block().text():  # the empty line that Qt leaves before a frame
         nothing = QTextBlockFormat()
         nothing.setLineHeight(1, _FIXED)
         before.setBlockFormat(nothing)
@@ -233,7 +235,7 @@ def _selected(frame: QTextFrame) -> QTextCursor:
 
 
 def _set_code(frame: QTextFrame, faces: Faces) -> None:
-    """The face of code; its lines are not wrapped: the page is scrolled."""
+    """Sets code in the monospaced font, without wrapping; the page scrolls."""
     mono, line = QTextCharFormat(), QTextBlockFormat()
     mono.setFont(mono_font(13 * faces.share))
     line.setLineHeight(_CODE_LINE_PERCENT, _PROPORTIONAL)
@@ -241,11 +243,11 @@ def _set_code(frame: QTextFrame, faces: Faces) -> None:
     cursor = _selected(frame)
     cursor.setBlockFormat(line)
     cursor.setCharFormat(mono)
-    cursor.setBlockCharFormat(mono)  # of lines without a character
+    cursor.setBlockCharFormat(mono)  # for empty lines
 
 
 def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
-    """Text as it was typed: line breaks and spaces kept, nothing interpreted."""
+    """Plain text with its line breaks and spaces."""
     document = _blank(BlankDocument(), faces.text, width)
     document.setPlainText(seen(source))
     _space_lines(document, faces.pitch, _FIXED)
@@ -253,10 +255,10 @@ def plain_document(source: str, faces: Faces, width: float) -> QTextDocument:
 
 
 def code_document(source: str, language: str, faces: Faces, palette: Palette, width: float) -> QTextDocument:
-    """Code in the monospaced face, coloured where its language is known."""
+    """Code in the monospaced font, coloured if its language is known."""
     document = _blank(BlankDocument(), mono_font(13 * faces.share), width)
     shown = seen(source)
-    if max(map(len, shown.split("\n"))) <= LONGEST_LINE:  # it is scrolled; a longer line would be painted whole each time
+    if max(map(len, shown.split("\n"))) <= LONGEST_LINE:  # scrolled; a longer line would be painted whole each time
         option = document.defaultTextOption()
         option.setWrapMode(QTextOption.WrapMode.NoWrap)
         document.setDefaultTextOption(option)
@@ -294,14 +296,14 @@ def _set_types(document: QTextDocument, faces: Faces) -> None:
 
 
 def _set_type(cursor: QTextCursor, faces: Faces, *, last: bool) -> None:
-    """Line height and the space between paragraphs of one block."""
+    """Sets the line height and the margins of one block."""
     held = cursor.blockFormat()
     spaced = QTextBlockFormat()
     level = held.headingLevel()
     spaced.setLineHeight(*((130, _PROPORTIONAL) if level else (faces.pitch, _FIXED)))
     together = _goes_on(cursor.currentList(), cursor.block().next()) or cursor.currentTable() is not None
     if not cursor.block().text() and _is_rule(cursor.block().next()) and not _is_rule(cursor.block()):
-        spaced.setLineHeight(1, _FIXED)  # what Qt puts in front of a rule that a text begins with
+        spaced.setLineHeight(1, _FIXED)  # the empty block that Qt puts before a rule at the beginning of a text
         together = True
     spaced.setTopMargin(0)
     spaced.setBottomMargin(0 if last or together or level else 8 * faces.scale)
@@ -315,7 +317,7 @@ def _is_rule(block: QTextBlock) -> bool:
 
 
 def _goes_on(held: QTextList | None, following: QTextBlock) -> bool:
-    """Whether what follows an item goes on with its list, one that it is in, or begins one in it; not another one."""
+    """Whether the next block continues a list or an enclosing one, or begins a nested one."""
     its = following.textList()
     if held is None or its is None:
         return False
@@ -323,7 +325,7 @@ def _goes_on(held: QTextList | None, following: QTextBlock) -> bool:
 
 
 def _colour(document: QTextDocument, faces: Faces, palette: Palette, *, with_pictures: bool) -> None:
-    """Headings, links in the accent, code on its own ground, tables and rules with hairlines; pictures stay or are named."""
+    """Styles headings, links, code, tables and rules; pictures stay (`with_pictures`) or become words."""
     block = document.begin()
     while block.isValid():
         level = block.blockFormat().headingLevel()
@@ -359,7 +361,7 @@ def _colour(document: QTextDocument, faces: Faces, palette: Palette, *, with_pic
 
 
 def _name_image(cursor: QTextCursor, image: QTextImageFormat, palette: Palette) -> None:
-    """Puts what a picture is said to show in its place: nothing is opened to show it. It leads to a picture on the web."""
+    """Replaces a picture by its description, as nothing is loaded; a picture on the web becomes a link."""
     shows = str(image.property(QTextFormat.Property.ImageAltText) or "").strip()
     shape = QTextCharFormat()
     shape.setBackground(QColor(palette.code))

@@ -1,4 +1,4 @@
-"""The pictures of formulas in the text of a document, each in place of its source, which is what is copied."""
+"""The pictures of formulas in a document, in place of their sources, which are copied."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ from PySide6.QtSvg import QSvgRenderer
 from ui.theme.palette import Palette
 from ui.transcript.read_mode.formulas import Formula, is_display
 from ui.transcript.text.faces import TEXT_PX, Faces
+from ui.widgets.visible import utf16_length
 
 _OBJECT = QTextFormat.ObjectTypes.UserObject.value + 1
 _SOURCE = QTextFormat.Property.UserProperty.value + 1
-_ROOM = QTextFormat.Property.UserProperty.value + 2  # pixels that it may be wide
+_ROOM = QTextFormat.Property.UserProperty.value + 2  # maximum width, pixels
 CELL_PADDING_PX = 4
-_CELL_PX, _SHORT_COLUMN_PX = 32.0, 80.0  # beside what stands in a cell; a column whose text can be broken
-_PLACE = "\ufffc"  # where an object stands in the text of a document
+_CELL_PX, _SHORT_COLUMN_PX = 32.0, 80.0  # padding of a cell; a column whose text can be broken
+_PLACE = "\ufffc"  # represents an object in the text of a document
 _LINE_BREAK = "\u2028"
-_SIZE = 1.06  # to the text around it: the letters of the mathematical font are lower
-_AIR_EM = 0.35  # above and below a formula in a line of its own
+_SIZE = 1.06  # relative to the surrounding text, as the letters of the mathematical font are lower
+_AIR_EM = 0.35  # above and below a display
 _MINIMUM = QTextBlockFormat.LineHeightTypes.MinimumHeight.value
 
 
 def draw_formulas(
     document: QTextDocument, sources: Sequence[str], pictures: Mapping[str, Formula], faces: Faces, palette: Palette
 ) -> None:
-    """Puts pictures in the place of sources, where there is one.
+    """Replaces sources by their pictures.
 
     Args:
-        document: Shows the sources as they stand.
-        sources: In the order of the document.
-        pictures: By source.
-        faces: Of the text around them.
+        document: Contains the sources as text.
+        sources: The formulas in the order of the document.
+        pictures: Pictures by source; other sources stay text.
+        faces: Fonts of the surrounding text.
         palette: Colours.
     """
     handler = _Handler(document, pictures, faces, palette)
@@ -68,7 +69,7 @@ def draw_formulas(
 
 
 def _fit(table: QTextTable, width: float, handler: _Handler) -> None:
-    """Long formulas are as wide as the other columns leave room for."""
+    """Limits the width of long formulas in a table to the room that the other columns leave."""
     columns, long = table.columns(), list[tuple[int, QTextCursor]]()
     for cell in _cells(table):
         place = cell.firstCursorPosition()
@@ -84,12 +85,12 @@ def _fit(table: QTextTable, width: float, handler: _Handler) -> None:
 
 
 def _cells(table: QTextTable) -> list[QTextTableCell]:
-    """Row by row."""
+    """All cells, row by row."""
     return [table.cellAt(row, column) for row in range(table.rows()) for column in range(table.columns())]
 
 
 def align_tables(document: QTextDocument, faces: Faces) -> None:
-    """Lowers cells of tables, so that the first lines of a row stand on one line; the document is laid out."""
+    """Lowers cells of tables, so that the cells of a row share their first baseline; lays out the document."""
     layout, edit, bases = document.documentLayout(), QTextCursor(document), list[tuple[QTextTableCell, float, float]]()
     for table in document.rootFrame().childFrames():
         rows: dict[int, list[tuple[QTextTableCell, float]]] = {}
@@ -109,15 +110,15 @@ def align_tables(document: QTextDocument, faces: Faces) -> None:
 
 
 def source_of(cursor: QTextCursor) -> str:
-    """The selected text with the sources of its formulas; paragraphs and lines end as Qt has them."""
+    """The selected text with the sources of its formulas, and with Qt's separators of paragraphs and lines."""
     text = cursor.selectedText()
     if _PLACE not in text:
         return text
     parts, at = [], cursor.selectionStart()
     for piece in text.split(_PLACE)[:-1]:
-        at += len(piece.encode("utf-16-le")) // 2 + 1
+        at += utf16_length(piece) + 1
         probe = QTextCursor(cursor.document())
-        probe.setPosition(at)  # the format of what stands before
+        probe.setPosition(at)  # its format is that of the character before
         parts += [piece, probe.charFormat().property(_SOURCE) or _PLACE]
     return "".join([*parts, text.rpartition(_PLACE)[2]])
 
@@ -132,7 +133,7 @@ def _place(found: QTextCursor, source: str, faces: Faces) -> None:
     spaced.setLineHeight(faces.pitch, _MINIMUM)
     if is_display(source):
         _give_line(found)
-        if found.block().length() == 2:  # itself and the paragraph's end
+        if found.block().length() == 2:  # the object and the paragraph's end
             spaced.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     if found.currentTable() is not None and found.block().length() == 2:
         spaced.setNonBreakableLines(True)  # else Qt makes its column as narrow as its letters were
@@ -140,7 +141,7 @@ def _place(found: QTextCursor, source: str, faces: Faces) -> None:
 
 
 def _give_line(found: QTextCursor) -> None:
-    """Puts a display on a line of its own; what goes on behind it is led by a space that the line's end swallows."""
+    """Puts a display on a line of its own, with line breaks in place of the spaces around it."""
     text, place = found.block().text(), found.positionInBlock() - 1
     plain = QTextCharFormat(found.charFormat())
     plain.setObjectType(QTextFormat.ObjectTypes.NoObject.value)
@@ -161,7 +162,7 @@ def _give_line(found: QTextCursor) -> None:
 
 
 class _Handler(QPyTextObject):
-    """Sizes and draws the formulas of one document, which it belongs to."""
+    """Measures and draws the formulas of one document, its parent."""
 
     def __init__(self, document: QTextDocument, pictures: Mapping[str, Formula], faces: Faces, palette: Palette) -> None:
         super().__init__(document)
@@ -173,7 +174,7 @@ class _Handler(QPyTextObject):
         return QSizeF(width, above + under)
 
     def size(self, shape: QTextFormat) -> tuple[float, float, float]:
-        """Its width, and how far it reaches above and under the baseline, of which Qt has the middle stand over the text's."""
+        """Width, and height above and below the baseline; Qt aligns the middles of the object and the text."""
         picture, em = self._measured(shape)
         if picture is None:
             return 0.0, 0.0, 0.0
@@ -203,7 +204,7 @@ class _Handler(QPyTextObject):
         painter.drawPixmap(area, _pixmap(picture, area.size(), colour, painter.device().devicePixelRatio()), QRectF())
 
     def _measured(self, shape: QTextFormat) -> tuple[Formula | None, float]:
-        """A picture, and what an em of it is in pixels: that of the text around it, less where it would be too wide."""
+        """The picture and its em in pixels: that of the surrounding text, or less if the picture would be too wide."""
         picture = self._pictures.get(cast("str", shape.property(_SOURCE)))
         if picture is None:
             return None, 0.0

@@ -1,8 +1,8 @@
 """Formulas of Read mode as pictures: TeX to MathML by latex2mathml, to SVG by ziamath, in a thread beside the window.
 
-The thread rests after each millisecond, so that the window never waits for Python; and it gives a formula up after a fixed
-count of calls, for TeX of a few characters can take a time that doubles with each pair of braces. What is given up, or is
-not known to the libraries, stays source. Neither library reads a file that TeX names, or has a network.
+The thread sleeps after each millisecond of work, so that the window never waits for Python. It gives up a formula after a
+fixed number of calls, as the time for short TeX can double with each pair of braces. Such a formula, or one that the
+libraries do not know, stays source. The libraries neither read files that TeX names nor use the network.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ui.transcript.read_mode.markup import MOST
 
 logger = logging.getLogger(__name__)
 
-EM_PX = 20.0  # the text size that the pictures are made for
+EM_PX = 20.0  # text size of the pictures
 MOST_CALLS = 1_000_000  # of Python, for one formula; the longest in the tests' samples takes 220,000
-LONGEST = MOST + 100  # characters, with what encloses it
-MOST_BRACES = 24  # open at once
-LARGEST_EM = 200.0  # of a picture, in both directions
+LONGEST = MOST + 100  # characters, with delimiters
+MOST_BRACES = 24  # depth of nesting
+LARGEST_EM = 200.0  # width and height of a picture
 _KEPT = 2000
-_MOST_WAITING = 400  # the newest are what is in sight
+_MOST_WAITING = 400  # the newest requests, which are the visible formulas
 _CALLS_A_MILLISECOND = 2000
 _REST_SECONDS = 0.001
 _LOOK_MS = 40
 _COLOUR = "currentColor"
-_REFUSED = ("\\", "href", "url(")  # of MathML: a command that is not known stands there as it is; addresses, of colours too
+_REFUSED = ("\\", "href", "url(")  # in MathML: unknown commands, which it contains unchanged, and addresses
 _TABLES = ("align", "aligned", "array", "bmatrix", "Bmatrix", "cases", "matrix", "pmatrix", "smallmatrix", "split", "vmatrix")
 _ENVIRONMENTS = {name + star for name in (*_TABLES, "Vmatrix", "equation", "gather") for star in ("", "*")}
 _ENVIRONMENT = re.compile(r"\\begin\{([^{}]*)\}")
 _FENCES = (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False), ("$", "$", False))
-_one_at_a_time = threading.Lock()  # the libraries keep what they know of fonts and sizes in module globals
+_one_at_a_time = threading.Lock()  # the libraries keep fonts and sizes in module globals
 
 
 class _GivenUpError(Exception):
-    """A formula took more calls than it may."""
+    """A formula exceeded `MOST_CALLS`."""
 
 
 class Formula(Struct, frozen=True):
@@ -60,12 +60,12 @@ class Formula(Struct, frozen=True):
 
 
 def is_display(source: str) -> bool:
-    """Whether a formula, with what encloses it, stands in a line of its own."""
+    """Whether a formula, given with its delimiters, has a line of its own."""
     return source.startswith(("$$", "\\[", "\\begin"))
 
 
 class Formulas(QObject):
-    """Pictures by source, with what encloses it; made when they are asked for, the one asked for last first."""
+    """Pictures by source, with delimiters; made on request, the latest request first."""
 
     made = Signal()
 
@@ -75,20 +75,20 @@ class Formulas(QObject):
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
         self._done: deque[tuple[str, Formula | None]] = deque()
         self._thread: threading.Thread | None = None
-        self._look = QTimer(self, interval=_LOOK_MS)  # a thread that outlives the window then holds nothing of Qt
+        self._look = QTimer(self, interval=_LOOK_MS)  # the thread, which may outlive the window, refers to nothing of Qt
         self._look.timeout.connect(self._take)
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was asked for is known."""
+        """Whether no request is pending."""
         return not self._look.isActive()
 
     def get(self, source: str) -> Formula | None:
-        """The picture; None where there is none, or none yet."""
+        """The picture; None if there is none, or not yet."""
         return self._known.get(source)
 
     def ask(self, source: str) -> None:
-        """Has the picture made, unless that was tried or the source is too long; `made` tells when."""
+        """Requests a picture, unless it was requested before or the source is too long; `made` follows."""
         if len(source) > LONGEST:
             return
         if source in self._known:
@@ -144,14 +144,14 @@ def _made(source: str) -> Formula | None:
         if not calls % _CALLS_A_MILLISECOND:
             time.sleep(_REST_SECONDS)
 
-    sys.setprofile(count)  # of this thread alone
+    sys.setprofile(count)  # for this thread only
     try:
-        import ziamath.zmath  # noqa: F401  # the first import takes the calls of many formulas
+        import ziamath.zmath  # noqa: F401  # not counted: the import takes as many calls as many formulas
         from ziamath.tex import tex2mml
 
         calls, limit = 0, MOST_CALLS
         return _drawn(tex2mml(tex, inline=not display))
-    except Exception as problem:  # noqa: BLE001  # whatever a library has against a text that a model wrote: it stays source
+    except Exception as problem:  # noqa: BLE001  # any error of a library about a generated text: it stays source
         logger.debug("a formula stays source: %r", problem)
         return None
     finally:
@@ -179,7 +179,7 @@ def _drawn(mathml: str) -> Formula | None:
 
 
 def _opened(source: str) -> tuple[str, bool]:
-    """What is between a formula's fences, and whether it is a display."""
+    """The TeX between a formula's delimiters, and whether it is a display."""
     for opening, closing, display in _FENCES:
         if source.startswith(opening) and source.endswith(closing) and len(source) >= len(opening) + len(closing):
             return source[len(opening) : -len(closing)].strip(), display

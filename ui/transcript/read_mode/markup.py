@@ -1,4 +1,4 @@
-"""Tool calls and formulas in a text."""
+"""Tool calls, formulas and marks in a text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _NAME = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
 
 
 def open_call(text: str) -> int | None:
-    """Where in an answer that is being written its first call begins; None where nothing looks like one yet.
+    """The first character of the first tool call in an unfinished answer; None if there is none yet.
 
-    An answer that begins with a brace is one, and so is the beginning of an opener at the end.
+    An answer that begins with a brace counts as a call, and so does an incomplete opener at its end.
     """
     begin = len(text) - len(text.lstrip())
     if text[begin : begin + 1] == "{":
@@ -27,12 +27,12 @@ def open_call(text: str) -> int | None:
 
 
 def called_name(text: str) -> str:
-    """The name in the last call of a text; "" where it was not written yet."""
+    """The name in the last call of a text; "" if it is not complete yet."""
     names = _NAME.findall(text)
     return str(names[-1]) if names else ""
 
 
-MOST = 1000  # characters of one formula; what is longer, or never ends, is text
+MOST = 1000  # characters of one formula; a longer or unfinished one is text
 _SPAN = re.compile(
     rf"""
     (?P<code> (?P<ticks>`+) (?!`) .{{1,{MOST}}}? (?<!`) (?P=ticks) (?!`) )
@@ -44,18 +44,18 @@ _SPAN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_MARKS = re.compile(r"[!-/:-@\[-`{-~]")  # all that a backslash in front of makes plain
+_MARKS = re.compile(r"[!-/:-@\[-`{-~]")  # the characters that a backslash escapes
 
 
 def formulas(source: str) -> list[str]:
-    """The formulas in a text, one after the other, with what encloses them."""
+    """The formulas in a text, in order, with their delimiters."""
     if "$" not in source and "\\" not in source:
         return []
     return [found.group() for found in _SPAN.finditer(source) if found.group("code") is None]
 
 
 def with_plain_maths(source: str) -> str:
-    """The same markdown, in which formulas are plain text, line by line as they stand. Code stays code."""
+    """The markdown with formulas escaped, so that they stay plain text with their lines. Code stays code."""
     if "$" not in source and "\\" not in source:
         return source
     return _SPAN.sub(_plain, source)
@@ -65,11 +65,11 @@ def _plain(found: re.Match[str]) -> str:
     formula = found.group()
     if found.group("code") is not None:
         return formula
-    return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash at a line's end keeps the line
+    return _MARKS.sub(r"\\\g<0>", formula).replace("\n", "\\\n")  # a backslash keeps the line break
 
 
-MARKS = "*_~`[]()!\\"  # that Markdown may have in a text
-NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to the private use of Unicode: not typed
+MARKS = "*_~`[]()!\\"  # of Markdown, inside a line
+NO_MARKS = {ord(mark): 0xF0000 + ord(mark) for mark in MARKS}  # to characters of Unicode's private use, which no text has
 _LITERAL = re.compile(
     rf"""
     (?<!`) (?P<ticks>`++) (?P<code>(?:(?!\n[ \t]*\n).){{1,{MOST}}}?) (?<!`) (?P=ticks) (?!`)
@@ -80,16 +80,13 @@ _LITERAL = re.compile(
 
 
 def with_inline_marks_alone(markdown: str) -> str:
-    """Character by character what it is, but what is no mark, in inline code and behind a backslash, is as by `NO_MARKS`."""
+    """The markdown with literal marks, in inline code and after a backslash, replaced by `NO_MARKS`."""
     return _LITERAL.sub(_unmarked, markdown)
 
 
 def _unmarked(found: re.Match[str]) -> str:
-    whole, (start, stop) = (
-        found.group(),
-        next(found.span(name) for name in ("code", "sign") if found[name] is not None),
-    )
-    start, stop = start - found.start(), stop - found.start()
+    whole, name = found.group(), "sign" if found["code"] is None else "code"
+    start, stop = (place - found.start() for place in found.span(name))
     return whole[:start] + whole[start:stop].translate(NO_MARKS) + whole[stop:]
 
 
@@ -97,5 +94,5 @@ _NAMELESS = re.compile(rf"(?P<code>(?P<ticks>`+)(?!`).{{1,{MOST}}}?(?<!`)(?P=tic
 
 
 def with_named_pictures(source: str) -> str:
-    """The same markdown, in which a picture without a name has an empty one: Qt leaves out what has none."""
+    """The markdown with a space as the name of nameless pictures, which Qt would leave out."""
     return _NAMELESS.sub(lambda found: found.group("code") or "![ ](", source) if "![](" in source else source

@@ -1,4 +1,4 @@
-"""The text of one turn in Read mode: typeset stretches, and the way from tokens and points to places in them."""
+"""The text of one turn in Read mode: typeset stretches, and the places of tokens and points in them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ui.transcript.text.ink import Ink
 
 
 class ReadBody:
-    """Stretches one under the other."""
+    """The stretches of a turn, with their selection."""
 
     def __init__(self, formulas: Formulas, turn: Turn, faces: Faces, width: float) -> None:
         self._turn = turn
         self.layout = ReadLayout(turn, faces, width, formulas)
-        self.words: QRegularExpression | None = None  # marked wherever they are
+        self.words: QRegularExpression | None = None  # all matches are marked
         self.selection: tuple[ReadPlace, ReadPlace] | None = None
 
     @property
     def height(self) -> int:
-        """Pixels; estimated for stretches that were not rendered yet. Nothing where only cards and a line are under it."""
+        """Pixels; estimated for stretches that were not typeset yet. 0 if the turn has only cards and a line."""
         return 0 if self._turn.is_bare(template=False) or self._is_called_only() else self.layout.height
 
     def _is_called_only(self) -> bool:
-        """Whether the answer is nothing but calls."""
+        """Whether the answer has only tool calls."""
         if not self._turn.calls:
             return False
         self.layout.read()
@@ -45,7 +45,7 @@ class ReadBody:
         return self.layout.done
 
     def set_width(self, width: float) -> None:
-        """Another width from now on; call `prepare`."""
+        """Sets another width; call `prepare` to typeset."""
         self.layout.set_width(width)
 
     def set_faces(self, faces: Faces, width: float) -> None:
@@ -55,14 +55,14 @@ class ReadBody:
         """Read mode never shows the template."""
 
     def refresh(self) -> None:
-        """The turn's state changed; its text is compared when it is prepared."""
+        """Does nothing: `prepare` compares the text."""
 
     def prepare(self, deadline: float | None) -> int | None:
-        """Renders until the deadline; the first row that changed, or None."""
+        """Typesets until the deadline; returns the first changed pixel row, or None."""
         return self.layout.prepare(deadline)
 
     def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
-        """Draws what meets the heights `clip`; the painter's origin is the text's top left."""
+        """Draws the stretches between the y of `clip`; the painter's origin is the text's top left."""
         self.layout.set_palette_of(ink.palette)
         paint_stretches(painter, ink, self.layout, clip, self.selection, self.words)
         if self._turn.view.status is TurnStatus.STREAMING:
@@ -71,7 +71,7 @@ class ReadBody:
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
     def top_of(self, token: int) -> int:
-        """The height of the line where a token stands: the token's share of its stretch, looked up in the typeset text."""
+        """The y of a token's line, estimated from the token's relative position in its stretch."""
         self.layout.read()
         if not len(self.layout):
             return 0
@@ -86,7 +86,7 @@ class ReadBody:
         return top + int(self.layout.origin(number).y() - top + y)
 
     def first_token(self, y: float) -> int:
-        """The first token of the line at a height."""
+        """The first token of the line at y."""
         self.layout.read()
         if not len(self.layout):
             return 0
@@ -97,7 +97,7 @@ class ReadBody:
         return self.layout.source.token_of(stretch.start + share * (stretch.stop - stretch.start))
 
     def nearest(self, token: int, words: QRegularExpression) -> tuple[ReadPlace, ReadPlace] | None:
-        """Where words stand in the typeset text, as near to a token as may be; None where markup stands between them."""
+        """The match of words in the typeset text nearest to a token; None without a match in its stretch."""
         self.layout.read()
         if not len(self.layout):
             return None
@@ -126,19 +126,19 @@ class ReadBody:
         return ReadPlace(number, max(hit, 0))
 
     def end(self) -> ReadPlace:
-        """The place behind the last character."""
+        """The place after the last character."""
         last = len(self.layout) - 1
         return ReadPlace(0, 0) if last < 0 else ReadPlace(last, self.layout.document(last).characterCount() - 1)
 
     def link_at(self, x: float, y: float) -> str:
-        """The target of the link under a point; empty where there is none."""
+        """The target of the link at a point; "" if there is none."""
         if not len(self.layout) or not 0 <= y < self.height:
             return ""
         number, point = self.layout.inside(x, y)
         return self.layout.document(number).documentLayout().anchorAt(point)
 
     def code_at(self, y: float) -> tuple[int, QRectF] | None:
-        """The stretch of code at a height and its box; None where there is none."""
+        """The code stretch at y and its rectangle; None if there is none."""
         if not len(self.layout) or not 0 <= y < self.height:
             return None
         number = self.layout.stretch_at(y)
@@ -148,19 +148,19 @@ class ReadBody:
         return self.layout.tops()[number]
 
     def code(self, number: int) -> str:
-        """What a fence holds, of which this stretch may be a part."""
+        """The whole content of the fence that a stretch is part of."""
         stretches = self.layout.source.stretches
         first = next(i for i in range(number, -1, -1) if not stretches[i].goes_on)
         rest = takewhile(lambda each: each.goes_on, stretches[first + 1 :])
         return "".join(each.code or "" for each in (stretches[first], *rest))
 
     def text_between(self, first: ReadPlace, last: ReadPlace) -> str:
-        """The text as it is read, between two places; of what was typed, whole stretches as they were typed."""
+        """The typeset text between two places; of other turns than answers, whole stretches as they were typed."""
         source, parts = self.layout.source, list[str]()
         for number in range(first.stretch, min(last.stretch + 1, len(self.layout))):
             cursor, typed = self.layout.cursor(number, first, last), source.plain(number)
             text = source_of(cursor).replace("\u2029", "\n").replace("\u2028", "\n")
-            if not source.is_typed:
+            if self._turn.is_answer:
                 parts.append(text + "\n\n")
             elif len(cursor.selectedText()) == cursor.document().characterCount() - 1:
                 parts.append(typed)

@@ -1,4 +1,4 @@
-"""The stretches of a turn in Read mode: each typeset when it is needed, one under the other."""
+"""The stretches of a turn in Read mode, one under the other, each typeset on demand."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _GAP_PX = 12  # between stretches
 _GAP_AFTER_HEADING_PX = 6
 _GAP_BEFORE_HEADING_PX = 18
 _CODE_PAD_PX = 12
-_CODE_HEAD_PX = 22  # of its language and of what is done with it
-_CODE_FOOT_PX = 8  # of the bar that tells how far it is scrolled
+_CODE_HEAD_PX = 22  # the row with the language and the copy button
+_CODE_FOOT_PX = 8  # the scroll indicator
 _LONGEST_LANGUAGE = 24
-_CHARACTERS_PER_TOKEN = 4  # of a turn that was not read yet
+_CHARACTERS_PER_TOKEN = 4  # to estimate a turn that was not read yet
 
 
 class ReadPlace(Struct, frozen=True, order=True):
@@ -40,14 +40,14 @@ class ReadPlace(Struct, frozen=True, order=True):
 @dataclass(slots=True)
 class _Laid:
     height: int | None = None
-    shift: float = 0.0  # moves the first baseline to where Tokens mode has it
+    shift: float = 0.0  # pixels; puts the first baseline at its place in Tokens mode
     document: QTextDocument | None = field(default=None, repr=False)
-    scrolled: float = 0.0  # code, to the right
-    undrawn: tuple[str, ...] = ()  # formulas that stand in the document as their source
+    scrolled: float = 0.0  # pixels, of code, to the right
+    undrawn: tuple[str, ...] = ()  # formulas shown as their source
 
 
 class ReadLayout:
-    """Where stretches stand. Only the last one is rendered again while tokens arrive; of many documents the first go."""
+    """The typeset stretches and their places. New tokens change only the last one; of many documents the first are dropped."""
 
     def __init__(self, turn: Turn, faces: Faces, width: float, formulas: Formulas) -> None:
         self.faces = faces
@@ -57,7 +57,7 @@ class ReadLayout:
         self._width = width
         self._palette: Palette = LIGHT
         self._laid: list[_Laid] = []  # one for each stretch
-        self._held_tops: list[int] = []  # of `tops`; empty when a height changed
+        self._held_tops: list[int] = []  # cache of `tops`; empty after a height has changed
 
     def __len__(self) -> int:
         return len(self._laid)
@@ -79,25 +79,25 @@ class ReadLayout:
         self._forget()
 
     def set_width(self, width: float) -> None:
-        """Another width from now on; call `prepare`."""
+        """Sets another width; call `prepare` to typeset."""
         if width != self._width:
             self._width = width
             self._forget()
 
     def set_palette_of(self, palette: Palette) -> None:
-        """Documents carry colours: they are typeset again, at the heights they have."""
+        """Sets another palette; documents contain colours and are typeset again on demand, at the same heights."""
         if palette is not self._palette:
             self._palette = palette
             for laid in self._laid:
                 laid.document = None
 
     def ask_for_formulas(self, number: int) -> None:
-        """A stretch is in sight: has the pictures made that it is without."""
+        """Requests the missing pictures of formulas of a visible stretch."""
         for source in self._laid[number].undrawn:
             self._formulas.ask(source)
 
     def take_formulas(self) -> bool:
-        """Pictures were made: those stretches are typeset again that have one of them now; whether there are any."""
+        """Typesets stretches again whose missing pictures are made now; returns whether there are any."""
         changed = [laid for laid in self._laid if any(self._formulas.get(source) for source in laid.undrawn)]
         for laid in changed:
             laid.document = laid.height = None
@@ -106,7 +106,7 @@ class ReadLayout:
         return bool(changed)
 
     def prepare(self, deadline: float | None) -> int | None:
-        """Renders until the deadline; the first row that changed, or None."""
+        """Typesets until the deadline; returns the first changed pixel row, or None."""
         self.read()
         missing = [number for number, laid in enumerate(self._laid) if laid.height is None]
         row = self.tops()[missing[0]] if missing else None
@@ -117,14 +117,14 @@ class ReadLayout:
         return row
 
     def read(self) -> None:
-        """Takes the turn's text as it is now; stretches that changed are rendered again when they are needed."""
+        """Reads the turn's text; changed stretches are typeset again on demand."""
         changed = self.source.read()
         if changed is not None:
             self._laid[changed:] = [_Laid() for _ in self.source.stretches[changed:]]
             self._held_tops = []
 
     def document(self, number: int) -> QTextDocument:
-        """A stretch, typeset; its height is known from now on."""
+        """The document of a stretch, typeset if necessary; determines its height."""
         laid = self._laid[number]
         if laid.document is None:
             self._make_room()
@@ -136,7 +136,7 @@ class ReadLayout:
         return laid.document
 
     def tops(self) -> list[int]:
-        """Where each stretch begins, and where one more would; headings stand nearer to what they head."""
+        """The y of each stretch, and of the end after the last gap."""
         if self._held_tops:
             return self._held_tops
         tops = [0]
@@ -148,13 +148,13 @@ class ReadLayout:
         return tops
 
     def inside(self, x: float, y: float) -> tuple[int, QPointF]:
-        """The stretch at a height, and the point in its document's coordinates."""
+        """The stretch at y, and the point in its document's coordinates."""
         number = self.stretch_at(y)
         self.document(number)
         return number, QPointF(x, y) - self.origin(number)
 
     def cursor(self, number: int, first: ReadPlace, last: ReadPlace) -> QTextCursor:
-        """What of a stretch stands between two places."""
+        """The part of a stretch between two places."""
         document = self.document(number)
         end = document.characterCount() - 1
         cursor = QTextCursor(document)
@@ -164,58 +164,54 @@ class ReadLayout:
         return cursor
 
     def box(self, number: int) -> QRectF:
-        """The rows of a stretch, without the gap below."""
+        """The rectangle of a stretch, without the gap below."""
         tops = self.tops()
         return QRectF(0, tops[number], self._width, tops[number + 1] - tops[number] - self._gap(number))
-
-    def inset(self, number: int) -> int:
-        """Between the edge of a stretch and its text."""
-        return _CODE_PAD_PX if self.is_code(number) else 0
 
     def is_code(self, number: int) -> bool:
         return self.source.stretches[number].code is not None
 
     def stretch_at(self, y: float) -> int:
-        """The stretch at a height, the nearest where there is none."""
+        """The stretch at y, or the nearest one."""
         return min(max(bisect_right(self.tops(), y) - 1, 0), len(self._laid) - 1)
 
     def stretch_of(self, character: float) -> int:
-        """The stretch where a character of the turn's text stands."""
+        """The stretch with a character of the turn's text."""
         return max(bisect_right([stretch.start for stretch in self.source.stretches], character) - 1, 0)
 
     def origin(self, number: int) -> QPointF:
-        """Where the document of a stretch begins; the first baseline stands where Tokens mode has it."""
-        inset, laid = self.inset(number), self._laid[number]
+        """The top left of a stretch's document, with the first baseline at its place in Tokens mode."""
+        inset, laid = _CODE_PAD_PX if self.is_code(number) else 0, self._laid[number]
         head = self.head(number).height()
         return QPointF(inset - laid.scrolled, self.tops()[number] + max(inset, head) + laid.shift)
 
     def head(self, number: int) -> QRectF:
-        """The row of a block of code that names its language; empty where there is none."""
+        """The rectangle of a code's top row, which has its language; empty for other stretches."""
         if not self.is_code(number):
             return QRectF()
         height = _CODE_HEAD_PX * max(self.faces.scale, 1.0) + _CODE_PAD_PX / 2
         return QRectF(_CODE_PAD_PX, self.tops()[number], self._width - 2 * _CODE_PAD_PX, height)
 
     def language(self, number: int) -> str:
-        """What the fence says that the code is written in."""
+        """The language of a code, from its fence."""
         words = self.source.stretches[number].language.split()
         return seen(words[0].strip("{.}"))[:_LONGEST_LANGUAGE] if words else ""
 
     def hidden(self, number: int) -> tuple[float, float]:
-        """How far a block of code is scrolled to the right, and how far it can be."""
+        """How far a code is scrolled to the right, and how far it can be, pixels."""
         if not self.is_code(number):
             return 0.0, 0.0
         most = max(self.document(number).idealWidth() - (self._width - 2 * _CODE_PAD_PX), 0.0)
         return min(self._laid[number].scrolled, most), most
 
     def scroll_code(self, number: int, by: float) -> bool:
-        """Scrolls a block of code to the right; whether it moved."""
+        """Scrolls a code to the right; returns whether it moved."""
         now, most = self.hidden(number)
         self._laid[number].scrolled = min(max(now + by, 0.0), most)
         return self._laid[number].scrolled != now
 
     def _around(self, number: int) -> int:
-        """Pixels of a stretch above and below its text."""
+        """The height of a stretch in addition to its text, pixels."""
         if not self.is_code(number):
             return 0
         most = self._laid[number].document
@@ -246,7 +242,7 @@ class ReadLayout:
         layout = document.firstBlock().layout()
         if self.is_code(number) or self.source.is_heading(number) or not document.firstBlock().text():  # a rule or a table
             return 0.0
-        if layout.lineAt(0).height() > self.faces.pitch:  # a formula stands in it
+        if layout.lineAt(0).height() > self.faces.pitch:  # it contains a formula
             return 0.0
         return self.faces.lead + self.faces.ascent - layout.lineAt(0).y() - layout.lineAt(0).ascent()
 

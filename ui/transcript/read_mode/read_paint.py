@@ -1,4 +1,4 @@
-"""Painting one turn of Read mode: stretches, blocks of code, what is selected, the caret of a stream."""
+"""Painting one turn of Read mode: stretches, code, selection, the caret of a stream."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def paint_stretches(
     selection: tuple[ReadPlace, ReadPlace] | None,
     words: QRegularExpression | None,
 ) -> None:
-    """Draws the stretches that meet the heights `clip`; the painter's origin is the text's top left.
+    """Draws the stretches between the y of `clip`; the painter's origin is the text's top left.
 
     Args:
         painter: Of the viewport.
         ink: Colours.
         layout: The stretches.
-        clip: First and last height.
-        selection: From where to where text is selected.
-        words: Marked wherever they are.
+        clip: First and last y.
+        selection: First and last place of the selection.
+        words: All matches are marked.
     """
     tops = layout.tops()
     for number, top in enumerate(tops[:-1]):
@@ -76,7 +76,7 @@ def _paint_stretch(
 
 
 def _paint_head_and_foot(painter: QPainter, ink: Ink, layout: ReadLayout, number: int) -> None:
-    """The language of a block of code, and where it is scrolled a bar that tells how far."""
+    """Paints the language of a code, and a scroll indicator if it is wider than the column."""
     painter.setFont(layout.faces.meta)
     painter.setPen(ink.soft)
     head = layout.head(number)
@@ -105,7 +105,7 @@ def _hits(document: QTextDocument, words: QRegularExpression, ink: Ink) -> Itera
 
 
 def paint_caret(painter: QPainter, ink: Ink, layout: ReadLayout) -> None:
-    """Draws the caret behind the last character, where the next token will stand."""
+    """Draws the caret after the last character."""
     faces = layout.faces
     if not len(layout):
         painter.fillRect(QRectF(0, faces.lead, _CARET_PX, faces.glyphs), ink.accent)

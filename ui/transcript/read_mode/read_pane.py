@@ -1,4 +1,4 @@
-"""Read mode: the same turns, typeset. Selecting, copying, copying a block of code; links are only reported."""
+"""Read mode: the typeset turns, with selection, copying, and links, which are reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec import Struct
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QRegularExpression, Qt, QTimer, Signal
-from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QWheelEvent
+from PySide6.QtGui import QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QApplication, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, translate
@@ -37,14 +37,14 @@ class _Spot(Struct, frozen=True, order=True):
 class ReadPane(Pane[ReadBody]):
     """The typeset view."""
 
-    link_requested = Signal(str)  # a web or mail address that was clicked; nothing was opened
+    link_requested = Signal(str)  # a clicked web or mail address; the receiver opens it
 
-    def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
+    def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._formulas = Formulas()
         super().__init__(TranscriptPage(partial(ReadBody, self._formulas), faces), ink, parent)
         self._formulas.setParent(self)
         self._formulas.made.connect(self._take_formulas)
-        self._words: QRegularExpression | None = None  # that are looked for
+        self._words: QRegularExpression | None = None  # of the search
         self._anchor_spot: _Spot | None = None
         self._head_spot: _Spot | None = None
         self._pressed: QPoint | None = None
@@ -52,9 +52,7 @@ class ReadPane(Pane[ReadBody]):
         self._copied = QTimer(self, singleShot=True, interval=_COPIED_MS)
         self._copied.timeout.connect(self.viewport().update)
         self._grown: set[int] = set()
-        self._stream = QTimer(self)
-        self._stream.setSingleShot(True)
-        self._stream.setInterval(_STREAM_MS)
+        self._stream = QTimer(self, singleShot=True, interval=_STREAM_MS)
         self._stream.timeout.connect(self._take_grown)
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, typeset"))
@@ -62,12 +60,12 @@ class ReadPane(Pane[ReadBody]):
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
         self._grown.clear()
         self._code = None
-        if not self._stays(turns):
+        if not self._keeps_selection(turns):
             self._select(None, None)
         super().set_turns(turns, changed, to_end=to_end)
 
     def tokens_appended(self, index: int) -> None:
-        if self._retired:
+        if self._suspended:
             return
         self._grown.add(index)
         if not self._stream.isActive():
@@ -83,7 +81,7 @@ class ReadPane(Pane[ReadBody]):
         self._grown.clear()
 
     def _take_formulas(self) -> None:
-        """Shows pictures of formulas in the place of their source; what is in sight stays where it is."""
+        """Shows pictures of formulas in place of their sources; the line at the top stays there."""
         anchor = self.anchor()
         changed = [i for i, box in enumerate(self._page.boxes) if box.made is not None and box.made.layout.take_formulas()]
         if changed:
@@ -105,7 +103,7 @@ class ReadPane(Pane[ReadBody]):
             self._select(_Spot(0, ReadPlace(0, 0)), _Spot(len(boxes) - 1, boxes[-1].body.end()))
 
     def show_match(self, match: Match | None) -> None:
-        """Selects words that were found, as far as they are typeset as they were written, and scrolls to them."""
+        """Scrolls to a match, and selects it if it can be found in the typeset text."""
         if match is None:
             self._select(None, None)
             return
@@ -115,14 +113,14 @@ class ReadPane(Pane[ReadBody]):
         self._select(first, last)
 
     def show_hits(self, found: Sequence[Match]) -> None:
-        """Marks all words that were found, as far as they are typeset as they were written."""
+        """Marks all matches that can be found in the typeset text."""
         self._words = as_typeset(found[0].seen) if found else None
         self.viewport().update()
 
     def _select(self, anchor: _Spot | None, head: _Spot | None) -> None:
         self._anchor_spot, self._head_spot = anchor, head
         first, last = sorted((anchor, head)) if anchor is not None and head is not None else (None, None)
-        self._hold(-1 if last is None else last.turn)
+        self._remember_selected(-1 if last is None else last.turn)
         for index, box in enumerate(self._page.boxes):
             if box.made is not None:
                 box.made.selection = None
@@ -175,20 +173,12 @@ class ReadPane(Pane[ReadBody]):
             super().mouseReleaseEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
-            if self.selected_text:
-                QGuiApplication.clipboard().setText(self.selected_text)
-        elif event.matches(QKeySequence.StandardKey.SelectAll):
-            self.select_all()
-        elif event.key() == Qt.Key.Key_Home:
+        if event.key() == Qt.Key.Key_Home:
             self.verticalScrollBar().setValue(0)
         elif event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         else:
             super().keyPressEvent(event)
-
-    def _marked_text(self) -> str:
-        return self.selected_text
 
     def _link_at(self, point: QPoint) -> str:
         index = self._box_at(point)
@@ -198,7 +188,7 @@ class ReadPane(Pane[ReadBody]):
         link = box.body.link_at(point.x() - self._left, point.y() + self.verticalScrollBar().value() - box.top)
         return link if safe_url(link) is not None else ""
 
-    # ---- the copy word on a block of code -------------------------------------------------------------------------
+    # ---- the copy button of a code --------------------------------------------------------------------------------
 
     def _paint(self, painter: QPainter, clip: QRect) -> None:
         for index in self._in_sight():
@@ -225,7 +215,7 @@ class ReadPane(Pane[ReadBody]):
         return translate("Transcript", _COPIED if self._copied.isActive() else _COPY)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Sideways, or with Shift, it scrolls the code under the pointer."""
+        """Scrolls the code under the pointer if the wheel moves sideways or with Shift."""
         moved = event.pixelDelta() if not event.pixelDelta().isNull() else event.angleDelta() / 2
         sideways = moved.x() or (moved.y() if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 0)
         self._point_at_code(event.position().toPoint())
@@ -250,6 +240,6 @@ class ReadPane(Pane[ReadBody]):
 
 
 def as_typeset(pattern: str) -> QRegularExpression:
-    """What was looked for, for Qt."""
+    """The pattern of a search as a Qt expression."""
     options = QRegularExpression.PatternOption
     return QRegularExpression(pattern, options.CaseInsensitiveOption | options.UseUnicodePropertiesOption)

@@ -1,4 +1,4 @@
-"""The text of a turn as Read mode takes it in: cut into stretches, with the way from tokens to characters and back."""
+"""The text of a turn for Read mode: its stretches, and a map between tokens and characters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ui.transcript.path import Turn
 from ui.transcript.read_mode.document import Stretch, plain_stretches, stretches
 from ui.transcript.text.compose import is_hidden
 
-_LINE_END = re.compile(r"(?<![\r\n])\r?\n(?=[^\r\n])")  # which markdown takes for a space
+_LINE_END = re.compile(r"(?<![\r\n])\r?\n(?=[^\r\n])")  # a single one, which markdown reads as a space
 
 
 class Source:
-    """What was read of a turn so far. Questions and answers are markdown, what others say stays as it is.
+    """The text of a turn as it was last read. User and model turns are markdown, others plain text.
 
-    Calls are left out: they stand as cards under the answer.
+    Tool calls are left out, as they are shown as cards.
     """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._version = turn.version
-        self._read = -1  # tokens; -1 before the first reading
+        self._read = -1  # number of tokens; -1 before the first read
         self._calls: tuple[tuple[int, int], ...] = ()
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # where in the text each token ends
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the end of each token in the text
         self.text = ""
         self.stretches: list[Stretch] = []
 
@@ -40,10 +40,10 @@ class Source:
         return self._read >= 0
 
     def read(self) -> int | None:
-        """Takes in what the turn holds now.
+        """Reads the turn.
 
         Returns:
-            The first stretch that changed; those before it are final. None where the text is the same.
+            The first stretch that changed; earlier ones are the same. None if the text is the same.
         """
         if self.is_current:
             return None
@@ -66,14 +66,14 @@ class Source:
         return kept + sum(1 for _ in same)
 
     def character_of(self, token: int) -> int:
-        """Where in the text a token begins."""
+        """The first character of a token."""
         return int(self._ends[min(token, len(self._ends)) - 1]) if token > 0 and len(self._ends) else 0
 
     def token_of(self, character: float) -> int:
         return int(np.searchsorted(self._ends, character, side="right"))
 
     def markdown(self, number: int) -> str | None:
-        """The source of a stretch that is markdown, with the ends of typed lines kept; None where it is code or plain."""
+        """The source of a markdown stretch, with the user's line breaks kept; None for code and plain text."""
         if self.stretches[number].code is not None or self.is_plain:
             return None
         return self.plain(number) if self._turn.is_answer else _LINE_END.sub("  \n", self.plain(number))
@@ -88,13 +88,8 @@ class Source:
         return not self.is_plain and stretch.code is None and self.text.startswith("#", stretch.start)
 
     @property
-    def is_typed(self) -> bool:
-        """Whether it is copied as it was typed."""
-        return not self._turn.is_answer
-
-    @property
     def is_plain(self) -> bool:
-        """Whether the stretches are parts of one plain text."""
+        """Whether the text is plain, not markdown."""
         return self._turn.view.role not in ("user", "assistant")
 
     def _cut(self, begin: int) -> list[Stretch]:
@@ -104,7 +99,7 @@ class Source:
 
 
 def without(texts: list[str], start: int, stop: int) -> list[str]:
-    """The same pieces, but for the characters from `start` to `stop` of what they say together."""
+    """The pieces without the characters from `start` to `stop` of their joined text."""
     kept, at = list[str](), 0
     for text in texts:
         first, last = max(start - at, 0), max(stop - at, 0)

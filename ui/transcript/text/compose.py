@@ -1,4 +1,4 @@
-"""From tokens to the text of a line or a stretch of lines, with the way back from characters to tokens."""
+"""The text of a line or a stretch of lines, with a map from its characters to their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 from ui.transcript.tokens import END, TEMPLATE, Tokens
 from ui.widgets.visible import Visible, is_plain, utf16_length, visible
 
-_LONG = 2000  # characters above which a token's visible text is remembered: it is asked for once per stretch
+_LONG = 2000  # characters; the visible text of a longer token is cached, as each of its stretches needs it
 _remembered = lru_cache(maxsize=8)(visible)
 
 
@@ -29,12 +29,12 @@ class Composed:
     """Text made of pieces of consecutive tokens. Positions in `starts` and `codes` are QChars (UTF-16 units)."""
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)  # of each piece
-    offsets: list[int] = field(default_factory=list)  # where in its token's visible text each piece begins, characters
-    starts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the token of each piece
+    offsets: list[int] = field(default_factory=list)  # first character of each piece in its token's visible text
+    starts: list[int] = field(default_factory=list)  # of each piece
     codes: list[tuple[int, int]] = field(default_factory=list)  # ranges that are drawn small
-    end: Place = field(default_factory=lambda: Place(0))  # where the next stretch begins
-    newline: bool = False  # a newline stands between the text and `end`
+    end: Place = field(default_factory=lambda: Place(0))  # the beginning of the next stretch
+    newline: bool = False  # a newline separates the text from `end`
     astral: bool = False  # some characters take two QChars
 
     def place(self, position: int) -> Place:
@@ -49,17 +49,17 @@ class Composed:
 
 
 def shown(text: str) -> Visible:
-    """`visible`, remembered for texts so long that they are cut into many stretches."""
+    """`visible`, cached for long texts, which are cut into many stretches."""
     return visible(text) if len(text) < _LONG else _remembered(text)
 
 
 def is_hidden(mark: int, *, template: bool) -> bool:
-    """Whether a token is left out of the view."""
+    """Whether a token is not shown."""
     return not template and bool(mark & (TEMPLATE | END))
 
 
 def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Place | None = None) -> Composed:
-    """Takes text from `start` up to a newline, `end`, the last token, or about `limit` characters."""
+    """Composes the text from `start` to a newline, `end`, the last token, or about `limit` characters."""
     if end is not None:
         whole = _plain(tokens, start, end, template=template)
         if whole is not None:
@@ -106,7 +106,7 @@ def compose(tokens: Tokens, start: Place, *, template: bool, limit: int, end: Pl
 
 
 def _plain(tokens: Tokens, start: Place, end: Place, *, template: bool) -> Composed | None:
-    """The quick way for most lines: nothing hidden, nothing invisible, no newline, no fragments, no astral characters."""
+    """A fast path for most lines: no hidden tokens, invisible characters, newlines, fragments or astral characters."""
     last = end.token + (end.offset > 0)
     texts = tokens.texts[start.token : last]
     if not texts or "" in texts or (not template and max(tokens.marks[start.token : last]) >= TEMPLATE):
@@ -126,7 +126,7 @@ def _plain(tokens: Tokens, start: Place, end: Place, *, template: bool) -> Compo
 
 
 def direction(text: str) -> bool | None:
-    """Whether the first letter with a direction runs from right to left; None where there is none."""
+    """Whether the first letter with a direction runs from right to left; None without such a letter."""
     if text.isascii():
         return False if any(c.isalpha() for c in text) else None
     for character in text:
@@ -152,6 +152,6 @@ def _ranges(codes: tuple[tuple[int, int], ...], first: int, stop: int, piece: st
 
 
 def _characters(text: str, start: int, stop: int | None, inside: int) -> int:
-    """How many characters `inside` QChars of a piece are; start and stop are QChar positions in `text`."""
+    """The number of characters in the first `inside` QChars of a piece; start and stop are its QChars in `text`."""
     encoded = text.encode("utf-16-le", "surrogatepass")[start * 2 : None if stop is None else stop * 2]
     return len(encoded[: inside * 2].decode("utf-16-le", "surrogatepass"))

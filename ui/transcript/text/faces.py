@@ -1,4 +1,4 @@
-"""The transcript's faces and measures, at one text scale; all lengths are logical pixels."""
+"""The transcript's fonts and measures at one text scale; lengths are logical pixels."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TRACKING = -0.012  # em
 MARGIN_RIGHT_PX = 44
 MARGIN_TOP_PX = 22
 TURN_GAP_PX = 20
-CHARACTERS_PER_TOKEN = 4.4  # of English, where only the tokens were counted
+CHARACTERS_PER_TOKEN = 4.4  # English; for estimates from token counts
 
 
 class Faces:
-    """Fonts and what is measured from them.
+    """Fonts and their measures.
 
     Args:
-        share: Of the text size that the window has.
+        share: Text size as a share of the window's text size.
 
     Attributes:
-        scale: Of everything that is as large as its text; 1 is as in the drawing.
+        scale: The factor for all lengths that grow with the text.
     """
 
     def __init__(self, share: float = 1.0) -> None:
@@ -65,42 +65,40 @@ class Faces:
         """A layout that has no lines yet.
 
         Args:
-            text: What it shows.
-            codes: Ranges of QChars that stand for invisible characters.
-            right_to_left: Whether its paragraph runs so.
-            wrap: Whether it is broken at the width of its lines.
+            text: The text.
+            codes: Ranges of QChars that represent invisible characters; drawn small.
+            right_to_left: Direction of the paragraph.
+            wrap: Whether lines are broken at their width.
             mono: Whether it is a line of code.
         """
         layout = QTextLayout(text, self._code if mono else self.text)
         layout.setTextOption(self._code_options[wrap] if mono else self._options[right_to_left, wrap])
         if codes:
-            layout.setFormats([self._range(a, b) for a, b in codes])
+            layout.setFormats([format_range(a, b, self._small) for a, b in codes])
         return layout
 
-    def _range(self, first: int, last: int) -> QTextLayout.FormatRange:
-        made = QTextLayout.FormatRange()
-        made.start, made.length, made.format = first, last - first, self._small
-        return made
+
+def format_range(first: int, last: int, shape: QTextCharFormat) -> QTextLayout.FormatRange:
+    """A format for the QChars from `first` up to `last` of a layout."""
+    made = QTextLayout.FormatRange()
+    made.start, made.length, made.format = first, last - first, shape
+    return made
 
 
 def reading_font(share: float = 1.0) -> QFont:
-    """What the transcript's text is in.
-
-    Args:
-        share: As `Faces` has it.
-    """
+    """The font of the transcript's text; `share` as in `Faces`."""
     return tracked(interface_font(TEXT_PX * share), TEXT_PX * share * text_scale())
 
 
 def tracked(font: QFont, px: float) -> QFont:
-    """Inter is set a little tighter at reading sizes; macOS does so itself."""
+    """Sets Inter a little tighter, for reading sizes; macOS does so itself."""
     if sys.platform != "darwin":
         font.setLetterSpacing(QFont.SpacingType.AbsoluteSpacing, _TRACKING * px)
     return font
 
 
 def x_of(line: QTextLine, position: int, edge: QTextLine.Edge = QTextLine.Edge.Leading) -> float:
-    """Where a QChar's edge stands in its line (Qt's stubs do not know that it answers a pair)."""
+    """The x of a QChar's edge in its line (`cursorToX` returns a pair, which Qt's stubs do not say)."""
     return cast("tuple[float, int]", line.cursorToX(position, edge))[0]
 
 

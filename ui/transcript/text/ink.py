@@ -1,10 +1,9 @@
-"""How letters get onto the pixels: colours of tokens, cached glyph runs and shadows."""
+"""Colours, cached spans of tokens, and shadows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -16,64 +15,44 @@ from ui.theme.scheme import HALF
 _UNDERLINE = 0.45  # opacity
 
 
-@dataclass(frozen=True, slots=True)
 class Ink:
-    """Colours ready to paint with."""
+    """Colours ready to paint with.
 
-    palette: Palette
-    diverging: bool = False  # spans are of the palette's `difference` rather than its `surprise`
-    own: float = HALF  # how strong spans of what the user wrote are, 0 to 1
-    window: QColor = field(init=False)
-    text: QColor = field(init=False)
-    soft: QColor = field(init=False)
-    faint: QColor = field(init=False)
-    hairline: QColor = field(init=False)
-    accent: QColor = field(init=False)
-    disk: QColor = field(init=False)
-    selection: QColor = field(init=False)
-    hit: QColor = field(init=False)  # the ground of words that were looked for: in place of colours, on which no accent is seen
-    steps: tuple[QBrush | None, ...] = field(init=False)
-    strongest: int | None = field(init=False)  # the step whose text has a colour of its own
-    stamps: Stamps = field(init=False)
-    own_stamps: Stamps = field(init=False)
-    rare: QPen = field(init=False)  # the underline of tokens beyond rank 10
-    own_rare: QPen = field(init=False)  # the same in what the user wrote
-    pin: QPen = field(init=False)
-    on_strongest: QColor = field(init=False)
-    template: QColor = field(init=False)  # words of the template: between text and soft, to be read on every step but the last
+    Args:
+        palette: The theme's colours.
+        diverging: Whether spans have the palette's `difference` rather than its `surprise`.
+        own: Strength of the spans in what the user wrote, 0 to 1.
 
-    def __post_init__(self) -> None:
-        p = self.palette
-        for name in ("window", "text", "soft", "faint", "hairline", "accent", "disk"):
-            object.__setattr__(self, name, QColor(getattr(p, name)))
-        object.__setattr__(self, "hit", QColor(p.bar_rest))
-        selection = QColor(p.accent)
-        selection.setAlphaF(0.26)
-        object.__setattr__(self, "selection", selection)
-        ramp = p.difference if self.diverging else p.surprise
-        object.__setattr__(self, "steps", tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
-        object.__setattr__(self, "strongest", None if self.diverging else len(ramp) - 1)
-        object.__setattr__(self, "stamps", Stamps(self.steps))
-        own = Stamps(tuple(_faded(brush, self.own) for brush in self.steps)) if self.own < 1 else self.stamps
-        object.__setattr__(self, "own_stamps", own)
-        for name, strength in (("rare", 1.0), ("own_rare", self.own)):
-            line = QColor(p.text)
-            line.setAlphaF(_UNDERLINE * strength)
-            object.__setattr__(self, name, QPen(line, 1))
-        pin = QPen(self.accent, 2)
-        pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
-        object.__setattr__(self, "pin", pin)
-        object.__setattr__(self, "on_strongest", QColor(p.on_strongest))
-        object.__setattr__(self, "template", _between(self.text, self.soft))
+    Attributes:
+        hit: The ground of found words; it replaces the spans, as the accent is not visible on all of their colours.
+        strongest: The step whose text has a colour of its own; None: no step has.
+        rare: The underline of tokens beyond rank 10.
+        own_rare: The same in what the user wrote.
+        template: The chat template's words: between text and soft, legible on every step but the last.
+    """
+
+    def __init__(self, palette: Palette, diverging: bool = False, own: float = HALF) -> None:
+        self.palette, self.own = palette, own
+        self.window, self.text = QColor(palette.window), QColor(palette.text)
+        self.soft, self.faint = QColor(palette.soft), QColor(palette.faint)
+        self.hairline, self.accent, self.disk = QColor(palette.hairline), QColor(palette.accent), QColor(palette.disk)
+        self.selection, self.hit = _faded(palette.accent, 0.26), QColor(palette.bar_rest)
+        ramp = palette.difference if diverging else palette.surprise
+        self.strongest = None if diverging else len(ramp) - 1
+        self.stamps = self.own_stamps = Stamps(tuple(None if c is None else QBrush(QColor(c)) for c in ramp))
+        if own < 1:
+            self.own_stamps = Stamps(tuple(None if c is None or own <= 0 else QBrush(_faded(c, own)) for c in ramp))
+        self.rare, self.own_rare = (QPen(_faded(palette.text, _UNDERLINE * strength), 1) for strength in (1.0, own))
+        self.pin = QPen(self.accent, 2)
+        self.pin.setJoinStyle(Qt.PenJoinStyle.RoundJoin)
+        self.on_strongest = QColor(palette.on_strongest)
+        self.template = _between(self.text, self.soft)
 
 
-def _faded(brush: QBrush | None, strength: float) -> QBrush | None:
-    """Over any ground; None: nothing is left of it."""
-    if brush is None or strength <= 0:
-        return None
-    colour = brush.color()
+def _faded(name: str, strength: float) -> QColor:
+    colour = QColor(name)
     colour.setAlphaF(strength)
-    return QBrush(colour)
+    return colour
 
 
 def _between(one: QColor, other: QColor) -> QColor:
@@ -86,20 +65,20 @@ _KEPT = 1024
 
 
 class Stamps:
-    """Rounded spans of one height, in the colours of one ramp."""
+    """Draws rounded spans in the colours of one ramp, from cached pixmaps."""
 
     def __init__(self, steps: tuple[QBrush | None, ...]) -> None:
         self._steps = steps
         self._held: dict[tuple[int, int, int, int], QPixmap] = {}
 
     def draw(self, painter: QPainter, spans: Iterable[tuple[float, float, int]], top: float, height: int, ratio: float) -> None:
-        """Fills spans of one line; their sides are moved to whole pixels, so that neighbours meet without a seam.
+        """Fills spans of one line; their sides are rounded to whole pixels, so that neighbours meet without a seam.
 
         Args:
-            painter: Its origin stands on a whole pixel.
-            spans: Left, right, and the place on the ramp, above 0.
-            top: Whole.
-            height: Of them all.
+            painter: Its origin is on a whole pixel.
+            spans: Left, right, and step on the ramp, above 0.
+            top: Top of all spans, a whole pixel.
+            height: Height of all spans.
             ratio: Device pixels per pixel.
         """
         scale, steps, held, draw = int(ratio), self._steps, self._held, painter.drawPixmap
@@ -133,13 +112,13 @@ class Stamps:
         return stamp
 
 
-SHADOW_PX = 36  # room a widget needs around its sheet
+SHADOW_PX = 36  # margin that a widget needs around its sheet
 _BLUR_PX, _DROP_PX = 28, 8
 _NEAR_PX = 3
 
 
 def paint_shadow(painter: QPainter, sheet: QRectF, radius: float, *, dark: bool) -> None:
-    """Paints what lies around and under the sheet."""
+    """Paints the shadow of a sheet."""
     image = _shadow(round(sheet.width()), round(sheet.height()), radius, dark)
     painter.drawImage(QPointF(sheet.left() - SHADOW_PX, sheet.top() - SHADOW_PX), image)
 
@@ -160,7 +139,7 @@ def _shadow(width: int, height: int, radius: float, dark: bool) -> QImage:
 
 
 def _soft(painter: QPainter, sheet: QRectF, radius: float, tint: QColor, *, strength: float, blur: float) -> None:
-    """Nested sheets whose opacities add up to a Gaussian edge of standard deviation blur / 2."""
+    """Paints nested sheets whose opacities add up to a Gaussian edge of standard deviation `blur / 2`."""
     steps = max(int(blur), 4)
     reached = 0.0
     for step in range(steps):

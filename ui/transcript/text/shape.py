@@ -1,4 +1,4 @@
-"""One visible line: laid out glyphs, the spans of its tokens, and the way from a point to a token."""
+"""One visible line: its glyphs, the spans of its tokens, and the token at a point."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ui.transcript.text.wrap import LineTable
 from ui.transcript.tokens import RARE, STEP, TEMPLATE, Tokens
 from ui.widgets.visible import is_right_to_left
 
-_SLOT_PX = 6.0  # what is drawn for a token without width: a newline, the first bytes of a character
+_SLOT_PX = 6.0  # width drawn for a token that has none: a newline, the first bytes of a character
 _THIN_PX = 3.0
 _TOUCHING_PX = 0.5
-_OVERHANG_PX = 12.0  # how far spaces at a paragraph's end may stand out of the column
+_OVERHANG_PX = 12.0  # width of spaces at a paragraph's end outside the column, at most
 
 
 @dataclass(slots=True)
 class Span:
-    """Tokens that are drawn as one: usually one, several where they share a character. x relative to the column."""
+    """Tokens drawn as one: usually one token, several if they share a character. x is relative to the column."""
 
     first: int
     last: int
@@ -36,13 +36,13 @@ class Span:
     template: bool
 
     def token_at(self, x: float) -> int:
-        """Which of its tokens lies under x: each takes an equal share."""
+        """The token at x; each of the span's tokens has an equal share of its width."""
         share = (x - self.x0) / max(self.x1 - self.x0, 1e-6) * (self.last - self.first + 1)
         return min(max(self.first + int(share), self.first), self.last)
 
 
 class ShapedLine:
-    """The glyphs of one line and where its tokens are. Cheap to keep, so only visible lines have one."""
+    """The glyphs of one line and the spans of its tokens; made for visible lines."""
 
     def __init__(self, tokens: Tokens, table: LineTable, line: int, faces: Faces) -> None:
         self._number = line
@@ -53,7 +53,7 @@ class ShapedLine:
         self.layout = faces.layout(self.composed.text, self.composed.codes, right_to_left=rtl, wrap=False, mono=mono)
         self.layout.beginLayout()
         self.line: QTextLine = self.layout.createLine()
-        self.line.setLineWidth(table.width)  # what right-to-left lines are aligned in; nothing is wrapped
+        self.line.setLineWidth(table.width)  # aligns right-to-left lines; nothing is wrapped
         self.layout.endLayout()
         self._starts: list[float] = []
         self._width, self._leftwards = table.width, rtl
@@ -64,13 +64,13 @@ class ShapedLine:
         self.end_x = self._tail(self.spans)
 
     def take_marks(self, marks: bytearray) -> None:
-        """The tokens have other numbers; where they stand is as it was."""
+        """Takes other numbers of the tokens; the spans keep their places."""
         for span in self.spans:
             held = marks[span.first : span.last + 1]
             span.step, span.rare = max(mark & STEP for mark in held), any(mark & RARE for mark in held)
 
     def span_at(self, x: float) -> Span | None:
-        """The span under x; the narrower one where something without width of its own stands over its neighbour."""
+        """The span at x; of two overlapping ones the narrower."""
         if self._reversed:
             return min((s for s in self.spans if s.x0 <= x < s.x1), key=lambda s: s.x1 - s.x0, default=None)
         if not self._starts:
@@ -84,7 +84,7 @@ class ShapedLine:
         return found if x < found.x1 else None
 
     def spans_of(self, token: int) -> list[Span]:
-        """The spans of a token: one, or several where the direction of writing changes inside it."""
+        """The spans of a token; several if the writing direction changes inside it."""
         return [s for s in self.spans if s.first <= token <= s.last]
 
     def place_at(self, x: float) -> Place:
@@ -92,7 +92,7 @@ class ShapedLine:
         return self.composed.place(self.line.xToCursor(x))
 
     def x_at(self, place: Place) -> float:
-        """Where a place between characters is; at the nearer end of the line where it stands on another one."""
+        """The x of a place between characters; the nearer end of the line if the place is on another line."""
         composed = self.composed
         for piece, token in enumerate(composed.tokens):
             if token == place.token:
@@ -100,7 +100,7 @@ class ShapedLine:
         return 0.0 if composed.tokens and place.token < composed.tokens[0] else self.end_x
 
     def ranges(self, first: Place, last: Place) -> list[tuple[float, float]]:
-        """Where the text between two places stands, left and right of each part."""
+        """Left and right x of each part of the text between two places."""
         found = []
         composed = self.composed
         for piece, token in enumerate(composed.tokens):
@@ -117,12 +117,12 @@ class ShapedLine:
     def _cut(self, tokens: Tokens, table: LineTable, start: Place, *, soft_wrapped: bool, last: bool) -> list[Span]:
         composed, marks = self.composed, tokens.marks
         length = len_qchars(composed, self.line)
-        left, right = self._slot - _OVERHANG_PX, table.width + _OVERHANG_PX - self._slot  # beyond them, one slot for all
+        left, right = self._slot - _OVERHANG_PX, table.width + _OVERHANG_PX - self._slot  # spaces beyond share one slot
         if soft_wrapped and not self._reversed:
             right = self._text_end(length)
         spans: list[Span] = []
         newline: Span | None = None
-        hung = False  # the last of them stands for what hangs
+        hung = False  # the last span is that slot
         for piece, (x0, x1, begin, stop) in self._extents(length):
             token, hangs = composed.tokens[piece], False
             if x0 < left or x1 > right or begin == stop:
@@ -154,13 +154,13 @@ class ShapedLine:
         return spans
 
     def _tail(self, spans: list[Span]) -> float:
-        """Where the text goes on: behind all of it, whichever way the last of it runs."""
+        """The x where more text would follow, in the direction of the paragraph."""
         if self._leftwards:
             return min((s.x0 for s in spans), default=self._width)
         return max((s.x1 for s in spans), default=0.0)
 
     def _extents(self, length: int) -> Iterator[tuple[int, tuple[float, float, int, int]]]:
-        """For each piece, where it stands: left, right, first and last QChar; several parts where the direction changes."""
+        """For each piece its parts (several if the direction changes): left, right, first and last QChar."""
         starts = self.composed.starts
         ends = [*starts[1:], length]
         if self._reversed:
@@ -178,13 +178,13 @@ class ShapedLine:
         return [(x_of(self.line, begin), x_of(self.line, stop), begin, stop)]
 
     def _text_end(self, length: int) -> float:
-        """Where the text ends without the spaces and tabs that hang at a wrapped line's end: nothing is drawn for them."""
+        """The x where the text ends without trailing spaces and tabs, which are not drawn on a wrapped line."""
         text = self.composed.text
         return x_of(self.line, length - len(text) + len(text.rstrip(" \t")))
 
 
 def stretches(layout: QTextLayout, line: QTextLine, begin: int, stop: int) -> list[tuple[float, float, int, int]]:
-    """The parts of a text that stand together on its line: left, right, first and last QChar of each."""
+    """The contiguous parts of a range of QChars on its line: left, right, first and last QChar of each."""
     if begin == stop:
         return [(x_of(line, begin), x_of(line, begin), begin, stop)]
     parts: list[tuple[float, float, int, int]] = []
@@ -202,12 +202,12 @@ def stretches(layout: QTextLayout, line: QTextLine, begin: int, stop: int) -> li
 
 
 def len_qchars(composed: Composed, line: QTextLine) -> int:
-    """QChars of the line's text."""
+    """The number of QChars of the line's text."""
     return line.textLength() if composed.text else 0
 
 
 def _join_graphemes(spans: list[Span], text: str) -> list[Span]:
-    """Spans whose border lies inside a grapheme cluster become one."""
+    """Joins spans whose border is inside a grapheme cluster."""
     finder = QTextBoundaryFinder(QTextBoundaryFinder.BoundaryType.Grapheme, text)
     joined: list[Span] = []
     for span in spans:
@@ -220,15 +220,15 @@ def _join_graphemes(spans: list[Span], text: str) -> list[Span]:
 
 
 def _join(held: Span, span: Span) -> None:
-    """The first stands for the second too, which follows it."""
+    """Extends `held` by `span`, which follows it."""
     held.last, held.stop = span.last, span.stop
     held.step, held.rare = max(held.step, span.step), held.rare or span.rare
-    if span.x0 < span.x1:  # what has no width stands where its neighbour does, wherever Qt puts it in mixed directions
+    if span.x0 < span.x1:  # a span without width keeps its neighbour's place, as Qt's is arbitrary in mixed directions
         held.x0, held.x1 = min(held.x0, span.x0), max(held.x1, span.x1)
 
 
 def _widen(spans: list[Span], slot: float, *, leftwards: bool) -> None:
-    """What has no width is to be seen and pointed at all the same; text that runs leftwards goes on at the left."""
+    """Gives spans without width one that can be seen and pointed at, to the left in `leftwards` text."""
     for span in spans:
         if span.x1 - span.x0 < _THIN_PX:
             width = slot if span.start == span.stop or span.last > span.first else _THIN_PX
@@ -236,9 +236,9 @@ def _widen(spans: list[Span], slot: float, *, leftwards: bool) -> None:
 
 
 def _take_fragments(spans: list[Span], tokens: Tokens, composed: Composed, *, template: bool) -> None:
-    """A span also stands for the tokens before it that hold the first bytes of its character."""
+    """Extends spans by the tokens before them that have the first bytes of their characters."""
     begun = composed.offsets[0] if composed.offsets else 0
-    hung = begun and not shown(tokens.texts[composed.tokens[0]]).text[:begun].strip(" ")  # on the line before, and not drawn
+    hung = begun and not shown(tokens.texts[composed.tokens[0]]).text[:begun].strip(" ")  # on the previous line, not drawn
     for number, span in enumerate(spans):
         if number or not begun or hung:
             first = _first_fragment(tokens, span.first, template=template)
@@ -249,7 +249,7 @@ def _take_fragments(spans: list[Span], tokens: Tokens, composed: Composed, *, te
 
 
 def _first_fragment(tokens: Tokens, token: int, *, template: bool) -> int:
-    """The first of the tokens that hold the leading bytes of the character that `token` completes."""
+    """The first token with bytes of the character that `token` completes."""
     first = token
     while first and not tokens.texts[first - 1] and not is_hidden(tokens.marks[first - 1], template=template):
         first -= 1
@@ -257,7 +257,7 @@ def _first_fragment(tokens: Tokens, token: int, *, template: bool) -> int:
 
 
 def _add_fragments(spans: list[Span], tokens: Tokens, first: int, x: float, at: int, *, template: bool) -> None:
-    """A slot for bytes at the very end that no token has completed (yet)."""
+    """Adds a slot for bytes at the end of the text that no token has completed (yet)."""
     loose = [t for t in range(first, len(tokens)) if not tokens.texts[t] and not is_hidden(tokens.marks[t], template=template)]
     if loose:
         step = max(tokens.marks[t] & STEP for t in loose)

@@ -7,6 +7,7 @@ to Qt's line breaker in stretches of a bounded length, so one paragraph of 100,0
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from time import perf_counter
 
 from PySide6.QtGui import QTextLayout
@@ -17,16 +18,16 @@ from ui.transcript.tokens import Tokens
 
 _STRETCH = 1500  # characters laid out together; a line holds about 90
 RIGHT_TO_LEFT = 1
-NEUTRAL = 2  # no letter yet: the direction is still open
+NEUTRAL = 2  # no letter yet: the direction is undecided
 PARAGRAPH = 4  # the line begins a paragraph
-INSIDE = 8  # the paragraph before it left a block of code open
-CODE = 16  # the line is code, or the fence around it
-OPEN = 32  # behind its paragraph a block of code is open
+INSIDE = 8  # the paragraph begins inside a block of code
+CODE = 16  # the line is code or a fence
+OPEN = 32  # a block of code is open after the paragraph
 FENCES = ("```", "~~~")
 
 
 class LineTable:
-    """Where each line of a turn begins. `done` tells whether all tokens were wrapped."""
+    """The beginnings of a turn's lines; `done` once all tokens are wrapped."""
 
     def __init__(self, tokens: Tokens, faces: Faces, width: float, *, template: bool) -> None:
         self.width = width
@@ -36,10 +37,10 @@ class LineTable:
         self._first = array("I", [0])
         self._offset = array("I", [0])
         self._flags = bytearray([PARAGRAPH | NEUTRAL])
-        self._wrapped = 0  # tokens that the table covers
+        self._wrapped = 0  # number of wrapped tokens
 
     def __len__(self) -> int:
-        """Lines that show: an empty one after a closing newline does not count."""
+        """The number of visible lines: an empty line after a closing newline does not count."""
         n = len(self._first)
         return n - 1 if n > 1 and self._first[-1] >= self._wrapped and self.done else n
 
@@ -57,13 +58,13 @@ class LineTable:
         return len(self._tokens) - self._wrapped
 
     def start(self, line: int) -> Place:
-        """Where the line begins; for the line after the last, where the text ends."""
+        """The beginning of a line; for the line after the last, the end of the text."""
         if line >= len(self._first):
             return Place(len(self._tokens))
         return Place(self._first[line], self._offset[line])
 
     def text_of(self, line: int) -> Composed:
-        """What stands on a line. Of the last one, while more is to be wrapped, no more than a stretch."""
+        """The text of a line; of an unfinished last line one stretch at most."""
         if line + 1 >= len(self._first) and not self.done:
             return compose(self._tokens, self.start(line), template=self.template, limit=_STRETCH)
         return compose(self._tokens, self.start(line), template=self.template, limit=1 << 62, end=self.start(line + 1))
@@ -78,24 +79,19 @@ class LineTable:
 
     def line_of(self, place: Place) -> int:
         """The line that holds a place."""
-        low, high = 0, len(self._first)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if (self._first[middle], self._offset[middle]) <= (place.token, place.offset):
-                low = middle
-            else:
-                high = middle
-        return min(low, max(len(self) - 1, 0))
+        wanted, lines = (place.token, place.offset), range(len(self._first))
+        found = bisect_right(lines, wanted, key=lambda line: (self._first[line], self._offset[line])) - 1
+        return min(max(found, 0), max(len(self) - 1, 0))
 
     def extend(self, deadline: float | None = None) -> int:
-        """Wraps what is not wrapped yet, until `deadline` (of `perf_counter`) has passed.
+        """Wraps more tokens, until `deadline` (of `perf_counter`) has passed.
 
         Returns:
             The first line that may have changed.
         """
         changed = len(self._first) - 1
         if changed and self._first[-1] >= self._wrapped:
-            changed -= 1  # the last line is empty: the caret stands on the one above it
+            changed -= 1  # the last line is empty, and the caret is on the line above
         while not self.done:
             self._stretch()
             if deadline is not None and perf_counter() > deadline:
@@ -103,14 +99,16 @@ class LineTable:
         return changed
 
     def _stretch(self) -> None:
-        start, flags = self._pop()
+        start, flags = Place(self._first.pop(), self._offset.pop()), self._flags.pop()
         composed = compose(self._tokens, start, template=self.template, limit=_STRETCH)
         if flags & PARAGRAPH:
             flags = _fenced(flags, composed.text)
         if flags & NEUTRAL:
             towards = False if flags & CODE else direction(composed.text)
             flags = (flags & ~(NEUTRAL | RIGHT_TO_LEFT)) | (NEUTRAL if towards is None else RIGHT_TO_LEFT * towards)
-        breaks = self._breaks(composed, right_to_left=bool(flags & RIGHT_TO_LEFT), code=bool(flags & CODE))
+        rtl, code = bool(flags & RIGHT_TO_LEFT), bool(flags & CODE)
+        layout = self._faces.layout(composed.text, composed.codes, right_to_left=rtl, wrap=True, mono=code)
+        breaks = wrap_positions(layout, self.width)
         at_end = composed.newline or composed.end.token >= len(self._tokens)
         closed = at_end or len(breaks) == 1
         if not composed.text and not composed.newline:
@@ -122,23 +120,16 @@ class LineTable:
             self._push(composed.end, PARAGRAPH | NEUTRAL | (INSIDE if flags & OPEN else 0))
         elif not closed:
             self._push(composed.place(breaks[-1]), flags)
-        elif not at_end:  # one line as long as a stretch: marks that take no width; cut it
+        elif not at_end:  # a whole stretch on one line, of marks without width: the line is cut
             self._push(composed.end, flags)
         self._wrapped = composed.end.token if at_end else self._first[-1]
 
     def _first_fragment(self, start: Place, end: Place) -> Place:
-        """Where nothing is to be seen, a line begins at the first bytes that wait for their rest, else behind it all."""
+        """The beginning of a line without visible text: its first incomplete character, else `end`."""
         for token in range(start.token, end.token):
             if not self._tokens.texts[token] and not is_hidden(self._tokens.marks[token], template=self.template):
                 return Place(token)
         return end
-
-    def _breaks(self, composed: Composed, *, right_to_left: bool, code: bool) -> list[int]:
-        layout = self._faces.layout(composed.text, composed.codes, right_to_left=right_to_left, wrap=True, mono=code)
-        return wrap_positions(layout, self.width)
-
-    def _pop(self) -> tuple[Place, int]:
-        return Place(self._first.pop(), self._offset.pop()), self._flags.pop()
 
     def _push(self, place: Place, flags: int) -> None:
         self._first.append(place.token)
@@ -147,7 +138,7 @@ class LineTable:
 
 
 def _fenced(flags: int, text: str) -> int:
-    """The flags of a paragraph's first line, by what stands there so far: a fence opens a block of code, or closes it."""
+    """The flags of a paragraph that begins with `text`: a fence opens or closes a block of code."""
     words, inside = text.strip(" "), bool(flags & INSIDE)
     fence = words.startswith(FENCES) and not (inside and words.strip("`~"))
     kept = flags & ~(CODE | OPEN)
@@ -155,7 +146,7 @@ def _fenced(flags: int, text: str) -> int:
 
 
 def wrap_positions(layout: QTextLayout, width: float) -> list[int]:
-    """Where the lines of a layout begin when each is `width` pixels wide; at least one."""
+    """The first QChar of each line if lines are `width` pixels wide; at least one."""
     positions = []
     layout.beginLayout()
     while True:

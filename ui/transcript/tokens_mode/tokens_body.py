@@ -1,4 +1,4 @@
-"""The text of one turn in Tokens mode: wrapped lines, spans, and where a token is."""
+"""The text of one turn in Tokens mode: wrapped lines, spans, and places of tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ui.transcript.text.ink import Ink
 from ui.transcript.text.shape import ShapedLine, Span
 from ui.transcript.text.wrap import LineTable
 
-_KEPT_LINES = 120  # shaped lines a turn keeps; a tall screen shows about 60
+_CACHED_LINES = 120  # shaped lines per turn; a tall screen shows about 60
 _HIT_LINE_PX = 2
 _PADDING = 1.5  # above and below the glyphs
 
 
 class TokensBody:
-    """Lines of one turn. While a new width is being wrapped, the old lines still show."""
+    """The lines of one turn. While it is wrapped to a new width, the old lines are shown."""
 
     def __init__(self, turn: Turn, faces: Faces, width: float, *, template: bool) -> None:
         self._turn = turn
@@ -32,26 +32,20 @@ class TokensBody:
         self._next: LineTable | None = None
         self._shaped: dict[int, ShapedLine] = {}
         self.selection: tuple[Place, Place] | None = None
-        self.hits: Sequence[tuple[Place, Place]] = ()  # words that were looked for, in order
+        self.hits: Sequence[tuple[Place, Place]] = ()  # matches of a search, in order
 
     @property
     def height(self) -> int:
-        """Pixels; estimated for what is not wrapped yet. Nothing where there is only the line under it."""
+        """Pixels; estimated for the unwrapped part. 0 if the turn has no visible text."""
         return 0 if self._turn.is_bare(template=self._template) else self._lines() * self._faces.pitch
 
     @property
     def done(self) -> bool:
-        """Whether everything is wrapped to the width that was asked for."""
+        """Whether everything is wrapped to the current width."""
         return self._next is None and self._table.done and self._tokens is self._turn.tokens
 
-    @property
-    def pending(self) -> int:
-        if self._tokens is not self._turn.tokens:
-            return len(self._turn.tokens)
-        return (self._next or self._table).remaining
-
     def set_width(self, width: float) -> None:
-        """Wraps to another width from now on; call `prepare`."""
+        """Sets another width; call `prepare` to wrap."""
         if self._table.is_untouched:
             self._start_again(width)
         elif (self._next or self._table).width != width:
@@ -70,7 +64,7 @@ class TokensBody:
         """Wraps until the deadline.
 
         Returns:
-            The first pixel row that may look different, None where nothing changed.
+            The first pixel row that may look different; None if nothing changed.
         """
         if self._tokens is not self._turn.tokens:
             self._tokens = self._turn.tokens
@@ -88,24 +82,24 @@ class TokensBody:
             return None
         line = self._table.extend(deadline)
         if line and not self._tokens.texts[self._table.start(line).token - 1]:
-            line -= 1  # it ended with bytes of a character; they belong to the next line if that completes it
+            line -= 1  # its last bytes move to the next line if their character is completed there
         for held in [k for k in self._shaped if k >= line]:
             del self._shaped[held]
         return line * self._faces.pitch
 
     def refresh(self) -> None:
-        """The numbers changed."""
+        """Takes the tokens' other numbers."""
         for shaped in self._shaped.values():
             shaped.take_marks(self._tokens.marks)
 
     # ---- places ---------------------------------------------------------------------------------------------------
 
     def line_at(self, y: float) -> int:
-        """The line at a height, kept within the lines there are."""
+        """The line at y; the first or last one beyond the text."""
         return min(max(int(y // self._faces.pitch), 0), max(len(self._table) - 1, 0))
 
     def token_at(self, x: float, y: float) -> int | None:
-        """The token under a point, None beside the text."""
+        """The token at a point; None beside the text."""
         if not 0 <= y < len(self._table) * self._faces.pitch:
             return None
         span = self.shaped(self.line_at(y)).span_at(x)
@@ -120,15 +114,15 @@ class TokensBody:
         return self.shaped(self.line_at(y)).place_at(x)
 
     def top_of(self, token: int) -> int:
-        """The height of the line where a token begins."""
+        """The y of the line where a token begins."""
         return self._table.line_of(Place(token, 1)) * self._faces.pitch  # a leading space may hang on the line before
 
     def first_token(self, y: float) -> int:
-        """The first token of the line at a height."""
+        """The first token of the line at y."""
         return self._table.start(self.line_at(y)).token
 
     def rects_of(self, token: int) -> list[QRectF]:
-        """Where a token's span is drawn; one rectangle a line."""
+        """The rectangles of a token's spans."""
         rects: list[QRectF] = []
         line = self._table.line_of(Place(token))
         for candidate in range(line, min(line + 3, len(self._table))):
@@ -139,24 +133,24 @@ class TokensBody:
         return rects
 
     def before(self, token: int) -> QPointF:
-        """Where the caret in front of a token's first visible character stands: left and top of the glyphs."""
+        """Left and top of the caret before a token's first visible character."""
         text = self._tokens.texts[token]
         place = Place(token, len(text) - len(text.lstrip(" ")) if text.strip(" ") else 0)
         line = self._table.line_of(Place(token, 1))  # a leading space may hang on the line before
         return QPointF(self.shaped(line).x_at(place), line * self._faces.pitch + self._faces.lead)
 
     def end_of_text(self) -> QPointF:
-        """Where the caret of a stream stands: left and top of the glyphs."""
+        """Left and top of the caret of a stream."""
         line = max(len(self._table) - 1, 0)
         x = self.shaped(line).end_x if len(self._tokens) else 0.0
         return QPointF(x, line * self._faces.pitch + self._faces.lead)
 
     def shaped(self, line: int) -> ShapedLine:
-        """The line with its glyphs; kept while it is likely to be wanted again."""
+        """The line with its glyphs, cached."""
         found = self._shaped.get(line)
         if found is None:
-            if len(self._shaped) >= _KEPT_LINES:
-                for old in list(self._shaped)[: _KEPT_LINES // 2]:
+            if len(self._shaped) >= _CACHED_LINES:
+                for old in list(self._shaped)[: _CACHED_LINES // 2]:
                     del self._shaped[old]
             found = self._shaped[line] = ShapedLine(self._tokens, self._table, line, self._faces)
         return found
@@ -164,7 +158,7 @@ class TokensBody:
     # ---- painting -------------------------------------------------------------------------------------------------
 
     def paint(self, painter: QPainter, ink: Ink, clip: tuple[float, float]) -> None:
-        """Draws the lines that meet the heights `clip`; the painter's origin is the text's top left."""
+        """Draws the lines between the y of `clip`; the painter's origin is the text's top left."""
         pitch = self._faces.pitch
         last = min(int(clip[1] // pitch) + 1, len(self._table))
         rare: list[QLineF] = []
@@ -197,7 +191,7 @@ class TokensBody:
         self._paint_glyphs(painter, ink, shaped, top, baseline, hits)
 
     def _hits_on(self, shaped: ShapedLine) -> Sequence[tuple[Place, Place]]:
-        """The words looked for that touch a line."""
+        """The matches that touch a line."""
         held = shaped.composed.tokens
         if not self.hits or not held:
             return ()
@@ -207,7 +201,7 @@ class TokensBody:
     def _paint_glyphs(
         self, painter: QPainter, ink: Ink, shaped: ShapedLine, top: float, baseline: float, hits: QRegion
     ) -> None:
-        """Each colour in its own part of the line (of two touching ranges of formats Qt would colour only one)."""
+        """Draws the glyphs once per colour, clipped (of two adjacent format ranges Qt would colour only one)."""
         pitch, strongest = self._faces.pitch, ink.strongest if self._turn.is_answer or ink.own == 1 else None
         rest = QRegion(-2 * pitch, int(top) - pitch, int(self._table.width) + 4 * pitch, 3 * pitch)
         on_strongest, template = QRegion(), QRegion()
@@ -219,7 +213,7 @@ class TokensBody:
                     on_strongest += part
                 else:
                     template += part
-        on_strongest -= hits  # they have a ground of their own
+        on_strongest -= hits  # matches have their own ground
         at = QPointF(0, baseline - shaped.line.ascent())
         if on_strongest.isEmpty() and template.isEmpty():
             painter.setPen(ink.text)

@@ -1,4 +1,4 @@
-"""Tokens mode: every token a coloured span that can be pointed at, pinned, chosen from and copied; the marks on it."""
+"""Tokens mode: every token is a coloured span that can be pointed at, pinned, replaced and copied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from ui.port import TurnStatus
@@ -35,21 +35,21 @@ COUNTS = (2, 4, 8)  # of continuations that the menu offers
 
 
 class TokensPane(Pane[TokensBody]):
-    """The custom-painted view of tokens: the marks on them, and what mouse and keys do to them."""
+    """Paints the tokens with their marks, and handles mouse and keys."""
 
     token_clicked = Signal(int, int)
-    card_wanted = Signal()  # of the pinned token
-    words_begun = Signal(str)  # in its place: the first letter
-    why_wanted = Signal()  # likewise
+    card_wanted = Signal()  # show the card of the pinned token
+    words_begun = Signal(str)  # first letter of a text to replace the pinned token
+    why_wanted = Signal()  # show how the pinned token was drawn
     columns_wanted = Signal(int, int, int, bool)  # node_id, index, how many continuations, whether by a beam search
     alternative_chosen = Signal(int, int, int)
     token_hovered = Signal(object)  # (node_id, index) or None
-    preview_wanted = Signal(int, int, int)  # node_id, index, token_id: what would follow that alternative?
+    preview_wanted = Signal(int, int, int)  # node_id, index, token_id: request the text that would follow
     token_pinned = Signal(object)  # (node_id, index) or None
-    range_selected = Signal(object)  # of each turn that is touched (node id, first token, behind the last one); none: ()
-    ghost_left = Signal()  # the preview is out of sight
+    range_selected = Signal(object)  # ((node id, first token, behind the last one), ...) of the touched turns; (): none
+    ghost_left = Signal()  # the preview was removed
 
-    def __init__(self, ink: Ink, faces: Faces, parent: QWidget | None = None) -> None:
+    def __init__(self, ink: Ink, faces: Faces, parent: QWidget) -> None:
         self._template = False
         super().__init__(TranscriptPage(self._make_body, faces), ink, parent)
         self._pinned: tuple[int, int] | None = None
@@ -57,12 +57,10 @@ class TokensPane(Pane[TokensBody]):
         self._selection: Selection | None = None
         self._caret = False
         self._hits: dict[int, list[tuple[Place, Place]]] = {}  # by turn
-        self._under: TokenAt | None = None  # the token under the mouse
-        self._rests: QPoint | None = None  # where the mouse was moved to last
+        self._pointed_token: TokenAt | None = None  # under the mouse
+        self._mouse: QPoint | None = None  # its last position
         self._pressed: QPoint | None = None
-        self._hover_timer = QTimer(self)
-        self._hover_timer.setSingleShot(True)
-        self._hover_timer.setInterval(_HOVER_MS)
+        self._hover_timer = QTimer(self, singleShot=True, interval=_HOVER_MS)
         self._hover_timer.timeout.connect(self._announce_hover)
         self._show_cursor(Qt.CursorShape.IBeamCursor)
         self.setAccessibleName(self.tr("Conversation, as tokens"))
@@ -76,19 +74,19 @@ class TokensPane(Pane[TokensBody]):
 
     @property
     def _pin(self) -> TokenAt | None:
-        """Where on the page the pinned token is; None while it is not there."""
+        """The place of the pinned token on the page; None while it is not there."""
         turn = None if self._pinned is None else self._page.index_of(self._pinned[0])
         if turn is None or self._pinned is None or self._pinned[1] >= self._page.boxes[turn].turn.count:
             return None
         return TokenAt(turn, self._pinned[1])
 
     def set_turns(self, turns: Sequence[Turn], changed: Sequence[int], *, to_end: bool) -> None:
-        if not self._stays(turns):
+        if not self._keeps_selection(turns):
             self._select(None)
         self.set_ghost(None)
         super().set_turns(turns, changed, to_end=to_end)
         if self._selection is not None:
-            self.range_selected.emit(tuple(self._selected_tokens()))  # their numbers may be others
+            self.range_selected.emit(tuple(self._selected_tokens()))  # their numbers may have changed
         if self._pinned is not None:
             node_id, index = self._pinned
             if not any(turn.node_id == node_id and index < turn.count for turn in turns):
@@ -96,8 +94,8 @@ class TokensPane(Pane[TokensBody]):
                 self.token_pinned.emit(None)
         self._announce_leave()
 
-    def come_to(self, anchor: Anchor) -> None:
-        super().come_to(anchor)
+    def resume(self, anchor: Anchor) -> None:
+        super().resume(anchor)
         self._select(None)
 
     def set_pin(self, node_id: int, index: int) -> None:
@@ -110,7 +108,7 @@ class TokensPane(Pane[TokensBody]):
             if box.done:
                 top = box.top + box.body.top_of(at.token)
                 self.show_span(top, top + self._page.faces.pitch)
-            else:  # where it will stand is known when what is around it is laid out
+            else:  # its place is known after the layout around it
                 self.go_to(at.turn, at.token)
         self.viewport().update()
 
@@ -124,7 +122,7 @@ class TokensPane(Pane[TokensBody]):
         return self._ghost
 
     def set_ghost(self, ghost: Ghost | None) -> None:
-        """Shows what an alternative would lead to; None: the text as it is."""
+        """Shows the preview of an alternative; None: removes it."""
         if ghost is None and self._ghost is not None:
             self.ghost_left.emit()
         if ghost != self._ghost:
@@ -132,7 +130,7 @@ class TokensPane(Pane[TokensBody]):
             self.viewport().update()
 
     def show_caret(self, shown: bool) -> None:  # a state, not an option
-        """Whether what is typed goes in front of the pinned token: a caret stands there."""
+        """Shows or hides a caret before the pinned token, which typed text would replace."""
         self._caret = shown
         self.viewport().update()
 
@@ -144,7 +142,7 @@ class TokensPane(Pane[TokensBody]):
         self._lay_out(anchor)
 
     def show_match(self, match: Match | None) -> None:
-        """Selects words that were found and scrolls to them."""
+        """Selects a match and scrolls to it."""
         self._select(
             None if match is None else Selection(TextPosition(match.turn, match.first), TextPosition(match.turn, match.last))
         )
@@ -152,20 +150,20 @@ class TokensPane(Pane[TokensBody]):
             self.go_to(match.turn, match.first.token)
 
     def show_hits(self, found: Sequence[Match]) -> None:
-        """Marks all words that were found."""
+        """Marks all matches."""
         self._hits = {}
         for match in found:
             self._hits.setdefault(match.turn, []).append((match.first, match.last))
         self.viewport().update()
 
     def repaint_numbers(self) -> None:
-        """The same tokens have other colours."""
+        """Repaints the tokens in other colours."""
         for body in self._made():
             body.refresh()
         self.viewport().update()
 
     def token_box(self, node_id: int, index: int) -> QRect | None:
-        """Where a token is drawn, in the viewport's pixels; its first line."""
+        """The rectangle of a token's first span, in the viewport's pixels."""
         turn = self._page.index_of(node_id)
         if turn is None:
             return None
@@ -173,7 +171,7 @@ class TokensPane(Pane[TokensBody]):
         return None if not rects else self._to_viewport(turn, rects[0]).toAlignedRect()
 
     def line_box(self, node_id: int) -> QRect | None:
-        """Where the line under a turn is, in the viewport's pixels, with its actions."""
+        """The rectangle of the line under a turn with its actions, in the viewport's pixels."""
         turn = self._page.index_of(node_id)
         if turn is None:
             return None
@@ -185,7 +183,7 @@ class TokensPane(Pane[TokensBody]):
         return TokensBody(turn, faces, width, template=self._template)
 
     def _made(self) -> list[TokensBody]:
-        """The texts that were made: the others will be as everything is then."""
+        """The bodies that exist; others take the current state when they are made."""
         return [box.made for box in self._page.boxes if box.made is not None]
 
     def _turns(self) -> list[Turn]:
@@ -200,14 +198,14 @@ class TokensPane(Pane[TokensBody]):
     def select_all(self) -> None:
         boxes = self._page.boxes
         if boxes:
-            end = TextPosition(len(boxes) - 1, walk.end_of(boxes[-1].turn))
-            self._select(Selection(TextPosition(0, walk.START), end))
+            end = TextPosition(len(boxes) - 1, Place(boxes[-1].turn.count))
+            self._select(Selection(TextPosition(0, Place(0)), end))
 
     def _select(self, selection: Selection | None) -> None:
         if selection == self._selection:
             return
         self._selection = selection
-        self._hold(-1 if selection is None else max(selection.anchor, selection.head).turn)
+        self._remember_selected(-1 if selection is None else max(selection.anchor, selection.head).turn)
         for index, box in enumerate(self._page.boxes):
             within = None if selection is None else selection.within(index, box.turn.count)
             if within is not None or box.made is not None:
@@ -278,24 +276,22 @@ class TokensPane(Pane[TokensBody]):
         return rect.translated(self._left, self._page.boxes[turn].top - self.verticalScrollBar().value())
 
     def next_uncertain(self) -> None:
-        """Pins the next of the tokens where the model hesitated most, and takes the keyboard: a number chooses there."""
-        self._go_to(walk.next_uncertain(self._turns(), self._pin))
+        """Pins the next of the most uncertain tokens and takes the focus, so that a digit chooses an alternative."""
+        found = walk.next_uncertain(self._turns(), self._pin)
+        if found is not None:
+            self._pin_and_emit(found)
+            self.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def most_uncertain(self) -> None:
-        """Pins the token where it hesitated most of all; the keyboard stays where it is."""
+        """Pins the most uncertain token; the focus stays where it is."""
         found = walk.most_uncertain(self._turns())
         if found is not None:
-            self._pin_and_tell(found)
-
-    def _go_to(self, found: TokenAt | None) -> None:
-        if found is not None:
-            self._pin_and_tell(found)
-            self.setFocus(Qt.FocusReason.ShortcutFocusReason)
+            self._pin_and_emit(found)
 
     def next_underlined(self) -> None:
         found = walk.next_underlined(self._turns(), self._pin, template=self._template)
         if found is not None:
-            self._pin_and_tell(found)
+            self._pin_and_emit(found)
 
     # ---- the mouse ------------------------------------------------------------------------------------------------
 
@@ -317,14 +313,14 @@ class TokensPane(Pane[TokensBody]):
         if self._pressed is not None and event.buttons() & Qt.MouseButton.LeftButton:
             self._drag(point)
             return
-        if point == self._rests:
-            return  # the text moved, as when more streams in, not the mouse
-        self._rests = point
+        if point == self._mouse:
+            return  # the text moved, as while tokens stream, not the mouse
+        self._mouse = point
         under = self._token_in(index, point)
         over_action = under is None and self._pointed is not Action.NONE
         self._show_cursor(Qt.CursorShape.PointingHandCursor if over_action else Qt.CursorShape.IBeamCursor)
-        if under != self._under:
-            self._under = under
+        if under != self._pointed_token:
+            self._pointed_token = under
             self._hover_timer.start()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
@@ -337,7 +333,7 @@ class TokensPane(Pane[TokensBody]):
         if found is None:
             super().mouseReleaseEvent(event)
             return
-        self._pin_and_tell(found)
+        self._pin_and_emit(found)
         self.token_clicked.emit(self._page.boxes[found.turn].turn.node_id, found.token)
         self.card_wanted.emit()
 
@@ -352,7 +348,7 @@ class TokensPane(Pane[TokensBody]):
 
     def _drag(self, point: QPoint) -> None:
         assert self._pressed is not None
-        if self._selection is None:  # what it was of has gone under the mouse
+        if self._selection is None:  # the selected text was removed during the drag
             pressed = self._spot_at(self._pressed)
             self._select(Selection(pressed, pressed))
         assert self._selection is not None
@@ -378,26 +374,23 @@ class TokensPane(Pane[TokensBody]):
         y = point.y() + self.verticalScrollBar().value()
         index = self._page.index_at(y)
         if index >= len(self._page.boxes):
-            return TextPosition(0, walk.START)
+            return TextPosition(0, Place(0))
         box = self._page.boxes[index]
         return TextPosition(index, box.body.place_at(point.x() - self._left, y - box.top))
 
     def _announce_hover(self) -> None:
-        under = self._under
+        under = self._pointed_token
         known = under is not None and under.turn < len(self._page.boxes)
-        known = known and self._rests is not None and self._token_at(self._rests) == under  # the text may have moved
+        known = known and self._mouse is not None and self._token_at(self._mouse) == under  # the text may have moved
         self.token_hovered.emit((self._page.boxes[under.turn].turn.node_id, under.token) if under and known else None)
 
     def _announce_leave(self) -> None:
         self._hover_timer.stop()
-        if self._under is not None:
-            self._under = None
+        if self._pointed_token is not None:
+            self._pointed_token = None
             self.token_hovered.emit(None)
 
     # ---- the menu of a token --------------------------------------------------------------------------------------
-
-    def _marked_text(self) -> str:
-        return self.selected_text
 
     def _keyboard_at(self) -> QPoint:
         box = None if self._pinned is None else self.token_box(*self._pinned)
@@ -412,7 +405,7 @@ class TokensPane(Pane[TokensBody]):
 
         def pinned(then: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
-                self._pin_and_tell(token)
+                self._pin_and_emit(token)
                 then()
 
             return run
@@ -431,12 +424,7 @@ class TokensPane(Pane[TokensBody]):
     # ---- the keyboard ---------------------------------------------------------------------------------------------
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
-            if self.selected_text:
-                QGuiApplication.clipboard().setText(self.selected_text)
-        elif event.matches(QKeySequence.StandardKey.SelectAll):
-            self.select_all()
-        elif event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self._plain_key(event):
+        if event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self._plain_key(event):
             self._begin_words(event)
 
     def _plain_key(self, event: QKeyEvent) -> bool:
@@ -467,7 +455,7 @@ class TokensPane(Pane[TokensBody]):
         return True
 
     def _begin_words(self, event: QKeyEvent) -> None:
-        """A letter or a sign at the pinned token begins the words that are to stand there."""
+        """Emits the first character of a text to replace the pinned token."""
         if self._pinned is None or not begins_words(event):
             super().keyPressEvent(event)
         elif not event.text().isdigit():
@@ -483,7 +471,7 @@ class TokensPane(Pane[TokensBody]):
         else:
             found = self._first_in_sight()
         if found is not None:
-            self._pin_and_tell(found)
+            self._pin_and_emit(found)
 
     def _first_in_sight(self) -> TokenAt | None:
         if not self._page.boxes:
@@ -513,6 +501,6 @@ class TokensPane(Pane[TokensBody]):
         if token is not None and turn.is_answer:
             self.preview_wanted.emit(turn.node_id, pin.token, token)
 
-    def _pin_and_tell(self, at: TokenAt) -> None:
+    def _pin_and_emit(self, at: TokenAt) -> None:
         self.set_pin(self._page.boxes[at.turn].turn.node_id, at.token)
         self.token_pinned.emit(self._pinned)

@@ -1,4 +1,4 @@
-"""Going from token to token: to the next one that is shown, to the next one the model was unsure of."""
+"""Going from token to token: to the next visible, underlined or uncertain one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from ui.transcript.path import Turn
-from ui.transcript.text.compose import Place, is_hidden
+from ui.transcript.text.compose import is_hidden
 from ui.transcript.tokens import RARE
 
-START = Place(0)
 _UNCERTAIN_SHARE = 0.1  # of the path's generated tokens
 _UNCERTAIN_LEAST = 3
 
@@ -24,13 +23,8 @@ class TokenAt(Struct, frozen=True, order=True):
     token: int
 
 
-def end_of(turn: Turn) -> Place:
-    """The place behind the turn's last token."""
-    return Place(len(turn.tokens))
-
-
 def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) -> TokenAt | None:
-    """The next token that is shown, `by` is 1 or -1; None at the ends of the path."""
+    """The next (`by` is 1) or previous (-1) visible token; None at the ends of the path."""
     turn, token = at.turn, at.token + by
     while 0 <= turn < len(turns):
         marks = turns[turn].tokens.marks
@@ -44,12 +38,12 @@ def neighbour(turns: Sequence[Turn], at: TokenAt, by: int, *, template: bool) ->
 
 
 def last(turns: Sequence[Turn], *, template: bool) -> TokenAt | None:
-    """The last token that is shown."""
+    """The last visible token."""
     return neighbour(turns, TokenAt(len(turns) - 1, len(turns[-1].tokens)), -1, template=template) if turns else None
 
 
 def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool) -> TokenAt | None:
-    """The next token that is shown and underlined, after `at`, then from the start again."""
+    """The next visible underlined token after `at`, cyclically."""
     first: TokenAt | None = None
     for number, turn in enumerate(turns):
         for token, mark in enumerate(turn.tokens.marks):
@@ -62,7 +56,7 @@ def next_underlined(turns: Sequence[Turn], at: TokenAt | None, *, template: bool
 
 
 def next_uncertain(turns: Sequence[Turn], at: TokenAt | None) -> TokenAt | None:
-    """The next of the tenth of the generated tokens with the highest entropy, after `at`, then from the start again."""
+    """The next token after `at`, cyclically, among the tenth of the generated tokens with the highest entropy."""
     places, entropy = _scored(turns)
     if not places:
         return None
@@ -80,7 +74,7 @@ def most_uncertain(turns: Sequence[Turn]) -> TokenAt | None:
 
 
 def _scored(turns: Sequence[Turn]) -> tuple[list[TokenAt], npt.NDArray[np.float32]]:
-    """The generated tokens that were scored, and their entropies, ``(n,) float32``."""
+    """The scored generated tokens, and their entropies, ``(n,) float32``."""
     places: list[TokenAt] = []
     found = [np.empty(0, np.float32)]
     for number, turn in enumerate(turns):
