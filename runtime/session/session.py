@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from runtime import html
-from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
+from runtime.adapters.uses import AdapterUse, check_adapters
 from runtime.aio import blocking, blocking_iterator
 from runtime.api.progress import ShowProgress, reporting_prompt
 from runtime.errors import ContextOverflowError, InvalidRequestError
@@ -134,13 +134,11 @@ class Session:
 
     def outline(self, start: int = 0) -> list[str]:
         """A line for each segment from token `start` on, then the forks that are alive, indented."""
-        ids, name_of = self.ids, self.model.decode_token
-        lines = []
+        ids, lines = self.ids, []
         for segment in self._path.segments():
             first = max(segment.start, start)
             if first < segment.end:
-                text = b"".join(name_of(token) for token in ids[first : min(segment.end, first + SHOWN_OF_SEGMENT)])
-                said = shortened(text.decode(errors="replace"))
+                said = shortened(self.model.detokenize(ids[first : min(segment.end, first + SHOWN_OF_SEGMENT)]))
                 lines.append(f"  {first}-{segment.end}  {' '.join(filter(None, (segment.kind, segment.label)))}  {said!r}")
         for fork in [fork for reference in self._forks if (fork := reference()) is not None]:
             at = self._path.common(fork.ids)
@@ -269,7 +267,7 @@ class Session:
             def why(at: int) -> str:
                 path = self._path
                 said_since = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
-                return said.why(self._state.said, _text(self.model, said_since) if at >= path.prefix else None)
+                return said.why(self._state.said, self.model.detokenize(said_since) if at >= path.prefix else None)
 
             status = await self._ensure(ids, "messages", hear, why)
             self._state.said = said
@@ -366,7 +364,7 @@ class Session:
         )
 
     def _diverged(self, at: int, ids: Sequence[int], why: Callable[[int], str]) -> Divergence:
-        held, found = (_text(self.model, part[at : at + SHOWN]) for part in (self._path.ids, ids))
+        held, found = (self.model.detokenize(part[at : at + SHOWN]) for part in (self._path.ids, ids))
         reason = why(at) if at < len(ids) else "the new prefix ends there; what came after was dropped"
         return Divergence(at, held, found, reason)
 
@@ -626,9 +624,23 @@ class Session:
             self._state.pin.move(self._path.ids)
 
     async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
-        """See `fill`."""
-        top_k, adapters = self.config.top_k if scored else None, self.manifest.stack
-        return await prefill_path(self.model, ids, start, top_k=top_k, adapters=adapters, on_progress=on_progress)
+        """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and the distribution after the last.
+
+        Args:
+            ids: The whole path.
+            start: Its first new token.
+            on_progress: Called with the progress.
+            scored: False leaves the scores out.
+        """
+        model, adapters = self.model, self.manifest.stack
+        scoring, caching = _Counted(on_progress), _Counted(on_progress)
+        run = None
+        if scored and self.config.top_k is not None and start < len(ids) and model.has("scores"):
+            run = await model.score_run(ids, self.config.top_k, start, adapters=adapters, on_progress=scoring)
+        # The scores may all be in memory where the KV, its checkpoint or the last vector is not.
+        if not scoring.computed and model.has("kv"):
+            await model.cache_kv_async(ids, adapters=adapters, on_progress=caching)
+        return Prefilled(scoring.computed + caching.computed, run)
 
     def _check_room(self, stage: str, resident: int, additional: int) -> None:
         if resident + additional > self.limit:
@@ -654,39 +666,6 @@ class _Counted:
         self.computed = progress.total if progress.computed is None else progress.computed  # a server reads all it is sent
         if self._on_progress is not None:
             self._on_progress(progress)
-
-
-async def prefill_path(
-    model: LanguageModel,
-    ids: Sequence[int],
-    start: int,
-    *,
-    top_k: int | None,
-    adapters: Adapters,
-    on_progress: OnProgress | None,
-) -> Prefilled:
-    """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and what follows the last one.
-
-    Args:
-        model: Where.
-        ids: The whole path.
-        start: Its first new token.
-        top_k: Alternatives recorded; None scores nothing.
-        adapters: Under which.
-        on_progress: Called with the progress.
-    """
-    scoring, keeping = _Counted(on_progress), _Counted(on_progress)
-    run = None
-    if top_k is not None and start < len(ids) and model.has("scores"):
-        run = await model.score_run(ids, top_k, start, adapters=adapters, on_progress=scoring)
-    # Where all scores were remembered, the KV, its checkpoint or the last vector may not be.
-    if not scoring.computed and model.has("kv"):
-        await model.cache_kv_async(ids, adapters=adapters, on_progress=keeping)
-    return Prefilled(scoring.computed + keeping.computed, run)
-
-
-def _text(model: LanguageModel, ids: Sequence[int]) -> str:
-    return b"".join(model.decode_token(token) for token in ids).decode(errors="replace")
 
 
 def _ended_there(_: int) -> str:
