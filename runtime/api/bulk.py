@@ -79,11 +79,8 @@ async def score_many(
             `NonFiniteLogitsError`); the others go on. Any other error (a server that is gone, memory that is full) is raised,
             as is each without `on_fault`, with the number as a note.
     """
-
-    async def score(ids: Sequence[int]) -> TokenRun:
-        return await model.score_run(ids, top_k, adapters=adapters, priority=priority)
-
-    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, score, progress)
+    work = partial(model.score_run, top_k=top_k, adapters=adapters, priority=priority)
+    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, work, progress)
     async with aclosing(stream) as answers:
         async for answer in answers:
             yield answer

@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.options.checking import TEXT_FOR_IDS, shown
+from runtime.options.checking import TEXT_FOR_IDS, is_whole, plain_number, shown
 from runtime.options.priority import Priority
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
@@ -106,8 +106,7 @@ def request_terms(adapters: Adapters, priority: object, cache_salt: object) -> d
         raise InvalidRequestError(f"unknown priority {priority!r:.60}: use one of {known}")
     if not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt is a text, not {shown(cache_salt)}")
-    pairs = None if adapters is None else check_adapters(adapters)
-    return {"adapters": pairs, "priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
+    return {"adapters": adapter_pairs(adapters), "priority": priority, "cache_salt": clean_text(cache_salt)}
 
 
 def block_names(keys: Sequence[bytes]) -> list[bytes]:
@@ -166,13 +165,9 @@ def _first_bad(ids: Sequence[Any] | np.ndarray[Any, Any]) -> str:
     """Where the first value stands that is no whole number; of a list or tuple."""
     if not isinstance(ids, list | tuple):
         return ""
-    bad = ((at, value) for at, value in enumerate(ids) if _is_bad(value))
+    bad = ((at, value) for at, value in enumerate(ids) if not is_whole(plain_number(value), 1 - (1 << 63)))
     at, value = next(bad, (0, None))
     return f"; at place {at:,} stands {value!r:.60}"
-
-
-def _is_bad(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int | np.integer) or abs(int(value)) >= 1 << 63
 
 
 def check_fits(model: LanguageModel, *texts: str, stage: str = "prompt") -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import is_whole
 from runtime.records import Int32, TokenRun
 from runtime.text.utf8 import texts_of
 
@@ -23,38 +24,33 @@ class Window(NamedTuple):
 
 
 def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[Window]]:
-    """All ids, checked before the first window is scored, and the windows of up to `room` tokens.
+    """All ids, checked, and windows of up to `room` tokens, each `stride` tokens further than the one before.
+
+    Each position from `start` on counts in one window. As in transformers' guide to the perplexity of fixed-length models, the
+    tokens that count after the first window have at least ``room - stride`` before them.
 
     Raises:
         InvalidRequestError: Ids, a start or a stride out of range.
     """
     path = RequestChecks(vocab, sys.maxsize).ids(ids)
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < room:
+    length = len(path)
+    if not is_whole(stride, 1, room - 1):
         raise InvalidRequestError(
             f"stride is a whole number from 1 to {room - 1:,} (less than the {room:,} tokens of a window), not {stride!r}"
         )
-    if not 0 <= start < len(path):
-        raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {start}")
-    return path, windows_of(len(path), room, stride, start)
-
-
-def windows_of(length: int, context: int, stride: int, start: int = 0) -> list[Window]:
-    """Windows of up to `context` tokens, each `stride` tokens further; each position from `start` on counts in one of them.
-
-    As in transformers' guide to the perplexity of fixed-length models: after the first window, the tokens that count have at
-    least ``context - stride`` before them.
-    """
+    if not 0 <= start < length:
+        raise InvalidRequestError(f"start must lie within 0 and {length - 1}, not {start}")
     windows: list[Window] = []
     scored = 0
     for begin in range(0, length, stride):
-        end = min(begin + context, length)
+        end = min(begin + room, length)
         first = max(scored, start)
         if first < end:
             windows.append(Window(begin, end, first - begin))
         scored = end
         if end == length:
             break
-    return windows
+    return path, windows
 
 
 class Total:
