@@ -166,7 +166,11 @@ def _find(source: str | Path | Pair, backend: str | None, options: LoadOptions) 
     names = None if brings_text(name) else names_of(source, model)
     for header in headers:
         check_base(header, names or ())
-    drafting = None if options.draft_model is None else draft_source(options.draft_model, name)
+    drafting = None
+    if options.draft_model is not None:
+        if brings_text(name):
+            raise UnsupportedFeatureError(f"backend {name!r} has one made-up model and takes no draft_model")
+        drafting = resolve(options.draft_model, backend=name)
     return _Found(name, model, text.with_format(options), names, drafting, adapters)
 
 
@@ -275,18 +279,6 @@ def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
     else:
         names = [getattr(model[0], "name_or_path", None)]
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
-
-
-def draft_source(source: str, backend: str) -> ModelFolder:
-    """The folder of a draft model.
-
-    Raises:
-        UnsupportedFeatureError: The backend brings its own model.
-        ModelLoadError: The draft model is not here.
-    """
-    if brings_text(backend):
-        raise UnsupportedFeatureError(f"backend {backend!r} has one made-up model and takes no draft_model")
-    return resolve(source, backend=backend)
 
 
 def load_draft(

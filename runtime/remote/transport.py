@@ -75,7 +75,7 @@ class RemoteTransport:
             future.cancel()  # a blocked thread's Ctrl-C, too
             raise
         if on_progress is not None:
-            total = _tokens_in(arguments)
+            total = sum(map(len, arguments.get("paths") or [arguments.get("ids", ())]))
             on_progress(PromptProgress(total, total, None, None))
         return answer
 
@@ -184,11 +184,6 @@ async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dic
         raise
     except Exception as error:  # noqa: BLE001  # the reader raises it
         stream.end(error)
-
-
-def _tokens_in(arguments: dict[str, Any]) -> int:
-    paths = arguments.get("paths") or [arguments.get("ids", ())]
-    return sum(map(len, paths))
 
 
 _WORDS = {

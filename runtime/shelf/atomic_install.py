@@ -113,7 +113,11 @@ def install(
             opened(hidden)
             place = shelf_path(model_id)
             if _put_by_hand(place, source):  # it stays as it is, with all that is in it
-                notes = {file: _noted_again(place / file, note) for file, note in manifest.files.items()}
+                stats = {file: (place / file).stat() for file in manifest.files}
+                notes = {
+                    file: FileNote(note.sha256, stats[file].st_size, stats[file].st_mtime_ns)
+                    for file, note in manifest.files.items()
+                }
                 write_manifest(place, msgspec.structs.replace(manifest, files=notes))
             else:
                 sync_all(hidden)
@@ -238,12 +242,6 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
 def _put_by_hand(place: Path, source: Path) -> bool:
     """Whether what is imported is the folder itself that is to hold it."""
     return place.is_dir() and not place.is_symlink() and place.samefile(source)
-
-
-def _noted_again(path: Path, note: FileNote) -> FileNote:
-    """The note of a copy's content for the file that it is a copy of."""
-    info = path.stat()
-    return FileNote(note.sha256, info.st_size, info.st_mtime_ns)
 
 
 def _find_place(

@@ -20,19 +20,8 @@ from runtime.loading.config import MLX_GROUPS
 from runtime.loading.gguf.convert import CheckedGguf, check_gguf
 from runtime.loading.gguf.quants import KEPT
 from runtime.loading.gguf.weights import kept_form
-from runtime.loading.integrity import (
-    digest_of_all,
-    known_sha256,
-    read_manifest,
-)
-from runtime.loading.model_folder import (
-    INDEX,
-    SETTINGS_FILES,
-    TEXT_FILES,
-    ModelFolder,
-    open_folder,
-    weight_files,
-)
+from runtime.loading.integrity import digest_of_all, known_sha256, read_manifest
+from runtime.loading.model_folder import INDEX, SETTINGS_FILES, TEXT_FILES, ModelFolder, open_folder, weight_files
 from runtime.loading.paths import create_private
 from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders

@@ -56,11 +56,12 @@ def render_chat_ids(
     checked = check_messages(messages)
     cleaned_tools = None if tools is None else [_mapped(tool, clean_text) for tool in tools]
     control = _control_texts(tokenizer, template)
-    found = _search((checked, cleaned_tools), control)
+    texts = _joined((checked, cleaned_tools))
+    found = [text for text in control if text in texts]
     if not found:
         text = template.render(checked, tools=cleaned_tools, add_generation_prompt=add_generation_prompt)
         return tokenizer.encode(text, special=True)
-    spare = spare_characters(_joined((checked, cleaned_tools, template.source)))
+    spare = spare_characters(texts + template.source)
     aliases = {text: next(spare) for text in control}
     stand_ins = {text: next(spare) for text in found}
     hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
@@ -140,12 +141,6 @@ def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
 def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
     """Texts that a message may contain as tokens: an assistant's added tokens that are not control tokens (``<think>``)."""
     return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
-
-
-def _search(value: Any, texts: Sequence[str]) -> list[str]:
-    """Those of `texts` that occur in any string of `value`, the longest first."""
-    whole = _joined(value)
-    return sorted((text for text in texts if text in whole), key=len, reverse=True)
 
 
 def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> Callable[[str], str]:

@@ -185,7 +185,7 @@ class ToolCallReader:
         else:
             for item in value if isinstance(value, list) else [value]:
                 self._add(item, text)
-        self._state = self._between if self._kind == "bare" or (self._kind == "llama3") else self._outside
+        self._state = self._between if self._kind in ("bare", "llama3") else self._outside
         return True
 
     def _between(self) -> bool:
