@@ -83,16 +83,14 @@ class MlxLm(OpenAI):
         """``choices[0]``: the alternatives of its tokens, or its text."""
         answer = decoded(body, _Body)
         usage = answer.usage or Usage()
-        details = usage.prompt_tokens_details
-        cached = None if details is None else details.cached_tokens
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         if choice.logprobs is None:
             pieces = [Piece(None, choice.text, None, None)] if choice.text else []
         else:
             pieces = [_piece(content, asked) for content in choice.logprobs.content]
-        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, cached)
+        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, usage.cached_tokens)
 
 
 def _piece(content: _Content, asked: Completion) -> Piece:

@@ -64,6 +64,11 @@ class Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, found in the server's cache; None where it says nothing."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
 
 class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
@@ -187,10 +192,8 @@ class OpenAI:
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
         usage = answer.usage or Usage()
-        details = usage.prompt_tokens_details
-        cached = None if details is None else details.cached_tokens
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
@@ -200,7 +203,7 @@ class OpenAI:
             stopped,
             prompt,
             usage.prompt_tokens,
-            cached,
+            usage.cached_tokens,
             text=choice.text or "",
         )
 

@@ -57,12 +57,6 @@ class SGLang(VLLM):
     name = "sglang"
     checks_ids = False
     pages: tuple[str, ...] = ("/get_model_info",)
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("logit_bias", "banned_tokens"),
-        }
-    )
 
     def recognise(self, probe: Probe) -> str | None:
         """``/get_model_info`` with its path."""
@@ -97,8 +91,7 @@ class SGLang(VLLM):
         body["text"] = asked.prompt.text
         if not client.cleanly(self.read, await client.post(path, body), asked).pieces:
             raise malformed("no token where one was asked for")
-        tokenizes = await self._tokenizes(client, facts.model)
-        return replace(found, tokenizer=tokenizes)
+        return replace(found, tokenizer=await self._tokenizes(client, facts.model))
 
     def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/generate``."""
