@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # a session talks to a model, which opens it
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", TokenRun, TopLogprobs, LensRun)
 
 
 def _of(part: str, member: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[LanguageModel, P], T]:
@@ -161,9 +162,9 @@ class LanguageModel:
         if not self.has(capability):
             raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
 
-    def _spelled(self, run: TokenRun) -> TokenRun:
-        """A run that knows the texts of its alternatives."""
-        return replace(run, vocabulary=self.transport.text.byte_vocab)
+    def _spelled(self, result: R) -> R:
+        """A result that knows the texts of its alternatives."""
+        return replace(result, vocabulary=self.transport.text.byte_vocab)
 
     # ---- state -----------------------------------------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class LanguageModel:
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
         named = {"batch": paths, **request_terms(adapters, priority, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
-        return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
+        return [self._spelled(top) for top in found]
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
         """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
@@ -803,7 +804,7 @@ class LanguageModel:
             run = LensRun.from_columns(columns)
         except (KeyError, IndexError, ValueError) as fault:
             raise RuntimeFault(f"the engine's answer is no lens: {fault}") from fault
-        return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
+        return self._spelled(run[np.argsort(order)])
 
     lens_sync = blocking(lens)
 

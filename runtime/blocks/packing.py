@@ -27,7 +27,7 @@ _CODES = {
     "U16": "<u2",
     "U8": "|u1",
 }
-_NAMES = {np.dtype(code): name for name, code in _CODES.items()}
+DTYPE_NAMES = {np.dtype(code): name for name, code in _CODES.items()}  # as safetensors calls them
 _HEADER_LIMIT = 1 << 20  # bytes
 
 
@@ -41,18 +41,13 @@ def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
     at = 0
     for name, array in sorted(arrays.items(), key=lambda pair: -pair[1].itemsize):
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        entries[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + flat.nbytes]}
+        entries[name] = {"dtype": DTYPE_NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + flat.nbytes]}
         at += flat.nbytes
         if flat.nbytes:
             parts.append(flat.data)
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return [memoryview(len(header).to_bytes(8, "little") + header), *parts]
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """As safetensors calls it."""
-    return _NAMES[dtype]
 
 
 def unpack(data: bytes | bytearray | memoryview) -> tuple[Stored, dict[str, str]]:

@@ -21,7 +21,7 @@ import numpy as np
 from resources.files import open_regular
 from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
-from runtime.blocks.packing import dtype_name
+from runtime.blocks.packing import DTYPE_NAMES
 from runtime.errors import SnapshotFormatError, SnapshotMismatchError
 from runtime.info import ModelInfo
 from runtime.records import Int32
@@ -101,7 +101,7 @@ class SnapshotWriter:
             self._file.write(data)
             end = self._at + data.nbytes
             self._entries[f"{number}.{name}"] = {
-                "dtype": dtype_name(array.dtype),
+                "dtype": DTYPE_NAMES[array.dtype],
                 "shape": list(array.shape),
                 "data_offsets": [self._at, end],
             }
