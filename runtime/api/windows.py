@@ -1,4 +1,4 @@
-"""Scoring a text that is longer than the context: sliding windows."""
+"""Sliding windows, for scoring a text that is longer than the context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.text.utf8 import texts_of
 
 
 class Window(NamedTuple):
-    """A part of a text that is scored as a text of its own: ``ids[begin:end]``, of which positions from `start` on count."""
+    """The part ``ids[begin:end]`` of a text, scored as a text of its own; its positions from `start` on count."""
 
     begin: int
     end: int
@@ -54,7 +54,7 @@ def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, strid
 
 
 class Total:
-    """Progress of all windows together, out of that of each."""
+    """Sums up the progress of the windows."""
 
     def __init__(self, on_progress: OnProgress, windows: Sequence[Window]) -> None:
         self._on_progress = on_progress
@@ -62,7 +62,7 @@ class Total:
         self._last = PromptProgress(0, 0, 0, 0)
 
     def next_window(self) -> OnProgress:
-        """Hears the next window's."""
+        """The `on_progress` of the next window."""
         before = self._last
 
         def add(progress: PromptProgress) -> None:
@@ -83,6 +83,6 @@ def _sum(before: int | None, more: int | None) -> int | None:
 
 
 def joined(runs: Sequence[TokenRun]) -> TokenRun:
-    """The windows' scores as one run; a character whose bytes two windows share is whole again."""
+    """The windows' scores as one run, with the text decoded anew: two windows may share the bytes of a character."""
     run = TokenRun.concat(runs)
     return replace(run, texts=texts_of(run.token_bytes))
