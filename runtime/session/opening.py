@@ -1,4 +1,4 @@
-"""Opens sessions of a model: empty, as a snapshot says, or with a snapshot's text."""
+"""Opens sessions of a model: empty, from a snapshot, or with a snapshot's text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _manifest(model: LanguageModel, adapters: Adapters) -> Manifest:
 
 
 def _require(model: LanguageModel, snapshot: Snapshot) -> None:
-    """Refuses a snapshot of something else than this model as it is now."""
+    """Refuses a snapshot of another model, or of this one under other settings."""
     try:
         now = _manifest(model, snapshot.manifest.stack)
     except AdapterError as missing:
