@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from runtime.blocks.options import BlockOptions
 from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import BlockThread, Urgency, told
+from runtime.blocks.thread import BlockThread, Urgency, one_line
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
 from runtime.info import BlocksSaved
@@ -139,7 +139,7 @@ class Blocks:
         """The store could not do what was asked: said once, and the model goes on without."""
         if self.thread is None:  # that it cannot be opened is said already
             return
-        text = f"the block file: {told(error)}; conversations reopen by computing them again"
+        text = f"the block file: {one_line(error)}; conversations reopen by computing them again"
         if text in self._told:
             return
         self._told.add(text)
@@ -160,7 +160,7 @@ class Blocks:
     def _opened(self, fault: Exception | None) -> None:
         if fault is not None:
             self.failed(fault)
-            self._fault = told(fault)
+            self._fault = one_line(fault)
             thread, self.thread = self.thread, None
             assert thread is not None
             thread.close(0.0)
