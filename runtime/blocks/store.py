@@ -26,30 +26,19 @@ class Block:
     data: Sequence[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStats:
-    """The counts of a store."""
-
-    blocks: int
-    bytes: int
-    budget: int  # bytes
-    evicted: int  # blocks, since it was opened
-    damaged: int  # blocks that failed their SHA-256 and were dropped, since it was opened
-
-
-class BlockCounts(Protocol):
-    """The shape of `BlockStats`: a store does not import the runtime."""
+class BlockStats(Protocol):
+    """The counts of a store. A Protocol, since a store does not import the runtime."""
 
     @property
     def blocks(self) -> int: ...
     @property
     def bytes(self) -> int: ...
     @property
-    def budget(self) -> int: ...
+    def budget(self) -> int: ...  # bytes
     @property
-    def evicted(self) -> int: ...
+    def evicted(self) -> int: ...  # blocks, since it was opened
     @property
-    def damaged(self) -> int: ...
+    def damaged(self) -> int: ...  # blocks that failed their SHA-256 and were dropped, since it was opened
 
 
 class BlockStore(Protocol):
@@ -90,7 +79,7 @@ class BlockStore(Protocol):
     def take_from(self, path: Path, keys: Sequence[bytes]) -> int:
         """Stores the blocks of `keys` (parents before children) that another file holds; returns how many are held then."""
 
-    def stats(self) -> BlockCounts:
+    def stats(self) -> BlockStats:
         """Counts, without reading a block."""
 
     def close(self) -> None:

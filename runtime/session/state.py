@@ -94,9 +94,8 @@ class _Pin:
     def __init__(self, model: LanguageModel, ids: Sequence[int], adapters: Adapters) -> None:
         self.number = model.pin(ids, adapters=adapters)
         self.users = 1
-        release = weakref.finalize(self, model.unpin, self.number)
-        release.atexit = False  # the engine ends with the process
-        self.release = release
+        self.release = weakref.finalize(self, model.unpin, self.number)
+        self.release.atexit = False  # the engine ends with the process
 
 
 class SessionPin:

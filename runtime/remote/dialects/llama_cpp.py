@@ -27,7 +27,7 @@ from runtime.remote.dialect import (
     checked_logprob,
     malformed,
 )
-from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 MOST_ALTERNATIVES: Final = 1000  # per request; the whole vocabulary was not tried
@@ -80,12 +80,7 @@ class LlamaCpp(OpenAI):
     name = "llama.cpp"
     pages: tuple[str, ...] = ("/props",)
     returns_eos = False
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("typical_p", "penalty_window", "logit_bias", "banned_tokens"),
-        }
-    )
+    sampler = frozenset({"temperature", *NEUTRAL, "typical_p", "penalty_window", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
         """By the generation settings in ``/props``."""

@@ -19,7 +19,7 @@ import msgspec
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
 from runtime.remote.dialect import FULL, Abilities, CompletionRequest, Facts, Probe, Prompt, malformed
-from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -46,12 +46,7 @@ class VLLM(OpenAI):
     checks_ids = True
     returns_eos = True
     grammars = frozenset({"json_schema", "regex"})
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("logit_bias", "banned_tokens"),
-        }
-    )
+    sampler = frozenset({"temperature", *NEUTRAL, "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
         """By the owner of its models; the version is on ``/version``."""
