@@ -16,7 +16,7 @@ def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
     """Ids and log-probabilities, likeliest first, ties by id; each id once.
 
     Raises:
-        RemoteError: An id outside the vocabulary, twice with different values, or more probability than there is.
+        RemoteError: An id outside the vocabulary, an id twice, or a total probability above 1.
     """
     try:
         ids, values = np.asarray(found.keys, np.int64), np.asarray(found.logprobs, np.float64)
