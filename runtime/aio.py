@@ -1,7 +1,7 @@
-"""Event loops and threads: a loop on a thread of its own, and where answers arrive, at a coroutine or at a thread that blocks.
+"""Event loops and threads: a loop on a thread of its own, and the delivery of answers to coroutines and blocked threads.
 
-Members of a model are written once, as coroutines. `blocking` makes the twin that blocks: it runs the coroutine in a mode in
-which the waits below block the thread instead of suspending, so that it ends in one go, without an event loop.
+Members of a model are written once, as coroutines. `blocking` makes a blocking twin, which runs the coroutine in a mode in
+which the waits below block the thread instead of suspending, so that it runs to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """A daemon thread that runs an event loop until it is told to stop. `post` and `submit` may be called from any thread."""
+    """A daemon thread that runs an event loop until `stop`. `post` and `submit` may be called from any thread."""
 
     def __init__(self, name: str) -> None:
         self._gate = threading.RLock()  # reentrant: a finaliser may post while this thread posts
@@ -44,14 +44,14 @@ class LoopThread:
         self.loop = started.result()
 
     def post(self, callback: Callable[..., object], *arguments: Any) -> bool:
-        """Runs `callback` on the loop soon. False if the loop has been stopped: it never runs then."""
+        """Runs `callback` on the loop soon. False: the loop has been stopped, and it never runs."""
         with self._gate:
             if self._open:
                 self.loop.call_soon_threadsafe(callback, *arguments)
             return self._open
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the loop; a future for any thread.
+        """Runs a coroutine on the loop; returns a future for any thread.
 
         Raises:
             RuntimeError: The loop has been stopped.
@@ -63,7 +63,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def stop(self) -> None:
-        """Lets the thread end after what was posted before; tasks that still run are cancelled. Does not wait."""
+        """Ends the thread after the callbacks posted before, and cancels running tasks. Does not wait."""
         with self._gate:
             if self._open:
                 self._open = False
@@ -80,21 +80,20 @@ class LoopThread:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end and returns its result: as `asyncio.run`, and where a loop is running already.
+    """Runs a coroutine to its end and returns its result, also where a loop is running already, as in a notebook's cell.
 
-    That is the case in a notebook's cell. The coroutine has a loop of its own in a thread of its own; the caller waits, and
-    Ctrl-C there cancels it.
+    The coroutine runs on a loop in a thread of its own. The caller waits, and Ctrl-C there cancels the coroutine.
     """
     thread = LoopThread("run-sync")
     try:
         return thread.submit(coroutine).result()
     finally:
-        thread.stop()  # which cancels it, where it has not ended
+        thread.stop()  # cancels the coroutine if it is running
         thread.join()
 
 
 class _Mode(threading.local):
-    """Each thread's own."""
+    """The mode of a thread."""
 
     blocking = False  # whether it runs a blocking twin
 
@@ -103,7 +102,7 @@ _mode = _Mode()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that waits by the functions of this module alone; a running loop of this thread is held up."""
+    """Runs a coroutine that waits by this module's functions alone; blocks a running loop of this thread."""
     before, _mode.blocking = _mode.blocking, True
     try:
         coroutine.send(None)
@@ -144,13 +143,13 @@ def blocking_iterator(member: Callable[P, AsyncGenerator[T, None]]) -> Callable[
 
 
 def twin_of(member: Callable[..., Any], twin: Callable[P, T]) -> Callable[P, T]:
-    """Gives a blocking twin its name (``x_async`` blocks as ``x``, ``x`` as ``x_sync``), parameters and documentation."""
+    """Gives a blocking twin its name (``x`` for ``x_async``, ``x_sync`` for ``x``), parameters and documentation."""
     functools.update_wrapper(twin, member)
     for attribute in ("__name__", "__qualname__"):
         name: str = getattr(member, attribute)
         setattr(twin, attribute, name.removesuffix("_async") if name.endswith("_async") else f"{name}_sync")
     twin.__doc__ = f"Blocking twin of `{member.__name__}`. {member.__doc__}"
-    if inspect.isasyncgenfunction(member):  # what it returns is another type
+    if inspect.isasyncgenfunction(member):  # the twin returns another type
         signature = inspect.signature(member)
         answer = signature.return_annotation.removeprefix("Async")
         twin.__signature__ = signature.replace(return_annotation=answer)  # type: ignore[attr-defined]  # `inspect` reads it
@@ -158,7 +157,7 @@ def twin_of(member: Callable[..., Any], twin: Callable[P, T]) -> Callable[P, T]:
 
 
 async def settled(future: Future[T], *, shielded: bool = False) -> T:
-    """The result of a future of another thread; a cancelled wait cancels it, unless it is shielded."""
+    """The result of another thread's future. Cancelling the wait cancels the future, unless it is shielded."""
     if _mode.blocking:
         return future.result()
     wrapped = asyncio.wrap_future(future)
@@ -166,7 +165,7 @@ async def settled(future: Future[T], *, shielded: bool = False) -> T:
 
 
 async def gathered(*waits: Coroutine[Any, Any, T]) -> list[T]:
-    """The answers of all, in order. At the first error the others are cancelled, and have ended when it is raised."""
+    """The answers of all, in order. The first error is raised after the others were cancelled and have ended."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         return await asyncio.gather(*tasks)
@@ -179,7 +178,7 @@ async def gathered(*waits: Coroutine[Any, Any, T]) -> list[T]:
 
 
 async def off_loop(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Runs what takes a while: on a worker thread, or here where this thread blocks anyway."""
+    """Runs a slow function on a worker thread, or on this thread in a blocking twin."""
     return function(*arguments, **named) if _mode.blocking else await asyncio.to_thread(function, *arguments, **named)
 
 
@@ -191,15 +190,15 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_posting = threading.local()  # `held`: the mailboxes to be woken at the end of `together`, in this thread
+_posting = threading.local()  # `held`: the mailboxes that this thread wakes at the end of `together`
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What this thread posts inside leaves at the end, with one wake-up for each loop.
+    """Delays the wake-ups for callbacks that this thread posts inside to the end, one for each loop.
 
-    A wake-up in the middle lets another thread compete for the interpreter with the caller, which has more to post. Inside
-    another `together` it is a part of that one.
+    An early wake-up would let another thread compete for the interpreter with the caller, which has more to post. A nested
+    `together` is a part of the outer one.
     """
     if getattr(_posting, "held", None) is not None:
         yield
@@ -215,7 +214,7 @@ def together() -> Iterator[None]:
 
 
 class Mailbox:
-    """Callbacks for a loop, put in by any thread; all that wait run in one wake-up, in order."""
+    """Callbacks of any thread for a loop; one wake-up runs all waiting ones, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -223,7 +222,7 @@ class Mailbox:
         self._woken = False
 
     def put(self, callback: Callable[[], object]) -> None:
-        """Runs `callback` on the loop soon; not if the loop is closed."""
+        """Runs `callback` on the loop soon, unless the loop is closed."""
         self._waiting.append(callback)
         held: dict[Mailbox, None] | None = getattr(_posting, "held", None)
         if held is None:
@@ -232,9 +231,9 @@ class Mailbox:
             held[self] = None
 
     def wake(self) -> None:
-        """Lets the loop look, if anything waits that it was not woken for."""
+        """Wakes the loop, unless a wake-up is under way."""
         if self._woken:
-            return  # the reader lowers the flag before it empties the queue: it will see this one
+            return  # the reader resets the flag before it empties the queue, and will find this callback
         self._woken = True
         try:
             self.loop.call_soon_threadsafe(self._run)
@@ -247,22 +246,22 @@ class Mailbox:
         try:
             while self._waiting:
                 self._waiting.popleft()()
-        finally:  # what waits behind a callback that raised still runs
+        finally:  # callbacks after one that raised still run
             if self._waiting:
                 self.wake()
 
 
-Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a thread that blocks
+Inbox = Mailbox | queue.SimpleQueue[Callable[[], object]]  # of a loop, or of a blocked thread
 
 
 @dataclass(eq=False)
 class Reader(Generic[T]):
-    """What waits for other threads' callbacks; they run on its loop, or in its blocked thread while it waits.
+    """Waits for other threads' callbacks, which run on its loop, or in its blocked thread.
 
     Args:
-        inbox: Where any thread puts callbacks, which run in order.
-        given_up: Called where the wait ends without what was waited for.
-        left: It reads no more.
+        inbox: Takes callbacks from any thread; they run in order.
+        given_up: Called where the wait ends without an answer.
+        left: It has stopped reading.
     """
 
     inbox: Inbox
@@ -270,17 +269,17 @@ class Reader(Generic[T]):
     left: bool = False
     _arrived: deque[T] = field(default_factory=deque, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
-    _raised: Exception | None = field(default=None, init=False)  # by a callback of the reader's own
+    _raised: Exception | None = field(default=None, init=False)  # by a listener of the reader's own
     _process: int = field(default_factory=os.getpid, init=False)
 
     def cancelled(self) -> bool:
-        """Whether nothing is read any more: the reader has left, its loop was closed, or its wait cancelled."""
+        """Whether the reader has stopped: it has left, its loop was closed, or its wait was cancelled."""
         if self.left or not isinstance(self.inbox, Mailbox):
             return self.left
         return self.inbox.loop.is_closed() or (self._waiter is not None and self._waiter.cancelled())
 
     def report(self, listener: Callable[[N], object], news: N) -> None:
-        """Calls a listener of the reader's own at the reader; what it raises ends the wait."""
+        """Calls a listener on the reader's loop or thread; its exception ends the wait."""
         self.inbox.put(partial(self._hear, listener, news))
 
     def _hear(self, listener: Callable[[N], object], news: N) -> None:
@@ -293,17 +292,17 @@ class Reader(Generic[T]):
             self._receive()
 
     def _receive(self, *items: T) -> None:
-        """The callback that brings something, or nothing but what a listener raised."""
+        """Adds arrived items, and ends the wait; without items after a listener's exception."""
         self._arrived.extend(items)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        """Returns after a callback, which may have brought what was waited for.
+        """Waits for a callback, which may have added an item.
 
         Raises:
-            Exception: What a listener raised.
-            ForkedError: This thread blocks in a process that was forked meanwhile, where nothing arrives.
+            Exception: A listener's exception.
+            ForkedError: This thread blocks in a process that was forked meanwhile, where no callback arrives.
         """
         if self._raised is None:
             if isinstance(self.inbox, Mailbox):
@@ -318,10 +317,10 @@ class Reader(Generic[T]):
 
 
 class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
-    """One answer on its way, the first that arrives. Its producer sees what it needs of a `concurrent.futures.Future`."""
+    """One awaited answer, the first that arrives. It has the producer's part of a `concurrent.futures.Future`."""
 
     async def answer(self) -> T:
-        """Waits for it."""
+        """Waits for the answer."""
         try:
             while not self._arrived:
                 await self._wait()
@@ -331,7 +330,7 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
                 self.given_up()
             raise
         finally:
-            self.given_up = None  # it may refer to what holds this: a cycle would be freed late
+            self.given_up = None  # breaks a reference cycle, which would be freed late
         self.left = True
         value, error = self._arrived[0]
         if error is not None:
@@ -342,26 +341,26 @@ class Call(Reader[tuple[Any, BaseException | None]], Generic[T]):
     # ---- the producer ----------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether it was settled, or is not waited for."""
+        """Whether it is settled, or no longer awaited."""
         return bool(self._arrived) or self.cancelled()
 
     def set_result(self, value: T) -> None:
-        """The answer."""
+        """Delivers the answer."""
         self.inbox.put(partial(self._receive, (value, None)))
 
     def set_exception(self, error: BaseException) -> None:
-        """The failure."""
+        """Delivers an error."""
         self.inbox.put(partial(self._receive, (None, error)))
 
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
-    """Runs of tokens on their way, by branch; a plain stream is branch 0 alone.
+    """A stream of token runs by branch; a plain stream has branch 0 alone.
 
     Args:
-        inbox: Of the reader.
-        on_progress: Hears how far the prompt is, at the reader.
-        dropped: Branches of which nothing is wanted; may grow.
+        inbox: The reader's.
+        on_progress: Called with the progress of the prompt, at the reader.
+        dropped: Branches whose runs are discarded; may grow.
     """
 
     on_progress: OnProgress | None
@@ -372,7 +371,7 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
             check_callback(self.on_progress)
 
     async def runs(self) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """What arrived since it was last asked, one run for each branch; an error follows all that came before it."""
+        """Yields what has arrived, joined to one run for each branch; raises an error after all runs before it."""
         over, error = False, None
         try:
             while not over:
@@ -397,24 +396,24 @@ class Stream(Reader[tuple[int, TokenRun | BaseException | None]]):
     # ---- the producer ----------------------------------------------------------------------------------------
 
     def chunk(self, run: TokenRun, branch: int = 0) -> None:
-        """Some more tokens."""
+        """Delivers more tokens."""
         self.inbox.put(partial(self._receive, (branch, run)))
 
     def progress(self, progress: PromptProgress) -> None:
-        """How far the prompt is."""
+        """Reports the progress of the prompt."""
         if self.on_progress is not None:
             self.report(self.on_progress, progress)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing follows."""
+        """Ends the stream."""
         self.inbox.put(partial(self._receive, (0, error)))
 
 
 class Turns(Generic[T]):
-    """Gives `send` what one turn of an event loop asks for as one batch; what a blocked thread asks for at once.
+    """Collects the requests of one turn of an event loop into one batch; a blocked thread's requests are sent at once.
 
     Args:
-        send: Takes the batch, on the asking thread; it tells the waiters of what it cannot send.
+        send: Takes the batch, on the requesting thread; passes an error to the waiters of requests that it cannot send.
     """
 
     def __init__(self, send: Callable[[Sequence[T]], None]) -> None:
@@ -423,7 +422,7 @@ class Turns(Generic[T]):
         self._pending: dict[asyncio.AbstractEventLoop, list[T]] = {}
 
     def inbox(self) -> Inbox:
-        """Of whatever runs now; all of one loop share a wake-up."""
+        """The inbox of the running loop, which its callers share, or a new one of a blocked thread."""
         if _mode.blocking:
             return queue.SimpleQueue()
         loop = asyncio.get_running_loop()
@@ -435,7 +434,7 @@ class Turns(Generic[T]):
         return mailbox
 
     def submit(self, *items: T) -> None:
-        """Sends them with what else this turn asks for."""
+        """Sends items with the others of this turn."""
         if _mode.blocking:
             if self._pending:
                 self.flush()
@@ -448,24 +447,24 @@ class Turns(Generic[T]):
         pending.extend(items)
 
     def flush(self) -> None:
-        """Sends now what the running loop's turn has asked for so far."""
+        """Sends the items of the running loop's turn now."""
         loop = running_loop()
         if loop is not None:
             self._end_turn(loop)
 
     def pending(self) -> list[T]:
-        """What was asked for and has not been sent; any thread."""
+        """The items not sent yet; any thread."""
         return [item for loop, items in list(self._pending.items()) if not loop.is_closed() for item in list(items)]
 
     def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         items = self._pending.get(loop)
         if items:
-            self._send(items)  # sent before it is forgotten: at no moment is a request nowhere
+            self._send(items)  # before the removal, so that `pending` misses no request
             self._pending.pop(loop, None)
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """A blocked thread is no task: what asyncio calls cancelled is an ordinary error there."""
+    """The error to raise: in a blocked thread, which is no task, asyncio's CancelledError becomes that of `concurrent`."""
     if _mode.blocking and isinstance(error, asyncio.CancelledError):
         return concurrent.futures.CancelledError(*error.args)
     return error

@@ -1,4 +1,4 @@
-"""What beam search is asked and answers: `BeamOptions`, `BeamStep`, `Hypothesis`."""
+"""Options and results of a beam search: `BeamOptions`, `BeamStep`, `Hypothesis`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runtime.records import Finish, TokenRun
 from runtime.speculation.options import SpeculativeOptions
 from runtime.tables import Columns, Tabular
 
-MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step looks at three candidates or more of each
-STEEPEST = 50.0  # the largest length penalty: of the longest context its power is still a number
+MOST_BEAMS = 1024  # each holds the KV of its own tokens, and a step considers three candidates or more of each
+MOST_LENGTH_PENALTY = 50.0  # the longest context to this power is still finite
 
 
 def _when_to_stop(value: Any) -> str | None:
@@ -25,31 +25,31 @@ def _when_to_stop(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """One beam search. Options mean what they mean to `transformers.generate(num_beams=...)`.
+    """The options of a beam search, as in `transformers.generate(num_beams=...)`.
 
     Attributes:
-        width: Beams. One is greedy decoding.
-        max_tokens: Tokens of a hypothesis at most; None: 512, or what is left of the context.
-        length_penalty: A hypothesis of n tokens scores its log-probability divided by ``n ** length_penalty``: above 0
+        width: The number of beams; 1 is greedy decoding.
+        max_tokens: The most tokens of a hypothesis; None: 512, or the rest of the context.
+        length_penalty: The score of a hypothesis of n tokens is its log-probability divided by ``n ** length_penalty``: above 0
             longer ones gain, below 0 shorter ones.
-        early_stopping: When the search ends. True: as soon as `width` hypotheses are complete. False: when the best
-            running beam, as long as it is now, scores no better than the worst of them. "never": when it could not do so
-            at any length either (the canonical search).
+        early_stopping: When the search ends. True: as soon as `width` hypotheses are complete. False: when the best running
+            beam scores, at its present length, no better than the worst of them. "never": when it could not score better at any
+            length either (the canonical search).
         num_return: Hypotheses returned, the best of at most `width`; None: all.
         eos_token_ids: Ids that end a hypothesis; None: the model's own.
-        ignore_eos: Those are tokens like any other.
+        ignore_eos: Treats those ids as ordinary tokens.
         top_k: Alternatives recorded per token.
-        stop: Texts that end a hypothesis, across tokens; its text ends before them, its numbers are of all its tokens.
-            None are added: what ends a turn of a chat format as a text is to be named here.
-        grammar: What a hypothesis must look like. Log-probabilities stay the model's own over all tokens, as where
-            transformers is given a `prefix_allowed_tokens_fn`.
-        grammar_prefix: So many of the last ids given are the beginning of that answer already.
-        speculative: Refused: a step is one forward for all beams already, and what was guessed for one is none of another's.
+        stop: Texts that end a hypothesis, also across tokens; its text ends before them, its numbers are of all its tokens. The
+            chat format's stops are not added.
+        grammar: Restricts a hypothesis. Log-probabilities stay the model's own over all tokens, as with transformers'
+            `prefix_allowed_tokens_fn`.
+        grammar_prefix: The number of last prompt ids that already belong to the answer.
+        speculative: Refused: a step is one forward for all beams already, and a draft for one beam does not fit another.
     """
 
     width: int = option(4, whole(1, MOST_BEAMS, of="beams"))
     max_tokens: int | None = option(None, whole(1))
-    length_penalty: float = option(1.0, number(-STEEPEST, STEEPEST))
+    length_penalty: float = option(1.0, number(-MOST_LENGTH_PENALTY, MOST_LENGTH_PENALTY))
     early_stopping: bool | Literal["never"] = option(False, _when_to_stop)
     num_return: int | None = option(None, whole(1, MOST_BEAMS))
     eos_token_ids: tuple[int, ...] | None = None
@@ -64,12 +64,12 @@ class BeamOptions:
         """Itself.
 
         Args:
-            vocabulary: Its size, where it is known.
+            vocabulary: The size of the vocabulary; None: not known.
 
         Raises:
             InvalidRequestError: A value out of range, or more beams than the vocabulary has tokens; the message names it.
-            GrammarError: Something that contradicts the grammar.
-            UnsupportedFeatureError: It is to speculate.
+            GrammarError: An option that contradicts the grammar.
+            UnsupportedFeatureError: `speculative` is set.
         """
         check_fields(self)
         if vocabulary is not None and self.width > vocabulary:
@@ -97,14 +97,14 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """The beams after one step of a search, the best first: all steps together are their tree.
+    """The beams after one step of a search, best first. All steps together form the tree of beams.
 
     Attributes:
         step: 1 for the first token.
-        parents: For each beam the place, in the step before, of the one that it continues (0 in the first step).
-        tokens: The id it continues it by.
-        logprobs: Sum of the log-probabilities of its tokens, nats.
-        finished: Complete hypotheses that are kept so far.
+        parents: For each beam, the place of its parent in the step before (0 in the first step).
+        tokens: The id that each beam adds to its parent.
+        logprobs: The sum of the log-probabilities of each beam's tokens, nats.
+        finished: The number of complete hypotheses so far.
     """
 
     step: int
@@ -135,7 +135,7 @@ class Hypothesis(Tabular):
         return html.page(self.run.html(), caption=f"score {self.score:.3f}, {self.run.summary}, {self.finish_reason}")
 
     def table_columns(self) -> Columns:
-        """Those of its run."""
+        """The columns of its run."""
         return self.run.table_columns()
 
     @property
@@ -160,11 +160,11 @@ class Hypothesis(Tabular):
         return Finish(int(self.run.finish[-1])).label
 
 
-def given_beams(options: BeamOptions | None, vocabulary: int | None = None) -> BeamOptions:
-    """A search's options, checked; the defaults where there are none.
+def given_beams(options: BeamOptions | None, vocabulary: int) -> BeamOptions:
+    """A search's options, checked; the defaults for None.
 
     Raises:
-        InvalidRequestError: Something else than options, or a value out of range.
+        InvalidRequestError: Not a `BeamOptions`, or a value out of range.
     """
     if options is not None and not isinstance(options, BeamOptions):
         raise InvalidRequestError(f"options of a beam search is a BeamOptions, not {shown(options)}")

@@ -1,4 +1,4 @@
-"""Several streams read as one: `Branches`."""
+"""`Branches`: several streams, read as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.records import TokenRecord, TokenRun
 
 Prompts = Sequence[str | Sequence[int]]
 Options = GenerationOptions | Sequence[GenerationOptions | None] | None
-MOST_BRANCHES = 1024  # of one point: each is a generation of its own, with a place in every step
+MOST_BRANCHES = 1024  # of one prefix: each is a generation of its own, with a row in every step
 Item = TypeVar("Item")
 
 
@@ -23,8 +23,8 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
     """An async generator of ``(branch, item)`` in which one branch can be dropped while the others go on.
 
     Attributes:
-        items: What it yields; enough for a reader that drops none.
-        dropped: The branches that were.
+        items: The same generator, for a reader that drops no branch.
+        dropped: The dropped branches.
     """
 
     items: AsyncGenerator[tuple[int, Item], None]
@@ -33,7 +33,7 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
 
     @classmethod
     def later(cls, begin: Callable[[], Branches[Item] | Awaitable[Branches[Item]]]) -> Branches[Item]:
-        """Branches that `begin` makes when the first item is asked for; what it raises is raised then."""
+        """Branches that `begin` makes when the first item is requested; its errors are raised then."""
         dropped: set[int] = set()
         begun: list[Branches[Item]] = []
 
@@ -55,19 +55,19 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
         return cls(read(), drop)
 
     def drop(self, branch: int) -> None:
-        """Stops one branch between two steps: nothing of it comes any more; one that ended or never was is no mistake.
+        """Stops one branch between two steps. Does nothing for a branch that has ended or never existed.
 
-        On the loop that reads, at any time. When all are dropped the generator ends.
+        Called on the reading loop, at any time. The generator ends when all branches are dropped.
         """
         self.dropped.add(branch)
         self._drop(branch)
 
     async def __anext__(self) -> tuple[int, Item]:
-        """The next item, of whichever branch."""
+        """The next item of any branch."""
         return await anext(self.items)
 
     async def asend(self, value: None) -> tuple[int, Item]:
-        """The same."""
+        """The next item of any branch."""
         return await self.items.asend(value)
 
     async def athrow(
@@ -76,17 +76,17 @@ class Branches(AsyncGenerator[tuple[int, Item], None]):
         value: BaseException | object = None,
         trace: TracebackType | None = None,
     ) -> tuple[int, Item]:
-        """Raises inside: all branches stop."""
+        """Raises an error in the generator, which stops all branches."""
         raised = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
         return await self.items.athrow(raised.with_traceback(trace) if trace else raised)
 
     async def aclose(self) -> None:
-        """All branches stop between two steps."""
+        """Stops all branches between two steps."""
         await self.items.aclose()
 
 
 async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, TokenRecord], None]:
-    """The records of runs, one by one; none of a branch that was dropped meanwhile."""
+    """The records of runs, one by one, without those of dropped branches."""
     try:
         async for branch, run in runs:
             for record in run:
@@ -98,10 +98,10 @@ async def records_of(runs: Branches[TokenRun]) -> AsyncGenerator[tuple[int, Toke
 
 
 def check_count(n: int, first: int) -> None:
-    """Whether there can be `n` branches from number `first` on.
+    """Checks a number of branches from number `first` on.
 
     Raises:
-        InvalidRequestError: Not within 1 and `MOST_BRANCHES`, or beyond the last number there is.
+        InvalidRequestError: Not within 1 and `MOST_BRANCHES`, or numbers beyond 2**64 - 1.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_BRANCHES:
         raise InvalidRequestError(f"n (branches) must be a whole number from 1 to {MOST_BRANCHES:,}, not {n!r}")
@@ -110,10 +110,10 @@ def check_count(n: int, first: int) -> None:
 
 
 def check_prompts(prompts: Prompts) -> Prompts:
-    """The prompts themselves.
+    """Returns the prompts, checked.
 
     Raises:
-        InvalidRequestError: One text instead of a list, or none.
+        InvalidRequestError: One text instead of a list, or an empty list.
     """
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         raise InvalidRequestError(f"prompts is a list of texts or of token ids, not {type(prompts).__name__}")
@@ -123,10 +123,10 @@ def check_prompts(prompts: Prompts) -> Prompts:
 
 
 def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | None]:
-    """One for each prompt.
+    """Options for each prompt.
 
     Raises:
-        InvalidRequestError: More or fewer options than prompts, or something that is none.
+        InvalidRequestError: More or fewer options than prompts, or another type.
     """
     if options is None or isinstance(options, GenerationOptions):
         return [options] * len(prompts)
@@ -138,7 +138,7 @@ def options_for(prompts: Prompts, options: Options) -> list[GenerationOptions | 
 
 
 def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseException:
-    """The first failure, with a note that says which of the `what` (branches, prompts) ended by which error."""
+    """The first failure, with a note for each error of the numbers that it ended; `what`: "branches" or "prompts"."""
     numbers: dict[tuple[type[BaseException], str], list[int]] = {}
     for branch, error in failures.items():
         numbers.setdefault((type(error), str(error)), []).append(branch)
@@ -150,7 +150,7 @@ def joint_error(failures: Mapping[int, BaseException], what: str) -> BaseExcepti
 
 @contextmanager
 def naming_prompt(i: int) -> Iterator[None]:
-    """Errors of this library inside are raised with the number of the prompt."""
+    """Adds the number of the prompt to this library's errors inside."""
     try:
         yield
     except ContextOverflowError as error:

@@ -1,4 +1,4 @@
-"""Objects by name, for what crosses a pipe as text."""
+"""Objects by dotted name, for names that cross a pipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from runtime.errors import InvalidRequestError
 
 
 def resolve(dotted: str) -> Any:  # whatever the name stands for
-    """The object that "package.module:name" stands for.
+    """The object of the name "package.module:name".
 
     Raises:
-        InvalidRequestError: It is spelt differently, or does not exist.
+        InvalidRequestError: Another form, or the object does not exist.
     """
     module, colon, name = dotted.partition(":")
     if not (module and colon and name):

@@ -25,8 +25,8 @@
     ├── RemoteError                             a server cannot be reached, refuses, or answers what is no answer
     └── EngineDiedError                         the engine process ended
 
-Each message says what was wrong, with numbers, and what to do. A command in it stands in backquotes; what only a terminal or a
-program can do, such as setting a variable, stands in parentheses too. The window names its own places instead (`ui.in_window`).
+Each message says what was wrong, with numbers, and what to do. Commands are in backquotes; actions of a terminal or a program
+alone, such as setting a variable, are in parentheses too. The window shows its own ways instead (`ui.in_window`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class OptionError(InvalidRequestError):
     """An option has a value that it does not take.
 
     Args:
-        words: What is wrong; ``{option}`` and ``{value}`` stand for the two others.
-        option: Its name, as the caller spelt it.
-        value: What was given, in a readable length.
+        words: The message; ``{option}`` and ``{value}`` are replaced by the other two.
+        option: The option's name, as the caller spelt it.
+        value: The given value, in a readable length.
     """
 
     def __init__(self, words: str, option: str = "", value: str = "") -> None:
@@ -67,11 +67,11 @@ class ContextOverflowError(InvalidRequestError):
     """The tokens do not fit into the context; nothing was computed.
 
     Args:
-        stage: What was being done ("prompt", "prefix", "suffix", "decode").
-        resident: Tokens that were already held.
-        additional: Tokens that were to be added.
+        stage: The action or the argument ("prompt", "prefix", "suffix", "decode").
+        resident: Tokens before it.
+        additional: Tokens to add.
         limit: The context length in tokens.
-        counted: Whether `additional` was counted; else it is the least that a text of its size can have.
+        counted: Whether `additional` was counted; else it is a lower bound by the size of the text.
     """
 
     def __init__(self, stage: str, resident: int, additional: int, limit: int, counted: bool = True) -> None:
@@ -114,11 +114,11 @@ class ModelLoadError(RuntimeFault):
 
 
 class ModelMissingError(ModelLoadError):
-    """What was named is not on this machine.
+    """The named model is not on this machine.
 
     Args:
-        message: For the user of a command line: which command brings it here.
-        source: As it was named; "" where it is not known.
+        message: For the user of a command line, with the command that fetches it.
+        source: The name; "" where it is not known.
     """
 
     def __init__(self, message: str, source: str = "") -> None:
@@ -136,7 +136,7 @@ class DownloadError(ModelLoadError):
         message: For the user.
         reason: One word for programs: "network", "denied", "missing", "busy", "server", "changed", "hash", "space",
             "unsuitable" (nothing that Elsewise runs), "taken" (another process fetches it) or "paused" (on request).
-        kept: Bytes that are here and need not be fetched again.
+        kept: Bytes that were downloaded and need not be fetched again.
     """
 
     def __init__(self, message: str, reason: str = "server", kept: int = 0) -> None:
@@ -176,7 +176,7 @@ class ForkedError(SessionClosedError):
 
     @classmethod
     def of(cls, owner: int) -> Self:
-        """What a forked child is told of a model of process `owner`."""
+        """The error for a forked child that uses a model of process `owner`."""
         return cls(
             f"the model belongs to process {owner}, which this one was forked from; load it in this process, and start the "
             'process by spawn instead of fork: multiprocessing.get_context("spawn")'
@@ -188,7 +188,7 @@ class SessionFatalError(RuntimeFault):
 
 
 class SessionBusyError(RuntimeFault):
-    """The session is doing something else: one thing at a time."""
+    """Another call runs in the session, which admits one at a time."""
 
 
 class MemoryBudgetError(RuntimeFault):
@@ -196,7 +196,7 @@ class MemoryBudgetError(RuntimeFault):
 
 
 class BlockFileError(RuntimeFault, OSError):
-    """The block file could not be opened; the model goes on without, and conversations are computed again."""
+    """The block file could not be opened; the model goes on without it, and computes conversations again."""
 
 
 class NonFiniteLogitsError(RuntimeFault):
@@ -215,7 +215,7 @@ class RemoteError(RuntimeFault):
         reason: One word for programs: "network" (no connection), "lost" (the connection broke), "timeout", "denied" (the key),
             "missing" (no such endpoint), "busy" (try later), "server" (its own fault), "protocol" (not an answer to the
             request) or "redirect".
-        retry_after: Seconds that the server asks to wait; None where it says nothing.
+        retry_after: Seconds that the server asks to wait; None where it asks for none.
     """
 
     def __init__(self, message: str, reason: str = "server", retry_after: float | None = None) -> None:
@@ -227,4 +227,4 @@ class RemoteError(RuntimeFault):
 
 
 class EngineDiedError(RuntimeFault):
-    """The engine process ended; text that was received is kept."""
+    """The engine process ended; text received before stays valid."""

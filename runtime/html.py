@@ -16,25 +16,25 @@ from resources import ramp
 from runtime.text.utf8 import clean_text
 
 SPELLED: Final = 40  # characters of a token in a hover text
-LISTED: Final = 5  # alternatives there
-MOST_TOKENS: Final = 2000  # shown of a run or a grid; a page with more of them is slow
-LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground, soft text: of the window's palettes
+LISTED: Final = 5  # alternatives in a hover text
+MOST_TOKENS: Final = 2000  # shown of a run or a grid; pages with more tokens are slow
+LIGHT_COLOURS: Final = ("#1d1d1b", "#fcfcfa", "#6b6b65")  # text, ground and soft text of the window's palettes
 DARK_COLOURS: Final = ("#ecece7", "#1c1d1c", "#a2a29b")
 ON_STRONGEST: Final = "#ffffff"
-# Controls, and what changes the direction of the text around it or shows nothing: written by name.
+# Control characters, characters that change the direction of the text, and invisible ones: written by name.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
 def visible(text: str) -> str:
-    """Text for HTML, in an attribute too: escaped, lone surrogates replaced, controls written as U+202E."""
+    """Text for HTML, also in attributes: escaped, lone surrogates replaced, control characters written as [U+202E]."""
     return escape(_UNSEEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", clean_text(text)))
 
 
 def tokens(texts: Sequence[str], bits: Iterable[float], titles: Iterable[str]) -> str:
-    """One span per token, on the step of the ramp of its surprisal in bits (NaN: none), with its hover text."""
+    """A span per token, coloured by its surprisal in bits (NaN: not coloured), with its hover text."""
     spans = [
         f'<span class="s{ramp.step_of(b)}" title="{visible_lines(title)}">{visible(text)}</span>'
-        for text, b, title in zip(texts[:MOST_TOKENS], bits, titles, strict=False)  # lazy ones end with the last that is shown
+        for text, b, title in zip(texts[:MOST_TOKENS], bits, titles, strict=False)  # generators stop at the last shown token
     ]
     left = len(texts) - MOST_TOKENS
     if left > 0:
@@ -43,7 +43,7 @@ def tokens(texts: Sequence[str], bits: Iterable[float], titles: Iterable[str]) -
 
 
 def spelled(token: int, piece: bytes) -> str:
-    """A token for a hover text: its text and id; of a part of a character the bytes; the id alone where they are not known."""
+    """A token for a hover text: its text, or the bytes of a part of a character, and its id; without bytes the id alone."""
     if not piece:
         return f"id {token}"
     try:
@@ -54,7 +54,7 @@ def spelled(token: int, piece: bytes) -> str:
 
 
 def likeliest(ids: Iterable[int], logprobs: Iterable[float], vocabulary: Sequence[bytes], most: int = LISTED) -> list[str]:
-    """The alternatives of a place, a line each: rank, token, probability."""
+    """The alternatives at a place, a line each: rank, token, probability."""
     known = [(token, logprob) for token, logprob in zip(ids, logprobs, strict=False) if token >= 0][:most]
     pieces = [vocabulary[token] if token < len(vocabulary) else b"" for token, _ in known]
     each = enumerate(zip(known, pieces, strict=True), 1)
@@ -62,7 +62,7 @@ def likeliest(ids: Iterable[int], logprobs: Iterable[float], vocabulary: Sequenc
 
 
 def chance(logprob: float) -> str:
-    """A probability, and its logarithm as it is."""
+    """A log-probability as a probability and as it is."""
     return f"{math.exp(logprob):.2%}, log-probability {logprob:.3f}"
 
 
@@ -72,14 +72,14 @@ def visible_lines(text: str) -> str:
 
 
 def table(rows: Iterable[tuple[str, object]]) -> str:
-    """Names and values, a row each."""
+    """A table of names and values."""
     lines = [f"<tr><th>{visible(name)}</th><td>{visible(str(value))}</td></tr>" for name, value in rows]
     return f"<table>{''.join(lines)}</table>"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Of a grid: a text on the step of the ramp of its surprisal in bits (NaN: none), with its hover text; framed if marked."""
+    """A cell of a grid: a text coloured by its surprisal in bits (NaN: not coloured), with its hover text; framed if marked."""
 
     text: str
     bits: float
@@ -88,13 +88,13 @@ class Cell:
 
     @property
     def html(self) -> str:
-        """As a cell of a table."""
+        """The cell as HTML."""
         kind = f"s{ramp.step_of(self.bits)}{' marked' if self.marked else ''}"
         return f'<td class="{kind}" title="{visible_lines(self.title)}">{visible(self.text)}</td>'
 
 
-def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]], left: str = "") -> str:
-    """A table of cells with a name above each column and before each row; `left` says what is left out beside it."""
+def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]], left: str) -> str:
+    """A table of cells with column and row names; `left`: a note about cells left out, or ""."""
     names = "".join(f"<th>{visible(name)}</th>" for name in ("", *head))
     lines = [f"<tr><th>{visible(name)}</th>{''.join(cell.html for cell in cells)}</tr>" for name, cells in rows]
     more = f"<em>{visible(left)}</em>" if left else ""
@@ -102,7 +102,7 @@ def grid(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]], left: 
 
 
 def outline(lines: Iterable[str]) -> str:
-    """Indented lines."""
+    """Preformatted lines."""
     return f"<pre>{visible(chr(10).join(lines))}</pre>"
 
 

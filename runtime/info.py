@@ -1,4 +1,4 @@
-"""What is known of a loaded model, and what it has done: frozen snapshots."""
+"""Facts, counters and timings of a loaded model, as frozen snapshots."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from runtime.errors import AdapterError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates take them
 
-
-UNKNOWN_CONTEXT: Final = 1 << 20  # tokens, where a server does not say; it refuses what is too long
+UNKNOWN_CONTEXT: Final = 1 << 20  # tokens, for a server that does not name its context; it refuses longer prompts itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +20,17 @@ class AdapterInfo:
     """One registered adapter.
 
     Attributes:
-        name: As it was registered.
+        name: Its registered name.
         kind: "lora", or "alora" for an activated one.
-        folder: Where it is.
-        base: The model that it says it was made for; empty where it says nothing.
-        rank: The largest of its modules.
-        modules: How many it changes.
-        parameters: Numbers in all.
-        loaded: Whether its weights are in place.
-        bytes: That they hold; 0 while they are not.
-        digest: SHA-256 of its numbers, while they are in place: what the KV under it is filed by.
-        invocation: Ids that activate it where they stand last; none for one that takes part from the first token on.
+        folder: Its folder.
+        base: The base model named in its configuration; empty where it names none.
+        rank: The largest rank of its modules.
+        modules: The number of modules that it changes.
+        parameters: The number of its weights.
+        loaded: Whether its weights are in memory.
+        bytes: Of the loaded weights; 0 while they are not loaded.
+        digest: SHA-256 of the loaded weights, under which its KV is filed.
+        invocation: Ids whose last occurrence activates it; none for a plain adapter.
     """
 
     name: str
@@ -54,7 +53,7 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a backend knows of its model. `kv_fingerprint` guards KV, `model_fingerprint` guards text and ids."""
+    """Facts about a model. `kv_fingerprint` identifies its KV, `model_fingerprint` its text and ids."""
 
     name: str
     backend: str
@@ -81,34 +80,34 @@ class ModelInfo:
     adapters: tuple[AdapterInfo, ...] = ()  # registered ones, with the bytes of those that are loaded
     lora_stack: tuple[tuple[str, float], ...] = ()  # (name, scale) in force, in order
     stack_digest: str = ""  # of its adapters' numbers and scales, in order; empty for the base alone
-    whole_context: int = 0  # tokens that the model was made for, also where it was loaded with fewer; 0: not known
+    whole_context: int = 0  # the model's own context in tokens, also where it was loaded with a shorter one; 0: not known
 
     @property
     def told_context(self) -> int | None:
-        """The context in tokens; None where a server does not say it and none was chosen."""
+        """The context in tokens; None where a server does not name it and none was chosen."""
         return None if self.context_length == UNKNOWN_CONTEXT and not self.whole_context else self.context_length
 
     @property
     def precision(self) -> str:
-        """What its numbers are computed with, for people: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
+        """The precision of its numbers, for display: "float32", "float32, int8 weights", "float32, 4 bits, ..."."""
         return ", ".join(filter(None, (self.dtype, self.quantisation)))
 
     @property
     def computed_with(self) -> str:
-        """The dtype, and the form of the weights where `LoadOptions.weights` made it another: no part of the model itself."""
+        """The dtype, and the form of the weights where `LoadOptions.weights` changed it."""
         plain = self.options.get("weights") in (None, "auto", self.dtype)
         return self.dtype if plain else self.precision
 
     @property
     def numbers_fingerprint(self) -> str:
-        """What numbers of requests that name no adapters are filed under: the base's `kv_fingerprint`, or with the stack."""
+        """Identifies the numbers of requests that name no adapters: `kv_fingerprint`, combined with the stack if any."""
         return self._filed_under(self.stack_digest)
 
     def numbers_under(self, adapters: Adapters = None) -> str:
-        """What numbers of requests that name these adapters are filed under; `numbers_fingerprint` for None.
+        """Identifies the numbers of requests that name these adapters; `numbers_fingerprint` for None.
 
         Raises:
-            AdapterError: One that is not registered, or that is not loaded.
+            AdapterError: An adapter that is not registered or not loaded.
         """
         if adapters is None:
             return self.numbers_fingerprint
@@ -118,7 +117,7 @@ class ModelInfo:
         """The adapters that a request names, as `block_keys` takes them; the stack in force for None.
 
         Raises:
-            AdapterError: One that is not registered, or that is not loaded.
+            AdapterError: An adapter that is not registered or not loaded.
         """
         known = {name: adapter for adapter in self.adapters for name in (adapter.qualified, adapter.name)}
         found: list[tuple[str, float, tuple[int, ...]]] = []
@@ -137,24 +136,24 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Where one request's time went; seconds of monotonic time, tokens.
+    """The timings of one request, in seconds of monotonic time, and its tokens.
 
     Attributes:
-        request: Its number, counted from 1 in the order of arrival; `PromptProgress.request` says it to `on_progress`.
+        request: Its number, from 1 in the order of arrival; `PromptProgress.request` passes it to `on_progress`.
         kind: "generate", "score", "embed", or the name of a reading ("lens").
-        finish: How it ended: a generation's finish reason ("eos", "stop", "length", ...), "done", "cancelled" or "error".
+        finish: A generation's finish reason ("eos", "stop", "length", ...), "done", "cancelled" or "error".
         prompt_tokens: Of the prompt, the scored text, or all texts to be embedded.
-        generated_tokens: Drawn, the last one included.
-        reused: Prompt tokens found in the cache or computed for another request; None where a server does not say.
+        generated_tokens: Drawn tokens, the last one included.
+        reused: Prompt tokens found in the cache or computed for another request; None where a server does not count them.
         computed: Prompt tokens pushed through the model for this request; None as above.
-        queue_seconds: From its call until it was begun; None of a server's.
-        prefill_seconds: From there until its prompt was in place, with the turns of others in between.
-        first_token_seconds: From its call to its first token; None where there was none.
+        queue_seconds: From its call to its start; None for a server's model.
+        prefill_seconds: From its start to the end of its prefill, with the forwards of other requests in between.
+        first_token_seconds: From its call to its first token; None without one.
         decode_seconds: From its first token to its end.
         total_seconds: From its call to its end.
-        seed: Of a generation's random numbers, also where none was chosen: with it the same is drawn again.
-        drafted: Tokens guessed ahead by speculative decoding.
-        accepted: Of them, those that the model drew as well.
+        seed: The seed of a generation, also where none was chosen; it reproduces the answer.
+        drafted: Tokens drafted by speculation.
+        accepted: Drafted tokens that the model drew as well.
     """
 
     request: int
@@ -180,13 +179,13 @@ class RequestTimings:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted among drafted tokens; None where nothing was guessed."""
+        """Accepted among drafted tokens; None without drafted tokens."""
         return self.accepted / self.drafted if self.drafted else None
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the last requests that had one (256 at most), in seconds; None before the first."""
+    """A latency over the last requests that had one (256 at most), in seconds; None before the first."""
 
     mean: float | None = None
     p50: float | None = None
@@ -197,7 +196,7 @@ class Latency:
 class Metrics:
     """Counters since load; times in seconds.
 
-    `tokens_computed` counts what was pushed through the model: padding too, and what went into calls that failed.
+    `tokens_computed` counts the tokens pushed through the model, also padding and those of failed calls.
     """
 
     tokens_computed: int = 0
@@ -207,25 +206,25 @@ class Metrics:
     queries_deduplicated: int = 0
     kv_bytes: int = 0
     kv_budget: int = 0
-    kv_peak_bytes: int = 0  # the most under this budget, moments of copying included; never above it
+    kv_peak_bytes: int = 0  # peak under this budget, with transient copies; never above it
     kv_evicted_bytes: int = 0
     tokens_rescored: int = 0
-    tokens_restored: int = 0  # of stored KV blocks, into memory
-    blocks_saved: int = 0  # KV blocks that were written into the block file, and their bytes
+    tokens_restored: int = 0  # from KV blocks, into memory
+    blocks_saved: int = 0  # KV blocks written into the block file, and their bytes
     block_bytes_saved: int = 0
     texts_embedded: int = 0
-    tokens_drafted: int = 0  # guessed by speculative decoding
-    tokens_accepted: int = 0  # of them, those that the model drew as well
+    tokens_drafted: int = 0  # by speculation
+    tokens_accepted: int = 0  # drafted tokens that the model drew as well
     full_vector_hits: int = 0
     first_token_seconds: float | None = None  # of the last generation
     tokens_per_second: float | None = None  # of the last generation, after its first token
-    last_reused: int | None = 0  # of the last generation: prompt tokens found in the cache; None: a server that does not say
+    last_reused: int | None = 0  # of the last generation: prompt tokens found in the cache; None: not known of a server
     last_computed: int | None = 0  # of the last generation: prompt tokens pushed through the model; None as above
     grammar_tokens: int = 0  # drawn under a grammar, by generations that have ended
-    grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it while the model computes
-    grammar_wait_seconds: float = 0.0  # what their draws waited for masks
+    grammar_seconds: float = 0.0  # processor time of their masks and steps, most of it during forwards
+    grammar_wait_seconds: float = 0.0  # time that their draws waited for masks
     tokens_prefilled: int = 0  # of `tokens_computed`: prompts, queries and scored texts
-    tokens_generated: int = 0  # drawn, and chosen by the beams of searches
+    tokens_generated: int = 0  # drawn, or chosen by beams
     prompt_tokens: int = 0  # of the requests that have ended
     prefill_seconds: float = 0.0  # of forwards over prompts
     decode_seconds: float = 0.0  # of steps of running generations and beam searches
@@ -233,8 +232,8 @@ class Metrics:
     requests_completed: int = 0
     requests_failed: int = 0
     requests_cancelled: int = 0
-    requests_active: int = 0  # now, those that wait included
-    requests_waiting: int = 0  # now: not begun yet, or waiting for others to leave
+    requests_active: int = 0  # now, waiting ones included
+    requests_waiting: int = 0  # now: not begun yet, or waiting for other requests to end
     cache_hits: int = 0  # paths that found a prefix in the trie
     cache_misses: int = 0
     kv_evictions: int = 0  # segments
@@ -251,31 +250,31 @@ class Metrics:
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
-        """Over everything since load; None before the first prompt."""
+        """Average since load; None before the first prompt."""
         return self.tokens_prefilled / self.prefill_seconds if self.prefill_seconds else None
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """Of all generations together, over everything since load; None before the first step."""
+        """Average of all generations together since load; None before the first step."""
         return self.tokens_generated / self.decode_seconds if self.decode_seconds else None
 
     def request(self, number: int) -> RequestTimings | None:
-        """The timings of a request by its number (`PromptProgress.request`), once it has ended, while it is recent."""
+        """The timings of an ended request by its number (`PromptProgress.request`); None if it is not among `recent`."""
         return next((timings for timings in reversed(self.recent) if timings.request == number), None)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted among drafted tokens; None where nothing was speculated."""
+        """Accepted among drafted tokens; None without drafted tokens."""
         return self.tokens_accepted / self.tokens_drafted if self.tokens_drafted else None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far one request's prompt is; the last one, with `done` equal to `total`, comes before the first token."""
+    """The progress of one request's prompt; the last one, with `done` equal to `total`, comes before the first token."""
 
     done: int  # tokens in place
     total: int  # tokens of the prompt
-    reused: int | None  # of `done`: found in the cache, or computed by another request; None: a server that has not said
+    reused: int | None  # of `done`: found in the cache, or computed by another request; None: not known of a server
     computed: int | None  # tokens pushed through the model for this request; None as above
     request: int = field(default=0, compare=False)  # its number; `Metrics.request` has its timings after its end
 
@@ -285,15 +284,15 @@ OnProgress = Callable[[PromptProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class EdgeReport:
-    """One edge of the trie: its last tokens, size, age on the logical clock, leases."""
+    """One edge of the trie: size, age on the logical clock, leases, last tokens."""
 
     tokens: int
     bytes: int
     age: int
     leases: int
     tail: tuple[int, ...]
-    hits: int = 0  # lookups that passed it
-    stack: tuple[tuple[str, float], ...] = ()  # (`AdapterInfo.digest`, scale) of the adapters it was computed under, in order
+    hits: int = 0  # lookups through it
+    stack: tuple[tuple[str, float], ...] = ()  # (`AdapterInfo.digest`, scale) of its adapters, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,21 +309,21 @@ class CacheReport:
     misses: int
     largest: tuple[EdgeReport, ...] = ()
     last_prefix: int = 0  # tokens the last request found
-    last_reason: str = ""  # why its prefix ended there
+    last_reason: str = ""  # why the prefix ended there
     last_cause: str = "none"  # the same in a word: none, whole, new, evicted, cleared, refused, other, checkpoint, scores, off
-    working_bytes: int = 0  # of packs, beside the trie's `bytes`
-    vector_bytes: int = 0  # of kept next-token vectors
-    pins: int = 0  # paths that open sessions keep; their leases are among `leases`
+    working_bytes: int = 0  # of workspaces, beside the trie's `bytes`
+    vector_bytes: int = 0  # of cached next-token vectors
+    pins: int = 0  # their leases are among `leases`
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How much of a token sequence the engine holds already.
+    """The part of a token sequence that the engine holds.
 
     Attributes:
         tokens: Length of the longest prefix that needs no forward pass.
-        tier: Where it is: "warm" (memory), "disk" (its end only in the block file) or "cold" (nowhere; `tokens` is 0).
-        warm: Of `tokens`, the first so many are in memory; None: all, or none where it is cold.
+        tier: "warm" (in memory), "disk" (its end is in the block file alone) or "cold" (nowhere; `tokens` is 0).
+        warm: Leading tokens in memory, where the tier is "disk"; else None.
     """
 
     tokens: int
@@ -333,7 +332,7 @@ class PrefixMatch:
 
     @classmethod
     def of(cls, warm: int, tokens: int) -> PrefixMatch:
-        """`warm` tokens in memory, of `tokens` that are held."""
+        """The match of `tokens` held tokens, of which the first `warm` are in memory."""
         if tokens > warm:
             return cls(tokens, "disk", warm)
         return cls(tokens, "warm" if tokens else "cold")
@@ -341,12 +340,12 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What a pin holds.
+    """A pin and its extent.
 
     Attributes:
         pin: Its number.
-        tokens: Leading tokens of the path that stay in memory; fewer than the path where not all of it was computed, or
-            where pins together would hold more than half of the KV budget.
+        tokens: Pinned leading tokens of the path; fewer than the path has where not all of it was computed, or where all pins
+            together would hold more than half of the KV budget.
     """
 
     pin: int
@@ -355,16 +354,17 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class BlocksSaved:
-    """What `save_blocks` did.
+    """The result of `save_blocks`.
 
     Attributes:
-        blocks: Of the path, as far as its KV is in memory.
-        written: Of them, those that were not in the block file yet.
-        tokens: Leading tokens of the path that the block file holds now.
-        bytes: Written.
-        seconds: It took, while others went on.
-        engine_seconds: Of them, those in which the owner thread did nothing else.
-        no_room: Whether some of it was not kept: the block file's budget is full of what is pinned, or smaller than the path.
+        blocks: Blocks of the path, as far as its KV is in memory.
+        written: The blocks among them that were not in the block file.
+        tokens: Leading tokens of the path in the block file now.
+        bytes: Bytes written.
+        seconds: Duration; other requests went on.
+        engine_seconds: The part of it in which the owner thread did nothing else.
+        no_room: Whether some blocks were not stored: the block file's budget is full of pinned blocks, or smaller than the
+            path.
     """
 
     blocks: int

@@ -1,4 +1,4 @@
-"""The logit lens: what a model would say at a position if it ended after each of its layers.
+"""The logit lens: the next-token distribution after each layer of a model.
 
 The hidden state after a layer goes through the model's own final norm and head (nostalgebraist, "interpreting GPT: the logit
 lens", 2020, https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru). Row 0 is the embedding, before the first layer; the last
@@ -23,31 +23,31 @@ from runtime.records import NO_TOKEN, Float32, Int32, text_of
 from runtime.tables import LN2, Columns, Tabular, token_numbers, top_columns
 
 MOST_BYTES = 256 << 20  # of an answer
-MOST_TOKENS = 64  # asked for by their ids: each is ranked among the whole vocabulary, in every layer
-MOMENT_BYTES = 256 << 20  # of the rows of logits that are there at once; one position's where that is more
+MOST_TOKENS = 64  # requested ids: each is ranked among the whole vocabulary, in every layer
+MOMENT_BYTES = 256 << 20  # of the logits in memory at once; at least those of one position
 _SCALARS = ("deviation", "reused")
 _NAMED = 20  # characters of a token in a cell
-ENTRY_BYTES = 12  # of an entry of such a row: as the library has it, as float32, and its weight
+ENTRY_BYTES = 12  # of one logit: in the library's form, as float32, and its weight
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LensRun(Tabular):
-    """What each layer says after each of n positions. Log-probabilities and entropies are nats.
+    """The next-token scores after each layer at n positions. Log-probabilities and entropies are in nats.
 
-    In a notebook, a row for each layer and a column for each position: the likeliest token, coloured by its surprise.
+    A notebook shows the likeliest tokens coloured by surprise, a row for each layer and a column for each position.
 
     Attributes:
-        positions: ``(n,)``: row i is what follows token ``positions[i]``, as in `next_token_logprobs(ids[: position + 1])`.
-        token_ids: ``(n, 1 + m)``: the token that follows in the text (`NO_TOKEN` after the last), then the `tokens` asked for.
-        logprobs: ``(n, layers + 1, 1 + m)`` of those; NaN where there is none.
-        ranks: ``(n, layers + 1, 1 + m)`` of those, 1 = likeliest; 0 where there is none.
-        top_ids: ``(n, layers + 1, k)``, falling probability.
+        positions: ``(n,)``: row i predicts the token after ``positions[i]``, as `next_token_logprobs(ids[: position + 1])`.
+        token_ids: ``(n, 1 + m)``: the token that follows in the text (`NO_TOKEN` after the last), then the requested `tokens`.
+        logprobs: ``(n, layers + 1, 1 + m)`` of `token_ids`; NaN for `NO_TOKEN`.
+        ranks: ``(n, layers + 1, 1 + m)`` of `token_ids`, 1 = likeliest; 0 for `NO_TOKEN`.
+        top_ids: ``(n, layers + 1, k)``, likeliest first.
         top_logprobs: ``(n, layers + 1, k)``.
         entropy: ``(n, layers + 1)``.
-        deviation: By how many nats the last layer is off the ordinary log-probabilities after the last position, at most, over
-            the tokens that have at least a thousandth of the probability.
-        reused: Tokens before the positions whose keys and values were taken from the cache.
-        vocabulary: The bytes of every id, shared with the model, by which tokens are shown; empty: they are shown by id.
+        deviation: The largest difference, in nats, between the last layer and the ordinary log-probabilities at the last
+            position, over tokens of a probability of at least 0.001.
+        reused: Tokens before the positions whose keys and values were in the cache.
+        vocabulary: The bytes of every id, shared with the model, for showing tokens; without it they are shown by id.
     """
 
     positions: Int32
@@ -65,7 +65,7 @@ class LensRun(Tabular):
         return len(self.positions)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> Self:
-        """Some of the positions, or another order of them."""
+        """A selection of the positions, in the given order."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS if name not in _SCALARS})
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class LensRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """Positions and layers, and where the token leads that follows in the text."""
+        """Positions and layers, and the layers from which the following tokens are the likeliest."""
         text = f"{len(self):,} position{'s' * (len(self) != 1)}, {self.layers} layers"
         leads = self.leads_from()
         if len(self) == 1 and leads[0] >= 0:
@@ -95,7 +95,7 @@ class LensRun(Tabular):
         return f"id {token}" if text is None else text[:_NAMED]
 
     def _cell(self, place: int, layer: int) -> html.Cell:
-        """The likeliest token of a layer; marked where it is the one that follows."""
+        """The likeliest token of a layer, marked where it is the following one."""
         ids, logprobs = self.top_ids[place, layer].tolist(), self.top_logprobs[place, layer].tolist()
         following, rank = int(self.token_ids[place, 0]), int(self.ranks[place, layer, 0])
         lines = [f"layer {layer} after token {self.positions[place]:,}, entropy {self.entropy[place, layer] / LN2:.2f} bits"]
@@ -116,23 +116,23 @@ class LensRun(Tabular):
 
     @property
     def layers(self) -> int:
-        """Layers of the model; there is one row more."""
+        """Layers of the model, one less than rows."""
         return int(self.entropy.shape[1]) - 1
 
     def leads_from(self, column: int = 0) -> Int32:
-        """``(n,)``: the first layer from which a token is the likeliest, without a break up to the last; -1: it is not there.
+        """``(n,)``: the first layer from which on a token is the likeliest up to the last; -1: it is not the likeliest there.
 
         Args:
-            column: Of `token_ids`.
+            column: The token's column in `token_ids`.
         """
         leads = self.ranks[:, :, column] == 1
-        behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # how many rows up to the last it has led
+        behind = leads[:, ::-1].cumprod(axis=1).sum(axis=1)  # number of rows up to the last in which it leads
         return np.where(behind > 0, self.entropy.shape[1] - behind, -1).astype(np.int32)
 
     def table_columns(self) -> Columns:
-        """A row per position and layer; `after` is the position looked at, `position` that of the token which follows.
+        """A row per position and layer; `after` is the position, `position` that of the following token.
 
-        Tokens that were asked for by their ids are the lists `asked_ids`, `asked_logprobs` and `asked_ranks`.
+        The requested tokens are in the lists `asked_ids`, `asked_logprobs` and `asked_ranks`.
         """
         n, rows = self.entropy.shape
         following: npt.NDArray[Any] = np.ma.masked_equal(np.repeat(self.token_ids[:, 0], rows), NO_TOKEN)
@@ -155,7 +155,7 @@ class LensRun(Tabular):
         }
 
     def to_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays only, by name; without the vocabulary."""
+        """The arrays by name, without the vocabulary."""
         return {name: np.asarray(getattr(self, name)) for name in _COLUMNS}
 
     @classmethod
@@ -163,7 +163,7 @@ class LensRun(Tabular):
         """The inverse of `to_columns`.
 
         Raises:
-            ValueError: Shapes that do not fit together.
+            ValueError: Shapes that do not match.
         """
         n, rows = columns["entropy"].shape
         wanted, k = columns["token_ids"].shape[1], columns["top_ids"].shape[2]
@@ -180,14 +180,14 @@ _COLUMNS = tuple(each.name for each in fields(LensRun) if each.name != "vocabula
 
 @dataclass(frozen=True, slots=True)
 class LensCost:
-    """What a lens takes, known before it is computed.
+    """The cost of a lens, known before it is computed.
 
     Attributes:
-        positions: Tokens pushed through the model once more, one for each.
-        head_rows: Rows of the vocabulary that the head computes.
-        answer_bytes: Of the answer.
-        moment_bytes: Of the rows that are there at once.
-        like_tokens: So many tokens of a prompt take about as long, all in all.
+        positions: Tokens pushed through the model again, one for each position.
+        head_rows: Rows of logits that the head computes.
+        answer_bytes: Bytes of the answer.
+        moment_bytes: Bytes of the logits in memory at once.
+        like_tokens: Prompt tokens that take about as long.
     """
 
     positions: int
@@ -198,7 +198,7 @@ class LensCost:
 
     @classmethod
     def of(cls, info: ModelInfo, positions: int, top_k: int = 5, tokens: int = 0) -> Self:
-        """Of so many positions; computes nothing."""
+        """The cost of so many positions; computes no lens."""
         rows = info.layers + 1
         answer = positions * (8 + 4 * tokens + rows * (4 + 8 * top_k + 8 * (1 + tokens)))
         moment = min(positions, positions_at_once(info)) * rows * info.vocab_size * ENTRY_BYTES
@@ -208,7 +208,7 @@ class LensCost:
         """Refuses an answer that is too large.
 
         Raises:
-            InvalidRequestError: With the numbers, and how many positions at a time would do.
+            InvalidRequestError: With the numbers, and the most positions per call.
         """
         if self.answer_bytes > MOST_BYTES:
             most = self.positions * MOST_BYTES // self.answer_bytes
@@ -219,20 +219,20 @@ class LensCost:
 
 
 def head_share(info: ModelInfo) -> float:
-    """What a row of the head costs, where a token's way through the whole model costs 1."""
+    """The cost of a row of the head, relative to the forward of a token through the whole model."""
     return min(info.hidden_size * info.vocab_size / max(info.parameters, 1), 1.0)
 
 
 def positions_at_once(info: ModelInfo) -> int:
-    """Positions whose rows of logits may be there together."""
+    """Positions whose logits may be in memory together."""
     return max(MOMENT_BYTES // ((info.layers + 1) * info.vocab_size * ENTRY_BYTES), 1)
 
 
 def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
-    """Places in a text of `n` tokens, ``(p,) int32``, in the order given; None is the last.
+    """Positions in a text of `n` tokens, ``(p,) int32``, in the given order; None is the last.
 
     Raises:
-        InvalidRequestError: None at all, one twice, or one outside the text.
+        InvalidRequestError: No position, one given twice, or one outside the text.
     """
     if positions is None:
         return np.array([n - 1], np.int32)
@@ -240,7 +240,7 @@ def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
         raise InvalidRequestError(f"positions is a list of places in the text, not {shown(positions)}")
     if not len(positions):
         raise InvalidRequestError("positions is empty: give at least one, or leave it out for the last token")
-    if len(positions) > n:  # before any list of them is made
+    if len(positions) > n:  # before an array of them is made
         raise InvalidRequestError(
             f"{len(positions):,} positions of a text of {n:,} tokens: give each at most once, from 0 to {n - 1:,}"
         )
@@ -254,7 +254,7 @@ def check_positions(positions: Sequence[int] | None, n: int) -> Int32:
 
 
 def empty_lens(positions: Int32, ids: Int32, rows: int, k: int, tokens: Int32) -> LensRun:
-    """Room for the answer: what is asked for is filled in, what is computed is not."""
+    """An answer with positions and tokens filled in, and room for the scores."""
     n, following = len(positions), np.append(ids[1:], NO_TOKEN)[positions]
     token_ids = np.concatenate([following[:, None], np.tile(tokens, (n, 1))], axis=1).astype(np.int32)
     wanted = token_ids.shape[1]
@@ -273,9 +273,9 @@ def read_layers(logits: Float32, into: LensRun, first: int) -> Float32:
     """Fills rows of an answer from raw logits ``(p, layers + 1, vocab)``, which become log-probabilities.
 
     Args:
-        logits: Written over.
+        logits: Overwritten.
         into: The answer.
-        first: The row of it that the first position has.
+        first: The answer's row for the first position.
 
     Returns:
         ``(vocab,)``: the log-probabilities of the last layer at the last position.

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, where the C library keeps it for the next time."""
+"""Settings of glibc's allocator, which otherwise keeps freed memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _M_ARENA_MAX: Final = -8  # a parameter of `mallopt`, from glibc's malloc.h
 
 
 def limit_arenas() -> None:
-    """On glibc: threads share `MOST_ARENAS` of malloc's arenas, instead of up to eight for each processor.
+    """On glibc, limits malloc to `MOST_ARENAS` arenas, instead of up to eight for each processor.
 
-    Every model has new threads, which take other arenas; what lies free between blocks in one of them serves no thread of
-    another, so that a process that loads and closes models grows while the bytes in use do not. Arenas that are there already
-    stay. Nothing is changed where the environment says how many there are, and elsewhere than on glibc there is nothing to do.
+    Every model has new threads, which take other arenas. Free memory between blocks of one arena serves no thread of another,
+    so that a process that loads and closes models grows while the bytes in use do not. Existing arenas stay. Does nothing where
+    the environment sets the number, and on other C libraries.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "glibc.malloc.arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
@@ -25,6 +25,6 @@ def limit_arenas() -> None:
 
 
 def return_memory() -> None:
-    """On glibc: gives back what lies free between blocks that are in use; elsewhere the allocator does so by itself."""
+    """On glibc, returns the free memory between used blocks to the system; other allocators do so by themselves."""
     with suppress(OSError, AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)

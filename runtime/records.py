@@ -22,8 +22,8 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
-NO_TOKEN = -1  # fills unused places of top_ids; the logprob beside it is -inf
-_NARROW_FILL = 0xFFFF  # there, where ids are stored in 16 bits
+NO_TOKEN = -1  # fills unused places of top_ids; their log-probability is -inf
+_NARROW_FILL = 0xFFFF  # `NO_TOKEN` in top_ids of 16 bits
 
 
 class Origin(IntEnum):
@@ -41,10 +41,10 @@ class Finish(IntEnum):
     """Why a generation ended; NONE on every token but the last.
 
     Attributes:
-        label: The name users and files see ("eos", "length", ...); None for NONE.
-        incomplete: Whether the answer was cut before it came to its own end, or is not sound.
-        by_eos: Whether an end-of-text token ended it, whose name is no text of the answer.
-        unsound: Whether the answer came to its end, but is not the JSON that was asked for once it is read.
+        label: The name in files and for users ("eos", "length", ...); None for NONE.
+        incomplete: Whether the answer was cut before its own end, or is unsound.
+        by_eos: Whether an end-of-text token ended it; the token's text is not part of the answer.
+        unsound: Whether the answer reached its end, but does not parse as the JSON that was asked for.
     """
 
     NONE = 0
@@ -56,9 +56,9 @@ class Finish(IntEnum):
     GRAMMAR = 6
     ERROR = 7
     ENGINE_DIED = 8
-    STOP_INSIDE = 9  # a stop string came where the answer's grammar was not at an end
-    EOS_UNSOUND = 10  # as EOS, of a JSON answer that is none any more once it is read: a name twice, an infinite number
-    GRAMMAR_UNSOUND = 11  # likewise, as GRAMMAR
+    STOP_INSIDE = 9  # a stop string inside a structure of the grammar
+    EOS_UNSOUND = 10  # EOS of a JSON answer that does not parse: a name twice in an object, an infinite number
+    GRAMMAR_UNSOUND = 11  # GRAMMAR of such an answer
 
     def __init__(self, number: int) -> None:
         plain = self.name.removesuffix("_INSIDE").removesuffix("_UNSOUND")
@@ -70,11 +70,10 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """One token and what the model thought of it. Log-probabilities are nats, entropy too.
+    """One token with its scores. Log-probabilities and the entropy are in nats.
 
-    `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token,
-    or where it was never scored. Of a server's model some are known and others are not: a rank below its list of
-    alternatives, the entropy where the list is not the whole vocabulary.
+    `logprob`, `rank`, `entropy` and the top-k are None or empty where nothing precedes the token, or where it was not scored.
+    For a server's model the rank is known among its alternatives alone, and the entropy where these are the whole vocabulary.
     """
 
     token_id: int
@@ -89,9 +88,9 @@ class TokenRecord:
     origin: Origin
     finish_reason: str | None = None  # on the last token: `Finish.label`
     incomplete: bool = False  # on the last token: `Finish.incomplete`
-    stages: tuple[Stage, ...] | None = None  # what the sampler did, where it was asked for
-    shift: float | None = None  # what its raw logits had more than their log-probabilities; with stages
-    redrawn: int | None = None  # the id drawn once more from what is stored; None without stages, or beyond what is stored
+    stages: tuple[Stage, ...] | None = None  # the sampler's stages, where they were requested
+    shift: float | None = None  # raw logits minus log-probabilities; with stages
+    redrawn: int | None = None  # the id drawn again from the stored alternatives; None without stages, or not among them
 
     @property
     def surprisal_bits(self) -> float | None:
@@ -103,8 +102,8 @@ class TokenRecord:
 class TokenRun(Tabular):
     """Columns for n consecutive tokens; in a notebook, tokens coloured by surprise.
 
-    Unscored tokens hold NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`. `vocabulary`
-    has the bytes of every id, shared with the model, by which alternatives are shown; empty: they are shown by id.
+    Unscored tokens have NaN in `logprob`, `entropy` and `covered_mass`, 0 in `rank`, `NO_TOKEN` in `top_ids`. `vocabulary` has
+    the bytes of every id, shared with the model, for showing alternatives; without it they are shown by id.
     """
 
     ids: Int32  # (n,)
@@ -118,8 +117,8 @@ class TokenRun(Tabular):
     covered_mass: Float32  # (n,)
     origin: UInt8  # (n,) of Origin
     finish: UInt8  # (n,) of Finish
-    draw: Float32  # (n,) the uniform number a sampled token was drawn with; NaN where none
-    stages: StageTable | None = None  # what the sampler did to each, where it was asked for
+    draw: Float32  # (n,) the uniform number u that a sampled token was drawn with; NaN for other tokens
+    stages: StageTable | None = None  # the sampler's stages, where they were requested
     vocabulary: Sequence[bytes] = field(default=(), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +136,7 @@ class TokenRun(Tabular):
         return map(self.record, range(len(self.ids)))
 
     def __getitem__(self, index: slice) -> TokenRun:
-        """Some of the rows, as a run of its own; arrays are views."""
+        """A run of some of the rows; arrays are views."""
         stages = None if self.stages is None else self.stages[index]
         columns = {name: getattr(self, name)[index] for name in _RUN_COLUMNS}
         return TokenRun(**columns, stages=stages, vocabulary=self.vocabulary)
@@ -154,7 +153,7 @@ class TokenRun(Tabular):
 
     @property
     def answer(self) -> str:
-        """The text of an answer: that of its tokens without the name of an end-of-text token."""
+        """The text of an answer, without that of an end-of-text token."""
         return "".join(text for text, end in zip(self.texts, self.by_eos.tolist(), strict=True) if not end)
 
     @property
@@ -164,7 +163,7 @@ class TokenRun(Tabular):
 
     @property
     def summary(self) -> str:
-        """Tokens, bits of all that are scored, and their perplexity."""
+        """The number of tokens, and bits and perplexity of the scored ones."""
         return _summary(self.surprisal_bits)
 
     def html(self) -> str:
@@ -189,13 +188,13 @@ class TokenRun(Tabular):
 
     @property
     def by_eos(self) -> npt.NDArray[np.bool_]:
-        """``(n,)`` which tokens are the end of their answer by their name, which is no text of it."""
+        """``(n,)`` which tokens ended their answer as end-of-text; their text is not part of it."""
         ends: npt.NDArray[np.bool_] = (self.finish == Finish.EOS) | (self.finish == Finish.EOS_UNSOUND)
         return ends
 
     @property
     def top_k(self) -> int:
-        """How many alternatives a row has room for."""
+        """The number of alternatives that a row has room for."""
         return int(self.top_ids.shape[1])
 
     def record(self, i: int) -> TokenRecord:
@@ -220,20 +219,14 @@ class TokenRun(Tabular):
             origin=Origin(int(self.origin[i])),
             finish_reason=finish.label,
             incomplete=finish.incomplete,
-            **({} if self.stages is None else self._told(self.stages, i)),
+            **({} if self.stages is None else _stage_fields(self.stages, i)),
         )
-
-    def _told(self, table: StageTable, i: int) -> dict[str, Any]:
-        """What the stages add to a record."""
-        if not table.names[i].any():
-            return {}
-        return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
 
     def to_columns(self, *, narrow: bool = False) -> dict[str, npt.NDArray[np.generic]]:
         """Plain arrays for the pipe and the database: bytes become `data` (uint8) and `lengths`.
 
         Args:
-            narrow: Alternatives as uint16 where their ids fit: half of their bytes.
+            narrow: Stores the ids of alternatives as uint16 where they fit, in half the bytes.
         """
         columns: dict[str, npt.NDArray[np.generic]] = {
             name: getattr(self, name) for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")
@@ -252,12 +245,12 @@ class TokenRun(Tabular):
     def from_columns(cls, columns: Mapping[str, npt.NDArray[np.generic]]) -> Self:
         """The inverse of `to_columns`.
 
-        Columns that a file of another origin left out, all but the ids, are as those of unscored tokens.
+        Missing columns, as in files of other programs, become those of unscored tokens; `ids` must be there.
         """
         if not columns.keys() >= _NEEDED:
-            if not columns.keys() >= _TOP:  # alternatives without their numbers, or numbers of none
+            if not columns.keys() >= _TOP:  # ids or log-probabilities of alternatives alone
                 columns = {name: column for name, column in columns.items() if name not in _TOP}
-            columns = {**cls.unscored(columns["ids"].tolist(), *_said(columns), Origin.IMPORTED).to_columns(), **columns}
+            columns = {**cls.unscored(columns["ids"].tolist(), *_pieces_of(columns), Origin.IMPORTED).to_columns(), **columns}
         plain = {name: columns[name] for name in _RUN_COLUMNS if name not in ("token_bytes", "texts")}
         if plain["top_ids"].dtype == np.uint16:
             narrow = plain["top_ids"].astype(np.int32)
@@ -270,7 +263,7 @@ class TokenRun(Tabular):
 
     @classmethod
     def unscored(cls, ids: Sequence[int], token_bytes: Sequence[bytes], texts: Sequence[str], origin: Origin) -> Self:
-        """Tokens whose numbers are not known (yet)."""
+        """Tokens without scores."""
         n = len(ids)
         nan = np.full(n, np.nan, np.float32)
         return cls(
@@ -290,13 +283,13 @@ class TokenRun(Tabular):
 
     @classmethod
     def scored(cls, ids: Int32, vocabulary: Sequence[bytes], scores: Scores) -> Self:
-        """Typed tokens, with what a model thought of each."""
+        """Typed tokens with their scores."""
         token_bytes = [vocabulary[token] for token in ids.tolist()]
         return replace(cls.unscored(ids.tolist(), token_bytes, texts_of(token_bytes), Origin.TYPED), **scores.columns)
 
     @classmethod
     def concat(cls, runs: Sequence[TokenRun]) -> TokenRun:
-        """One run after the other; narrower top-k tables are filled with `NO_TOKEN`."""
+        """The runs joined; narrower top-k tables are padded with `NO_TOKEN`."""
         runs = [r for r in runs if len(r)]
         if not runs:
             return cls.unscored([], [], [], Origin.TEMPLATE)
@@ -319,10 +312,10 @@ class TokenRun(Tabular):
 
 
 class TokenRecords(list[TokenRecord], Tabular):
-    """What `score` returns: a list of records, and a table. What is made of it (slices, sums) is a plain list again.
+    """The result of `score`: a list of records, and a table. Slices and sums of it are plain lists.
 
     Attributes:
-        run: The same in columns.
+        run: The records as columns.
     """
 
     __slots__ = ("run",)
@@ -339,20 +332,20 @@ class TokenRecords(list[TokenRecord], Tabular):
         return self.run._repr_html_()
 
     def table_columns(self) -> Columns:
-        """Those of its run."""
+        """The columns of its run."""
         return self.run.table_columns()
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs(Tabular):
-    """The likeliest next tokens, and exactly how much probability all others share. As a table, ids asked for by name follow.
+    """The likeliest next tokens, and the exact probability of all others together. As a table, the chosen ids follow.
 
     Attributes:
-        ids: ``(n,) int32``, by falling probability.
+        ids: ``(n,) int32``, likeliest first.
         logprobs: ``(n,) float32``, nats.
-        tail_mass: Probability of all other tokens together; 0 where there are none.
-        chosen: Log-probabilities of the ids that were asked for by name.
-        vocabulary: As of `TokenRun`.
+        tail_mass: Probability of all other tokens together; 0 without others.
+        chosen: Log-probabilities of the ids that the caller chose.
+        vocabulary: As for `TokenRun`.
     """
 
     ids: Int32
@@ -367,17 +360,17 @@ class TopLogprobs(Tabular):
 
     @classmethod
     def of(cls, ids: Int32, logprobs: Float32, vocab: int, chosen: Mapping[int, float] | None = None) -> Self:
-        """With the tail of what a vocabulary of this size has beside `ids`."""
+        """Computes the tail mass; `vocab`: the size of the vocabulary."""
         mass = float(np.exp(logprobs.astype(np.float64)).sum())
         return cls(ids, logprobs, 0.0 if len(ids) >= vocab else max(1.0 - mass, 0.0), dict(chosen or {}))
 
     @property
     def tail_logprob(self) -> float:
-        """Logarithm of `tail_mass`; -inf where there is none."""
+        """Logarithm of `tail_mass`; -inf for 0."""
         return float(np.log(self.tail_mass)) if self.tail_mass > 0 else -np.inf
 
     def table_columns(self) -> Columns:
-        """A row per token: the likeliest, by rank, then the chosen ids that are not among them, whose rank is not known."""
+        """A row per token: the likeliest by rank, then the other chosen ids, whose rank is not known."""
         likeliest = set(self.ids.tolist())
         others = {token: logprob for token, logprob in self.chosen.items() if token not in likeliest}
         logprob = np.concatenate([self.logprobs, np.fromiter(others.values(), np.float32, len(others))])
@@ -393,7 +386,7 @@ class TopLogprobs(Tabular):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scores(Tabular):
-    """What the model thought of n tokens, without the tokens: kept beside the KV in the trie. In a notebook, their places."""
+    """The scores of n tokens, without the tokens, as stored beside the KV in the trie. A notebook shows their places."""
 
     logprob: Float32  # (n,)
     rank: Int32  # (n,)
@@ -425,7 +418,7 @@ class Scores(Tabular):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """By name, as `TokenRun` has them."""
+        """The columns by their names in `TokenRun`."""
         return dict(zip(_SCORE_COLUMNS, _score_columns(self), strict=True))
 
     @property
@@ -434,17 +427,17 @@ class Scores(Tabular):
         return sum(int(column.nbytes) for column in self.columns.values())
 
     def write(self, places: npt.NDArray[Any], other: Scores, rows: npt.NDArray[Any]) -> None:
-        """Puts rows of another table, of the same k, into these places."""
+        """Copies rows of another table of the same k into these places."""
         for name in _SCORE_COLUMNS:
             getattr(self, name)[places] = getattr(other, name)[rows]
 
     @classmethod
     def concat(cls, parts: Sequence[Scores]) -> Scores:
-        """One after the other; all must have the same k."""
+        """The parts joined; all must have the same k."""
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in _SCORE_COLUMNS))
 
     def table_columns(self) -> Columns:
-        """As those of `TokenRun`, without the tokens."""
+        """The columns of `TokenRun` without those of the tokens."""
         return {
             "position": np.arange(len(self), dtype=np.int32),
             **token_numbers(self.logprob, self.rank, self.entropy),
@@ -460,8 +453,15 @@ _SCORE_COLUMNS = tuple(column.name for column in fields(Scores))
 _score_columns = attrgetter(*_SCORE_COLUMNS)
 
 
-def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], list[str]]:
-    """Bytes and texts of tokens, each from the other where it is missing."""
+def _stage_fields(table: StageTable, i: int) -> dict[str, Any]:
+    """The fields of a `TokenRecord` that row `i` of the stages sets."""
+    if not table.names[i].any():
+        return {}
+    return {"stages": table.stages(i), "shift": float(table.shift[i]), "redrawn": table.as_drawn(i)}
+
+
+def _pieces_of(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], list[str]]:
+    """Bytes and texts of tokens, from the column of bytes, else from that of texts; empty without both."""
     pieces = [b""] * len(columns["ids"])
     for name in ("text_", ""):
         if {f"{name}data", f"{name}lengths"} <= columns.keys():
@@ -470,7 +470,7 @@ def _said(columns: Mapping[str, npt.NDArray[np.generic]]) -> tuple[list[bytes], 
 
 
 def text_of(token: int, vocabulary: Sequence[bytes]) -> str | None:
-    """The text of an id alone; None where its bytes are not known."""
+    """The text of one id; None where its bytes are not known."""
     return vocabulary[token].decode(errors="replace") if 0 <= token < len(vocabulary) else None
 
 
@@ -487,7 +487,7 @@ def _hover(name: str, record: TokenRecord, vocabulary: Sequence[bytes] = ()) -> 
 
 
 def _summary(bits: npt.NDArray[np.float64]) -> str:
-    """Of how many tokens these are, the bits of all that are scored, and their perplexity."""
+    """The number of tokens, and bits and perplexity of the scored ones."""
     scored = bits[~np.isnan(bits)]
     tokens = f"{len(bits):,} token{'s' * (len(bits) != 1)}"
     if not len(scored):
@@ -496,7 +496,7 @@ def _summary(bits: npt.NDArray[np.float64]) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text."""
+    """At most the first 60 characters of a text."""
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -512,15 +512,14 @@ def _widen(table: npt.NDArray[Any], k: int, fill: float) -> npt.NDArray[Any]:
 
 
 class Completion(str, Tabular):
-    """An answer's text. It is a `str` like any other; what is made of it (slices, joins) is plain text again.
+    """An answer's text, a `str` whose slices and joins are plain text.
 
-    `run` has its tokens with their numbers (`GenerationOptions.top_k` alternatives each), the end-of-text token included: of
-    them it is a table and, in a notebook, a coloured text.
+    `run` has its tokens with their scores (`GenerationOptions.top_k` alternatives each), the end-of-text token included. They
+    are its table and, in a notebook, a coloured text.
 
-    `finish_reason` is "eos", "stop", "length", "context" or "grammar". `incomplete` is True where the answer was cut before
-    it came to its own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure), and where it came
-    to it but is not what was asked for once it is read: with a name twice in one object, or a number that no float holds. So
-    a JSON answer that is not incomplete parses and validates.
+    `finish_reason` is "eos", "stop", "length", "context" or "grammar". `incomplete` is True where the answer was cut before its
+    own end (by `max_tokens`, by the context, by a stop string inside a grammar's structure), and where it is unsound JSON: with
+    a name twice in one object, or a number that no float holds. A JSON answer that is not incomplete parses and validates.
     """
 
     __slots__ = ("run",)
@@ -533,17 +532,17 @@ class Completion(str, Tabular):
 
     @property
     def finish(self) -> Finish:
-        """Why it ended, as a number."""
+        """The finish reason as an enum."""
         return Finish(int(self.run.finish[-1])) if len(self.run) else Finish.NONE
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended."""
+        """The finish reason."""
         return self.finish.label
 
     @property
     def incomplete(self) -> bool:
-        """Whether it was cut, or is not sound."""
+        """Whether it was cut, or is unsound."""
         return self.finish.incomplete
 
     def __repr__(self) -> str:

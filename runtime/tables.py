@@ -28,8 +28,8 @@ LN2 = float(np.log(2))
 class Tabular:
     """A result that is a table: one row per token, span or candidate.
 
-    Columns that the view `tokens` of the sessions file has too (docs/sql.md) have its names and units: `position`, `token_id`,
-    `text`, `logprob`, `rank`, `entropy` (nats), `surprisal_bits`. What is not known is null.
+    Columns that are also in the view `tokens` of the sessions file (docs/sql.md) have its names and units: `position`,
+    `token_id`, `text`, `logprob`, `rank`, `entropy` (nats), `surprisal_bits`. Unknown values are null.
     """
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class Tabular:
         raise NotImplementedError
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as plain Python values, None where a value is not known; needs no other library."""
+        """The rows as plain Python values, None for an unknown one; needs no other library."""
         columns = {name: _plain(column) for name, column in self.table_columns().items()}
         return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
@@ -52,7 +52,7 @@ class Tabular:
         return arrow_table(self.table_columns())
 
     def to_pandas(self) -> pd.DataFrame:
-        """A `pandas.DataFrame`; whole numbers in a column with nulls become floats, as pandas has it.
+        """A `pandas.DataFrame`; as usual in pandas, whole numbers in a column with nulls become floats.
 
         Raises:
             UnsupportedFeatureError: pandas or pyarrow is not installed.
@@ -74,9 +74,9 @@ def arrow_table(columns: Columns, metadata: Mapping[str, Any] | None = None) -> 
     """Columns of equal length as a `pyarrow.Table`.
 
     Args:
-        columns: ``(n,)`` arrays, ``(n, k)`` ones (each row becomes a list), sequences of texts or of bytes. NaN, None and
-            what a `numpy.ma` array masks become null; in the list of a row they are left out.
-        metadata: Of the schema; values other than texts are stored as JSON.
+        columns: ``(n,)`` arrays, ``(n, k)`` arrays (each row becomes a list), sequences of texts or of bytes. NaN, None and
+            values masked by a `numpy.ma` array become null; in the list of a row they are left out.
+        metadata: Metadata of the schema; values other than texts are stored as JSON.
 
     Raises:
         UnsupportedFeatureError: pyarrow is not installed.
@@ -92,7 +92,7 @@ def optional(module: str, what: str, extra: str) -> Any:
     """An optional library.
 
     Raises:
-        UnsupportedFeatureError: It is not installed; the message says what to install for `what`.
+        UnsupportedFeatureError: It is not installed; the message has the package to install for `what`.
     """
     try:
         return import_module(module)
@@ -103,19 +103,19 @@ def optional(module: str, what: str, extra: str) -> Any:
 
 
 def token_numbers(logprob: npt.NDArray[Any], rank: npt.NDArray[Any], entropy: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """The columns `logprob`, `rank`, `entropy` and `surprisal_bits`, ``(n,)`` each; a rank of 0 is not known."""
+    """The columns `logprob`, `rank`, `entropy` and `surprisal_bits`, ``(n,)`` each; a rank of 0 is masked."""
     ranks: npt.NDArray[Any] = np.ma.masked_equal(rank, 0)
     return {"logprob": logprob, "rank": ranks, "entropy": entropy, "surprisal_bits": -logprob.astype(np.float64) / LN2}
 
 
 def top_columns(top_ids: npt.NDArray[Any], top_logprobs: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """The columns `top_ids` and `top_logprobs`, ``(n, k)`` each; places without a token (a negative id) are left out."""
+    """The columns `top_ids` and `top_logprobs`, ``(n, k)`` each; places without a token (negative ids) are masked."""
     ids: npt.NDArray[Any] = np.ma.masked_less(top_ids, 0)
     return {"top_ids": ids, "top_logprobs": np.ma.array(top_logprobs, mask=np.ma.getmaskarray(ids))}
 
 
 def _known(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The values, and which of them are known."""
+    """The values, and a mask of the known ones."""
     values: npt.NDArray[Any] = np.ma.getdata(column)
     known: npt.NDArray[np.bool_] = ~np.ma.getmaskarray(column)
     return values, known & ~np.isnan(values) if values.dtype.kind == "f" else known

@@ -6,11 +6,22 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime.blocks.options import BlockOptions
-from runtime.blocks.store import Block, BlockStats
+from runtime.blocks.store import Block
 
 SHELVES: dict[str, MemoryBlocks] = {}
+
+
+class BlockStats(NamedTuple):
+    """The counts of a store."""
+
+    blocks: int
+    bytes: int
+    budget: int
+    evicted: int
+    damaged: int
 
 
 @dataclass

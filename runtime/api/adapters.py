@@ -14,20 +14,18 @@ from runtime.transport.base import Transport
 class AdapterStack:
     """LoRA adapters: registered by folder or id, loaded beside the base's weights, stacked with a scale each.
 
-    An id (``org/name``, ``org/name@revision``) is one of an adapter that lies in the models folder (`import_adapter`); nothing
-    is ever fetched.
+    An id (``org/name``, ``org/name@revision``) names an adapter in the models folder (`import_adapter`); nothing is fetched.
 
-    A request runs under the stack that is in force when it is made, or under the one it names (`adapters=`), to its end.
-    KV is kept by stack: changing the stack makes none stale and drops none, and what was computed under a stack is found
-    again when it is back. An *activated* adapter (peft's aLoRA) takes part from the last place on where its invocation
-    sequence stands in a request's tokens; the tokens before it use and share the KV of the rest of the stack. An answer that
-    says the sequence itself activates the adapter from there on: it goes on as a branch made at that token would, the few
-    tokens of the sequence are computed once more, and what they were drawn from stays in their records. The beams of a
-    search stay under what its prompt says.
+    A request runs to its end under the stack in force when it is made, or under the one it names (`adapters=`). KV is stored
+    by stack: changing the stack makes none stale and drops none, and the KV of a stack is found again when the stack is back.
+    An *activated* adapter (peft's aLoRA) takes part from the last occurrence of its invocation sequence in a request's tokens
+    on; the tokens before it use and share the KV of the rest of the stack. An answer that contains the sequence activates the
+    adapter from there on, like a branch made at that token: the few tokens of the sequence are computed once more, and their
+    records keep the distribution that they were drawn from. The beams of a search stay under the adapters of its prompt.
 
-    Members that take a name know adapters by their name, and by ``name_type`` where a plain one ("lora") and an activated
-    one ("alora") share it. All of them raise `AdapterError` for an unknown name; the message names the nearest.
-    Methods ending in `_async` are awaited; their twins of the same name without it block.
+    Members that take a name accept an adapter's name, and ``name_type`` where a plain adapter ("lora") and an activated one
+    ("alora") share a name. All of them raise `AdapterError` for an unknown name; the message names the nearest.
+    Methods ending in `_async` are awaited; their twins without the suffix block.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -44,7 +42,7 @@ class AdapterStack:
         return self._transport.state.info.lora_stack
 
     def list_adapters(self) -> list[str]:
-        """What is loaded, as ``name_type``; never blocks. `ModelInfo.adapters` has all that are registered, with bytes."""
+        """The loaded adapters, as ``name_type``; never blocks. `ModelInfo.adapters` has all registered ones, with bytes."""
         return [adapter.qualified for adapter in self._transport.state.info.adapters if adapter.loaded]
 
     async def list_adapters_async(self) -> list[str]:
@@ -55,16 +53,16 @@ class AdapterStack:
         """Registers an adapter; its weights stay where they are.
 
         Args:
-            path: A folder in peft's layout or mlx-lm's, or an id that lies in the models folder.
-            name: What to call it; None: its id, or the folder's name.
+            path: A folder in peft's layout or mlx-lm's, or an id in the models folder.
+            name: Its name; None: its id, or the folder's name.
             any_base: Takes an adapter that names another base model, if all its shapes fit.
 
         Returns:
             Its name.
 
         Raises:
-            AdapterError: Not here, damaged, a pickle (never opened), no LoRA, of another shape than the model's modules (it is
-                named, with both shapes), made for another base, or the name is taken.
+            AdapterError: Not found, damaged, a pickle (never opened), not a LoRA, of another shape than the model's modules
+                (the message has both shapes), made for another base, or the name is taken.
             UnsupportedFeatureError: The backend takes no adapters.
         """
         named = None if name is None else _text(name)
@@ -72,18 +70,18 @@ class AdapterStack:
         return added
 
     async def load_adapter_async(self, name: str) -> None:
-        """Brings the weights of an adapter in; the base is not touched. Loaded ones stay as they are.
+        """Loads the weights of an adapter beside those of the base; does nothing where they are loaded.
 
-        One that lies on the shelf is named by its id, and registered first.
+        An adapter of the shelf is named by its id, and registered first.
 
         Raises:
-            AdapterError: Unknown (what is on the shelf is named), or its file was changed or holds NaN.
+            AdapterError: Unknown (the message lists those on the shelf), or its file was changed or holds NaN.
             MemoryBudgetError: The device ran out of memory.
         """
         await self._transport.call("load_adapter", name=_text(name))
 
     async def unload_adapter_async(self, name: str) -> None:
-        """Takes an adapter from the stack and frees its weights once no running request uses it.
+        """Removes an adapter from the stack, and frees its weights once no running request uses it.
 
         It stays registered, and its KV stays until other KV needs the room. New requests that name it are refused at once.
         The unloading goes on when the awaiting task is cancelled.
@@ -91,7 +89,7 @@ class AdapterStack:
         await self._transport.call("unload_adapter", name=_text(name))
 
     async def push_lora_async(self, name: str, scale: float = 1.0) -> None:
-        """Puts an adapter on top of the stack; one that is not loaded is first, and so is a folder or an id.
+        """Puts an adapter on top of the stack; an adapter that is not loaded, a folder or an id is loaded first.
 
         Raises:
             AdapterError: As `add_adapter` and `load_adapter`, or a scale that is not finite.
@@ -100,7 +98,7 @@ class AdapterStack:
         await self._transport.call("push_lora", name=name, scale=scale)
 
     async def pop_lora_async(self) -> tuple[str, float]:
-        """Takes the top of the stack away: its name and scale; it stays loaded.
+        """Removes the top of the stack and returns its name and scale; it stays loaded.
 
         Raises:
             AdapterError: The stack is empty.
@@ -109,7 +107,7 @@ class AdapterStack:
         return name, scale
 
     async def clear_loras_async(self) -> None:
-        """Empties the stack: the base alone; what is loaded stays loaded."""
+        """Empties the stack, which leaves the base alone; adapters stay loaded."""
         await self._transport.call("clear_loras")
 
     add_adapter = blocking(add_adapter_async)
@@ -121,7 +119,7 @@ class AdapterStack:
 
 
 def _absolute(given: str | Path) -> str:
-    """Absolute where it is a folder here; else an id, or nothing that exists, as it was written."""
+    """The absolute path of an existing folder, or of what is not formed like an id; an id as it was written."""
     if not isinstance(given, str | Path):
         raise AdapterError(f"an adapter is a folder or an id on the shelf, not {shown(given)}")
     from runtime.loading.paths import is_model_id  # a window that opens does without it

@@ -1,7 +1,7 @@
-"""Many texts: scores and likeliest tokens of a stream of inputs, in bounded memory.
+"""Scores and likeliest tokens for a stream of many texts, in bounded memory.
 
-Inputs are read as they are needed and results are yielded as they come, so that neither is held whole. The requests in
-flight share forwards and the KV of their common beginnings, as any requests do.
+Inputs are read and results are yielded one by one, so that neither is held whole. The requests in flight share forwards and the
+KV of their common prefixes, like any requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Batch = int | Literal["auto"]
 OnFault = Callable[[int, RuntimeFault], None]  # the text's number
 Answer = TypeVar("Answer")
 
-AUTO_TEXTS = 128  # in flight, or fewer if they have so many tokens:
+AUTO_TEXTS = 128  # in flight, or fewer where they have more than `AUTO_TOKENS`
 AUTO_TOKENS = 1 << 16
 READ_AT_ONCE = 32  # texts that are tokenised in one call
 
@@ -63,27 +63,24 @@ async def score_many(
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
     """Scores many texts: ``(number, run)`` for each, in bounded memory; called without await.
 
-    What was yielded before an interruption is complete; `skip` leaves it out the next time.
+    Results that were yielded before an interruption are complete; `skip` leaves their texts out the next time.
 
     Args:
-        model: What scores them.
-        texts: Texts or token ids, of any kind of iterable; it is read as results are taken.
+        model: The model that scores them.
+        texts: An iterable of texts or token ids, synchronous or not; read as results are taken.
         top_k: Alternatives recorded per token.
         batch: Texts in flight; "auto": up to 128 texts or 65,536 tokens.
         ordered: Whether results come in the order of the texts, or as they are completed.
-        skip: Numbers (from 0) of texts that are done already: they are read, but not computed.
-        adapters: As of `next_token_logprobs`.
-        priority: Before which other requests the texts are read.
-        progress: True draws a tqdm bar; a callable gets the texts done and in all (None: not known).
+        skip: Numbers (from 0) of texts that are read, but not computed.
+        adapters: As for `next_token_logprobs`.
+        priority: The order of these texts among waiting requests.
+        progress: True draws a tqdm bar; a callable gets the number of texts done and the total (None: not known).
         on_fault: Gets the number and the error of a text that cannot be scored (`InvalidRequestError`: empty, too long;
-            `NonFiniteLogitsError`); the others go on. Any other error (a server that is gone, memory that is full) is raised,
-            as is each without `on_fault`, with the number as a note.
+            `NonFiniteLogitsError`); the others go on. Any other error (a server that is unreachable, memory that is full), and
+            without `on_fault` every error, is raised with the number as a note.
     """
-
-    async def score(ids: Sequence[int]) -> TokenRun:
-        return await model.score_run(ids, top_k, adapters=adapters, priority=priority)
-
-    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, score, progress)
+    work = partial(model.score_run, top_k=top_k, adapters=adapters, priority=priority)
+    stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, work, progress)
     async with aclosing(stream) as answers:
         async for answer in answers:
             yield answer
@@ -106,15 +103,15 @@ async def top_many(
     """The `n` likeliest next tokens after each of many texts: ``(number, TopLogprobs)``; otherwise as `score_many`.
 
     Args:
-        model: What is asked.
-        texts: As of `score_many`.
-        n: As of `top_logprobs`, as is `chosen`.
-        chosen: Ids whose values are wanted wherever they stand.
-        batch: As of `score_many`, as what follows.
+        model: The model to ask.
+        texts: As for `score_many`.
+        n: As for `top_logprobs`.
+        chosen: Ids whose values are wanted whatever their rank.
+        batch: As for `score_many`, like the following arguments.
         ordered: In the order of the texts, or as they are completed.
-        skip: Numbers of texts that are done already.
-        adapters: As of `next_token_logprobs`.
-        priority: Before which other requests they are computed.
+        skip: Numbers of texts that are not computed.
+        adapters: As for `next_token_logprobs`.
+        priority: The order of these texts among waiting requests.
         progress: A tqdm bar, or a callable.
         on_fault: Gets the errors of single texts.
     """
@@ -127,7 +124,7 @@ async def top_many(
 
 @dataclass(frozen=True, slots=True)
 class _Bulk:
-    """One call."""
+    """One call of `score_many` or `top_many`."""
 
     model: LanguageModel
     batch: Batch
@@ -138,7 +135,7 @@ class _Bulk:
     async def answers(
         self, texts: TextsOrIds, work: Callable[[Sequence[int]], Awaitable[Answer]], progress: ShowProgress
     ) -> AsyncGenerator[tuple[int, Answer], None]:
-        """The answers of `work` to each input."""
+        """Yields (number, answer of `work`) for each input."""
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
             raise InvalidRequestError(f"texts is an iterable of texts or of token ids, not {shown(texts)}")
         if self.batch != "auto":
@@ -181,7 +178,7 @@ class _Bulk:
         return len(flight) < AUTO_TEXTS and sum(tokens for _, tokens, _ in flight) < AUTO_TOKENS
 
     async def _next(self, flight: Sequence[tuple[int, int, asyncio.Task[Any]]]) -> int:
-        """The place of the task whose answer is yielded next; it is done."""
+        """The place of the finished task whose answer is yielded next."""
         if self.ordered:
             await asyncio.wait([flight[0][2]])
             return 0
@@ -193,19 +190,19 @@ class _Bulk:
         try:
             return task.result()
         except RuntimeFault as fault:
-            of_the_text = isinstance(fault, InvalidRequestError | NonFiniteLogitsError) and not isinstance(fault, OptionError)
-            if self.on_fault is None or self.model.ended is not None or not of_the_text:
+            about_text = isinstance(fault, InvalidRequestError | NonFiniteLogitsError) and not isinstance(fault, OptionError)
+            if self.on_fault is None or self.model.ended is not None or not about_text:
                 fault.add_note(f"text {number:,}")
                 raise
             self.on_fault(number, fault)
             return None
 
     async def _inputs(self, texts: TextsOrIds) -> AsyncGenerator[tuple[int, Sequence[int] | RuntimeFault | None], None]:
-        """Number and ids of each input; the fault of one that has none, None for one that is skipped."""
+        """Number and ids of each input; a fault for an unusable input, None for a skipped one."""
         size = READ_AT_ONCE if self.batch == "auto" else min(self.batch, READ_AT_ONCE)
         held: list[tuple[int, str | Sequence[int] | RuntimeFault | None]] = []
         number = 0
-        async for text in _any(texts):
+        async for text in _iterated(texts):
             held.append((number, None if number in self.skip else self._checked(text)))
             number += 1
             if len(held) == size:
@@ -226,7 +223,7 @@ class _Bulk:
 
     def _ids(self, ids: Any) -> Sequence[int]:
         info = self.model.info
-        return RequestChecks(info.vocab_size, info.context_length).ids(ids, "text")  # type: ignore[return-value]  # an array of them
+        return RequestChecks(info.vocab_size, info.context_length).ids(ids, "text")  # type: ignore[return-value]  # an array of ids
 
     async def _tokenised(
         self, held: Sequence[tuple[int, str | Sequence[int] | RuntimeFault | None]]
@@ -251,7 +248,7 @@ async def _worked(ids: Sequence[int] | RuntimeFault | None, work: Callable[[Sequ
     return None if ids is None else await work(ids)
 
 
-async def _any(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
+async def _iterated(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
     if isinstance(texts, AsyncIterable):
         async for text in texts:
             yield text
@@ -261,7 +258,7 @@ async def _any(texts: TextsOrIds) -> AsyncIterator[str | Sequence[int]]:
 
 
 def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[..., Generator[Answer, None, None]]:
-    """The blocking twin of an async generator that makes tasks: it runs on a loop in a thread of its own."""
+    """The blocking twin of an async generator that makes tasks; runs it on a loop in a thread of its own."""
 
     def twin(*arguments: Any, **named: Any) -> Generator[Answer, None, None]:
         source = member(*arguments, **named)
@@ -272,7 +269,7 @@ def on_a_loop(member: Callable[..., AsyncGenerator[Answer, None]]) -> Callable[.
             return await anext(source)
 
         async def closed() -> None:
-            for task in waits:  # not over where Ctrl-C came while it waited
+            for task in waits:  # still running where Ctrl-C interrupted the wait
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
             await source.aclose()

@@ -1,4 +1,4 @@
-"""What callers give, checked before it goes to a transport: the same for every kind of engine."""
+"""Checks of callers' arguments before they reach a transport, the same for every kind of engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.adapters.uses import Adapters, check_adapters
 from runtime.errors import ContextOverflowError, InvalidRequestError
-from runtime.options.checking import TEXT_FOR_IDS, shown
+from runtime.options.checking import TEXT_FOR_IDS, is_whole, plain_number, shown
 from runtime.options.priority import Priority
 from runtime.records import Int32
 from runtime.text.utf8 import clean_text
@@ -30,11 +30,11 @@ class RequestChecks:
     context_length: int
 
     def ids(self, ids: Sequence[int] | np.ndarray[Any, Any], stage: str = "prompt") -> Int32:
-        """Token ids as an array of their own, ``(n,) int32``.
+        """A copy of token ids, ``(n,) int32``.
 
         Raises:
             InvalidRequestError: Empty, not whole numbers, or outside the vocabulary (the first bad one is named).
-            ContextOverflowError: More than the context holds.
+            ContextOverflowError: More ids than the context holds.
         """
         if isinstance(ids, str | bytes):
             raise InvalidRequestError(TEXT_FOR_IDS)
@@ -42,7 +42,7 @@ class RequestChecks:
         if bool in kinds:
             raise InvalidRequestError(f"token ids must be whole numbers, not bool{_first_bad(ids)}")
         try:
-            # of plain ints in half of numpy's time
+            # half of numpy's time for plain ints
             array = np.frombuffer(packed_ints("q", ids), np.int64) if kinds == {int} else np.asarray(ids)
         except OverflowError:
             array = np.asarray(ids)
@@ -66,16 +66,16 @@ class RequestChecks:
         return array.astype(np.int32)
 
     def optional_ids(self, ids: Sequence[int], stage: str) -> Int32:
-        """The same, where there may be none; at most the whole vocabulary."""
+        """`ids`, possibly empty; at most as many as the vocabulary has."""
         if isinstance(ids, Sized) and not isinstance(ids, str | bytes) and not len(ids):
             return np.empty(0, np.int32)
         return RequestChecks(self.vocab_size, self.vocab_size).ids(ids, stage)
 
     def batch(self, batch: Sequence[Sequence[int]]) -> list[Int32]:
-        """Several sequences.
+        """Several sequences of token ids.
 
         Raises:
-            InvalidRequestError: No list, an empty one, or as of `ids`.
+            InvalidRequestError: Not iterable, empty, or as for `ids`.
         """
         if not isinstance(batch, Iterable):
             raise InvalidRequestError(f"a batch is a list of sequences of token ids, not {type(batch).__name__}")
@@ -89,32 +89,31 @@ def adapter_pairs(adapters: Adapters) -> tuple[tuple[str, float], ...] | None:
     """A request's adapters as (name, scale) pairs; None stays None.
 
     Raises:
-        AdapterError: Something that is no name and no pair, or a scale that is not finite.
+        AdapterError: An item that is neither a name nor a pair, or a scale that is not finite.
     """
     return None if adapters is None else check_adapters(adapters)
 
 
 def request_terms(adapters: Adapters, priority: object, cache_salt: object) -> dict[str, Any]:
-    """What a request's KV belongs to and when it is computed, as operations take it; the salt is empty for none.
+    """The keywords of operations for a request's adapters, priority and cache salt (empty: none).
 
     Raises:
-        AdapterError: As of `adapter_pairs`.
-        InvalidRequestError: Another priority than there are, or a salt that is no text.
+        AdapterError: As for `adapter_pairs`.
+        InvalidRequestError: An unknown priority, or a salt that is not a text.
     """
     if not isinstance(priority, Priority):
         known = ", ".join(f"Priority.{each.name}" for each in Priority)
         raise InvalidRequestError(f"unknown priority {priority!r:.60}: use one of {known}")
     if not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt is a text, not {shown(cache_salt)}")
-    pairs = None if adapters is None else check_adapters(adapters)
-    return {"adapters": pairs, "priority": priority, "cache_salt": clean_text(cache_salt) if cache_salt else ""}
+    return {"adapters": adapter_pairs(adapters), "priority": priority, "cache_salt": clean_text(cache_salt)}
 
 
 def block_names(keys: Sequence[bytes]) -> list[bytes]:
-    """Names of blocks.
+    """Names of blocks as a list.
 
     Raises:
-        InvalidRequestError: Something else.
+        InvalidRequestError: Not iterable.
     """
     if not isinstance(keys, Iterable):
         raise InvalidRequestError(f"keys are the names of blocks that block_keys gives, not {shown(keys)}")
@@ -125,7 +124,7 @@ def plain_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     """Definitions of tools as dictionaries of plain values; None stays None.
 
     Raises:
-        InvalidRequestError: Something that is no list, or no mapping in it.
+        InvalidRequestError: Not a list, or an item that is not a mapping.
     """
     if tools is None:
         return None
@@ -138,7 +137,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Messages as dictionaries of plain values.
 
     Raises:
-        InvalidRequestError: Something that is no list, or no mapping in it.
+        InvalidRequestError: Not a list, or an item that is not a mapping.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidRequestError(f"messages (and tools) are a list of mappings, not {messages!r:.60}")
@@ -163,33 +162,29 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _first_bad(ids: Sequence[Any] | np.ndarray[Any, Any]) -> str:
-    """Where the first value stands that is no whole number; of a list or tuple."""
+    """The place and value of the first item of a list or tuple that is not a whole number, for a message."""
     if not isinstance(ids, list | tuple):
         return ""
-    bad = ((at, value) for at, value in enumerate(ids) if _is_bad(value))
+    bad = ((at, value) for at, value in enumerate(ids) if not is_whole(plain_number(value), 1 - (1 << 63)))
     at, value = next(bad, (0, None))
     return f"; at place {at:,} stands {value!r:.60}"
 
 
-def _is_bad(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int | np.integer) or abs(int(value)) >= 1 << 63
-
-
 def check_fits(model: LanguageModel, *texts: str, stage: str = "prompt") -> None:
-    """Refuses by their size texts that together cannot fit into the context: tokenising megabytes takes minutes.
+    """Refuses texts whose size alone shows that together they cannot fit into the context: tokenising megabytes takes minutes.
 
-    No token is longer than the longest of the vocabulary. What passes may still be too long.
+    The bound is the longest token of the vocabulary. Texts that pass may still be too long.
 
     Args:
-        model: Whose vocabulary and context.
-        texts: What is to be tokenised.
-        stage: What it is for, for the message.
+        model: Has the vocabulary and the context.
+        texts: The texts to tokenise.
+        stage: Their purpose, for the message.
 
     Raises:
         ContextOverflowError: They cannot fit.
     """
     limit = model.info.context_length
-    if sum(map(len, texts)) <= limit:  # a character has at least a byte; most texts need no look at the vocabulary
+    if sum(map(len, texts)) <= limit:  # a character has at least a byte: most texts pass without the vocabulary
         return
     if model.info.options.get("tokenizer") == "server":  # the longest token is not known here
         return

@@ -1,4 +1,4 @@
-"""`load_model_by_name`: genlm-backend's call, and its options by the names of ours."""
+"""`load_model_by_name`: genlm-backend's call, with its options translated to those of `load`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
     Args:
         name: The model.
         backend: "mlx", "hf" or "mock"; None chooses. "vllm" connects to a server: `llm_opts` has its `base_url` and the other
-            options of `connect`, and `name` is the model's id there ("" for the only one).
-        llm_opts: Our options, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
-            `cache_size` (next-token vectors remembered at most, 0 for none; the KV is no part of it and has
-            `kv_cache_bytes`). `timeout` is accepted and has no meaning: nothing here waits on a timer. What is in `hf_opts`
-            (transformers'), `bitsandbytes_opts` and `engine_opts` (vLLM's) is translated one by one.
+            options of `connect`, and `name` is the model's id on the server ("" for the only one).
+        llm_opts: Options of `load`, or genlm's names for them: `batch_size` (rows), `prefill_step_size` (tokens per chunk),
+            `cache_size` (the most next-token vectors in memory, 0 for none; the limit of the KV is `kv_cache_bytes`). `timeout`
+            is accepted and ignored. Each option in `hf_opts` (transformers'), `bitsandbytes_opts` and `engine_opts` (vLLM's) is
+            translated.
 
     Raises:
-        InvalidRequestError: An unknown option, one given by both its names, one that has no counterpart (what there is in its
-            place is named), or a value out of range.
-        UnknownBackendError, BackendUnavailableError, ModelLoadError: As `load`.
+        InvalidRequestError: An unknown option, an option under both its names, one without a counterpart (the message names the
+            nearest thing), or a value out of range.
+        UnknownBackendError, BackendUnavailableError, ModelLoadError: As for `load`.
     """
     if llm_opts is not None and not isinstance(llm_opts, Mapping):
         raise InvalidRequestError(f"llm_opts is a mapping of names and values, not {shown(llm_opts)}")
@@ -46,26 +46,26 @@ def load_model_by_name(name: str, backend: str | None = None, llm_opts: Mapping[
     if vectors is not None:
         check_value("cache_size", vectors, whole(0, of="next-token vectors"))
     options: Ours = {}
-    said: dict[str, str] = {}  # by our name, whose it was
+    origins: dict[str, str] = {}  # by our name: the genlm option that set it, or ""
     for option, value in given.items():
         if option in _GROUPS:
             for inner, translated in _translated(option, value).items():
-                _take(options, said, inner, translated, option)
+                _take(options, origins, inner, translated, option)
         elif option in _OWN:
-            _take(options, said, _OWN[option], value, option)
+            _take(options, origins, _OWN[option], value, option)
         else:
-            _take(options, said, option, value, "")
+            _take(options, origins, option, value, "")
     model = load(name, backend, **options)
     if vectors is not None:
         model.keep_vectors(vectors)
     return model
 
 
-def _take(options: Ours, said: dict[str, str], name: str, value: Any, by: str) -> None:
+def _take(options: Ours, origins: dict[str, str], name: str, value: Any, origin: str) -> None:
     if name in options and options[name] != value:
-        genlms = by or said[name]
+        genlms = origin or origins[name]
         raise InvalidRequestError(f"{genlms} is genlm's name for {name}: give one of the two")
-    options[name], said[name] = value, by
+    options[name], origins[name] = value, origin
 
 
 def _translated(group: str, given: Any) -> Ours:
@@ -94,12 +94,12 @@ def _is(name: str) -> Translate:
 
 
 def _means_nothing(_: Any) -> Ours:
-    """It says how a library works inside, or what is always so here."""
+    """An option of a library's internals, or for something that is always so here."""
     return {}
 
 
 def _only(wanted: Any, instead: str) -> Translate:
-    """One value of it is what is done here anyway."""
+    """An option of which one value alone is possible here."""
 
     def translate(value: Any) -> Ours:
         if value is not None and value != wanted:

@@ -1,4 +1,4 @@
-"""`KvCache`: the capability of an engine that has a KV cache of its own: looking into it, filling, moving and saving it."""
+"""`KvCache`: reads, fills, pins and saves the KV cache of an engine that has one of its own."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from runtime.transport.base import Transport
 class KvCache:
     """The engine's KV cache.
 
-    **Pins** keep the KV of a path that is coming back, and what follows it: other text does not push them out. They are no
-    claim to memory that running requests need: where nothing else can give way, pins lapse, as they do when the cache is
-    cleared. All pins together hold at most half of the KV budget; those that were moved least recently lapse first. A lapsed
-    pin is in force again when it is moved. `CacheReport` counts their leases, and them as `pins`.
+    **Pins** protect the KV of a path, and of its continuation, from eviction by other text. Running requests take precedence:
+    where nothing else can be evicted, pins lapse, as they do when the cache is cleared. All pins together hold at most half of
+    the KV budget; the least recently moved lapse first. Moving a lapsed pin puts it in force again. `CacheReport` counts the
+    pins (`pins`) and their leases.
 
-    **Blocks**: with `LoadOptions.blocks`, a path that goes on in the block file beyond what is in memory is restored before
-    its prompt is computed, by whatever asks: query, score, generation, session. Each block is verified; one of another model,
-    adapter or format is never found, a damaged one and what follows it are computed again. Restored tokens count as reused,
-    and in `Metrics.tokens_restored`. A block file that fails is named in `ModelInfo.warnings`, and the model goes on without.
+    **Blocks**: with `LoadOptions.blocks`, every query, score, generation and session restores the part of its path that is in
+    the block file and not in memory before it computes the rest. Each block is verified; blocks of another model, adapter or
+    format are never found, and a damaged block and those after it are computed again. Restored tokens count as reused, and in
+    `Metrics.tokens_restored`. A failing block file is named in `ModelInfo.warnings`, and the model goes on without it.
 
-    Methods ending in `_async` are awaited; their twins of the same name without it block.
+    Methods ending in `_async` are awaited; their twins without the suffix block.
     """
 
     _pin_numbers = itertools.count(1)  # of all models: a number is never given twice
@@ -38,9 +38,9 @@ class KvCache:
         self._transport, self._checks = transport, checks
 
     async def prefix_match_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> PrefixMatch:
-        """How much of `ids` is held already, in memory or in the block file; computes and restores nothing.
+        """How much of `ids` is in memory or in the block file; computes and restores nothing.
 
-        In memory it refreshes nothing; blocks in the file that it meets count as just used.
+        It counts as a use of the blocks in the file, and not of the KV in memory.
         """
         match: PrefixMatch = await self._transport.call(
             "prefix_match", ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
@@ -50,32 +50,32 @@ class KvCache:
     async def cache_kv_async(
         self, ids: Sequence[int], *, adapters: Adapters = None, on_progress: OnProgress | None = None
     ) -> None:
-        """Computes and keeps the KV of `ids`, for later calls under these adapters that begin with them.
+        """Computes the KV of `ids` into the cache, for later calls under these adapters that begin with them.
 
-        `on_progress` as in `LanguageModel.score`, but for a path that is all there, which needs none.
+        `on_progress` as in `LanguageModel.score`; it is not called for a path that is in the cache already.
         """
         await self._transport.call(
             "cache_kv", on_progress=on_progress, ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
         )
 
     async def clear_cache_async(self) -> None:
-        """Drops kept next-token vectors and KV; what running requests hold goes when they end."""
+        """Drops cached next-token vectors and KV; the KV of running requests is dropped when they end."""
         await self._transport.call("clear_cache", vectors=True)
 
     async def clear_kv_cache_async(self) -> None:
-        """Drops kept KV alone; next-token vectors stay."""
+        """Drops cached KV; next-token vectors stay."""
         await self._transport.call("clear_cache", vectors=False)
 
     async def keep_vectors_async(self, count: int) -> None:
-        """At most so many next-token vectors are remembered from now on (genlm's `cache_size`)."""
+        """Limits the number of cached next-token vectors (genlm's `cache_size`)."""
         check_value("count", count, whole(0))
         await self._transport.call("keep_vectors", count=count)
 
     async def set_kv_budget_async(self, budget_bytes: int) -> None:
-        """Changes how many bytes of KV are kept; evicts at once if there is more.
+        """Changes the KV budget, and evicts the excess at once.
 
         Raises:
-            MemoryBudgetError: Running requests hold more than that.
+            MemoryBudgetError: Running requests hold more than the budget.
         """
         check_value("budget_bytes", budget_bytes, whole(1))
         await self._transport.call("set_kv_budget", budget_bytes=budget_bytes)
@@ -83,19 +83,19 @@ class KvCache:
     # ---- pins ------------------------------------------------------------------------------------------------
 
     def pin(self, ids: Sequence[int], pin: int | None = None, *, adapters: Adapters = None) -> int:
-        """Keeps what is held of `ids` from now on; never blocks, and is in force before what is asked next.
+        """Pins the KV of `ids`; never blocks, and is in force before the next request.
 
         Args:
             ids: A path from its first token on.
-            pin: A pin that moves here from where it was; None makes a new one.
-            adapters: Under which it was computed; None: the stack in force.
+            pin: The number of a pin to move to this path; None makes a new one.
+            adapters: The adapters that it was computed under; None: the stack in force.
 
         Returns:
             The pin's number, for `unpin`.
 
         Raises:
             InvalidRequestError: Ids out of range or of the wrong type.
-            AdapterError: An adapter that is not loaded (in this process; over the pipe nothing is pinned then).
+            AdapterError: An adapter that is not loaded (of a model in this process; another process pins nothing then).
         """
         number = self._number(pin)
         self._transport.post("pin", ids=self._checks.ids(ids), pin=number, adapters=adapter_pairs(adapters))
@@ -108,7 +108,7 @@ class KvCache:
         return Pinned(number, tokens)
 
     def unpin(self, pin: int) -> None:
-        """Lets a path go; never blocks. A number that is not known (any more) is nothing to worry about."""
+        """Removes a pin; never blocks. Does nothing for an unknown number."""
         self._transport.post("unpin", pin=check_pin(pin))
 
     async def unpin_async(self, pin: int) -> None:
@@ -123,19 +123,19 @@ class KvCache:
     async def save_blocks_async(
         self, ids: Sequence[int], *, adapters: Adapters = None, replaces: int | None = None
     ) -> BlocksSaved:
-        """Writes what is in memory of a path's KV into the block file, as far as it is not there yet.
+        """Writes a path's KV in memory into the block file, except for blocks that the file has.
 
-        Other requests go on meanwhile. Cancelled, it ends after what is being written.
+        Other requests go on meanwhile. When cancelled, it ends after the current write.
 
         Args:
             ids: The path.
-            adapters: What it is under.
-            replaces: Where it ended when it was saved before, in tokens: that end's short block is removed, unless it is
-                pinned. None: all stays, since another conversation may end there.
+            adapters: The adapters that it was computed under.
+            replaces: The tokens that the path had when it was saved before: the short block at that end is removed, unless it
+                is pinned. None removes nothing, since another conversation may end there.
 
         Raises:
-            InvalidRequestError: `replaces` is no place on the path.
-            BlockFileError: The block file could not be opened: another process has it, or it is newer, or no file.
+            InvalidRequestError: `replaces` is not a place on the path.
+            BlockFileError: The block file could not be opened: another process has it, it is newer, or not a file.
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
         """
         path = self._checks.ids(ids)
@@ -147,48 +147,48 @@ class KvCache:
         return saved
 
     async def copy_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        """Copies those of these blocks (`block_keys`) that the block file holds into another file; how many.
+        """Copies the blocks of these names (`block_keys`) that the block file holds into another file; returns their number.
 
-        The block thread does it, a few at a time, so that a conversation that is reopened need not wait for the whole.
-        Cancelled, it ends after what is being copied.
+        The block thread copies a few at a time, so that a reopened conversation need not wait for all of them. When cancelled,
+        it ends after the current copy.
 
         Args:
-            keys: Their names, parents before children.
-            path: A block file, made when missing, or any SQLite file, which gets the tables it lacks; nothing has it open.
+            keys: Names of blocks, parents before children.
+            path: A block file, made when missing, or any SQLite file, which gets the tables it lacks; no process has it open.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails (`BlockFileError`: ours could not be opened); what was copied before stays.
+            OSError: One of the files fails (`BlockFileError`: the block file could not be opened); earlier copies stay.
         """
         copied: int = await self._transport.call("copy_blocks", keys=block_names(keys), path=_absolute(path))
         return copied
 
     async def take_blocks_async(self, keys: Sequence[bytes], path: str | Path) -> int:
-        """Copies those of these blocks that another file holds into the block file, within its budget.
+        """Copies the blocks of these names that another file holds into the block file, within its budget.
 
-        Each is checked against damage; what another program computed cannot be checked: take blocks from trusted files only.
+        Each is checked against damage, but not against wrong numbers of another program: take blocks from trusted files only.
 
         Args:
-            keys: Their names, parents before children.
+            keys: Names of blocks, parents before children.
             path: A file that `copy_blocks` wrote; it is only read.
 
         Returns:
-            How many of them the block file holds then.
+            The number of these blocks in the block file afterwards.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
-            OSError: One of the files fails (`BlockFileError`: ours could not be opened), or the other has no blocks; what was
-                copied before stays.
+            OSError: One of the files fails (`BlockFileError`: the block file could not be opened), or the other has no blocks;
+                earlier copies stay.
         """
         taken: int = await self._transport.call("take_blocks", keys=block_names(keys), path=_absolute(path))
         return taken
 
     async def pin_blocks_async(self, name: str, keys: Sequence[bytes]) -> None:
-        """These blocks (`block_keys`) stay in the block file while the pin `name` stands, also over restarts.
+        """Pins blocks (`block_keys`) in the block file, also over restarts.
 
         Args:
-            name: Of the pin; whatever it held before is let go.
-            keys: Their names; those that are not held yet stay when they are. Without any the pin is removed.
+            name: The pin's name; these blocks replace the ones that it held before.
+            keys: Names of blocks; blocks that are saved later are pinned then. An empty list removes the pin.
 
         Raises:
             UnsupportedFeatureError: The model was loaded without `blocks`, or without a cache.
@@ -199,9 +199,9 @@ class KvCache:
     # ---- snapshots -------------------------------------------------------------------------------------------
 
     async def kv_snapshot_async(self, ids: Sequence[int], path: str | Path, *, adapters: Adapters = None) -> int:
-        """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header; its bytes.
+        """Writes the KV of `ids` into one safetensors file, with ids and fingerprint in its header; returns its bytes.
 
-        What is not in memory is computed first. The file is complete under its name, or as it was before.
+        KV that is not in memory is computed first. The file is replaced atomically.
 
         Raises:
             MemoryBudgetError: The path does not fit into the KV budget.
@@ -213,18 +213,18 @@ class KvCache:
         return written
 
     async def kv_restore_async(self, path: str | Path, upto: int | None = None) -> int:
-        """Brings the KV of a snapshot into memory.
+        """Loads the KV of a snapshot into memory.
 
         Args:
-            path: What `kv_snapshot` wrote.
-            upto: Leading tokens that are wanted; None: all. A model with recurrent layers can go on from the end alone.
+            path: A file that `kv_snapshot` wrote.
+            upto: Leading tokens to load; None: all. A model with recurrent layers can continue from the end alone.
 
         Returns:
-            Tokens that are in memory now from the path's start; fewer than asked for where the budget ends.
+            Leading tokens of the path in memory now; fewer than requested where the budget is full.
 
         Raises:
-            SnapshotFormatError: Not a snapshot, damaged, newer, or one that does not begin at its path's first token.
-            SnapshotMismatchError: Of another model; the message says which part differs. Nothing was restored.
+            SnapshotFormatError: Not a snapshot, damaged, newer, or not from its path's first token on.
+            SnapshotMismatchError: Of another model; the message names the difference. Nothing was restored.
             OSError: It cannot be read.
         """
         if upto is not None and not is_whole(upto, 1):
@@ -250,7 +250,7 @@ def check_pin(pin: object) -> int:
     """The number of a pin.
 
     Raises:
-        InvalidRequestError: Something else.
+        InvalidRequestError: Not a number that `pin` can return.
     """
     if not is_whole(pin, 0):
         raise InvalidRequestError(f"a pin is the number that pin gave, not {shown(pin)}")
@@ -258,5 +258,5 @@ def check_pin(pin: object) -> int:
 
 
 def _absolute(path: str | Path) -> str:
-    """A relative path counts from the caller's folder, not the engine process's."""
+    """The path from the caller's folder, which may be another than the engine process's."""
     return str(check_path(path).absolute())

@@ -4,11 +4,11 @@ Rules that hold for all members:
 
 - A token is an int, a log-probability a natural one: float32 log-softmax of the raw logits.
 - Coroutines and async generators work on any running loop, from several loops in several threads, under repeated
-  `asyncio.run`. Cancelling the awaiting task, or closing a generator, stops the work between two steps; what was computed
+  `asyncio.run`. Cancelling the awaiting task, or closing a generator, stops the work between two steps; the KV computed so far
   stays in the cache.
-- Blocking members may be called from any thread, also while a loop runs there (they hold it up). Most members exist in both
-  forms: ``x`` and ``x_sync`` where the plain name is awaited, ``x_async`` and ``x`` where it blocks. A property, `metrics`
-  and `cache_report` never block and never compute.
+- Blocking members may be called from any thread, also while a loop runs there (which they block). Most members exist in both
+  forms: ``x`` and ``x_sync`` where the plain name is awaited, ``x_async`` and ``x`` where it blocks. Properties, `metrics` and
+  `cache_report` never block and never compute.
 - Work queued in one turn of an event loop (a `gather`) reaches the scheduler as one batch.
 - After `close`, and after the engine process ended, every member that needs the model raises.
 """
@@ -63,10 +63,11 @@ if TYPE_CHECKING:  # a session talks to a model, which opens it
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", TokenRun, TopLogprobs, LensRun)
 
 
 def _of(part: str, member: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[LanguageModel, P], T]:
-    """A member of a capability, under its name in genlm-backend and others: ``model.x`` is ``model.part.x``."""
+    """A member of a capability as a member of the model: ``model.x`` is ``model.part.x``."""
 
     def forward(self: LanguageModel, /, *arguments: P.args, **named: P.kwargs) -> T:
         answer: T = getattr(getattr(self, part), member.__name__)(*arguments, **named)
@@ -76,7 +77,7 @@ def _of(part: str, member: Callable[Concatenate[Any, P], T]) -> Callable[Concate
 
 
 class LanguageModel:
-    """A loaded model. See the module's text for what holds for all members.
+    """A loaded model. The module's docstring has the rules for all members.
 
     Raises (any member that takes token ids):
         InvalidRequestError: An id out of range or of the wrong type, an empty list where a token is needed.
@@ -87,10 +88,10 @@ class LanguageModel:
         EngineDiedError: The engine process ended (a spawned model only).
 
     Args:
-        transport: The way to its engine.
+        transport: Connects the model to its engine.
 
     Attributes:
-        transport: The same.
+        transport: The same object.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -99,7 +100,7 @@ class LanguageModel:
         self._checks = RequestChecks(info.vocab_size, info.context_length)
         self._kv, self._adapters = KvCache(transport, self._checks), AdapterStack(transport)
         self._tokenizer_digest: str | None = None
-        self._before_text: list[int] | None = None  # the ids of "": what the tokenizer puts before every text
+        self._before_text: list[int] | None = None  # the ids of "", which the tokenizer puts before every text
         self._finalizer = weakref.finalize(self, transport.forgotten)
         self._finalizer.atexit = False  # at exit the engine ends with the process
 
@@ -131,7 +132,7 @@ class LanguageModel:
         """The engine's KV cache.
 
         Raises:
-            UnsupportedFeatureError: It has none that can be reached, such as a server's.
+            UnsupportedFeatureError: The engine, such as a server, has no KV cache that can be accessed from here.
         """
         self._require("kv", "KV cache that can be looked into, saved or pinned from here")
         return self._kv
@@ -141,19 +142,19 @@ class LanguageModel:
         """The engine's LoRA adapters.
 
         Raises:
-            UnsupportedFeatureError: It takes none from here, such as a server.
+            UnsupportedFeatureError: The engine, such as a server, cannot load adapters from here.
         """
         self._require("adapters", "adapters that can be loaded from here")
         return self._adapters
 
     def has(self, capability: str) -> bool:
-        """Whether the engine has what not every engine has: "kv", "scores", ... (see `Transport.capabilities`)."""
+        """Whether the engine has an optional capability: "kv", "scores", ... (see `Transport.capabilities`)."""
         return isinstance(capability, str) and capability in self.transport.capabilities
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What engines of this project have and this one does not, by the same names; empty but for a server's."""
-        from runtime.transport.methods import CAPABILITIES  # the window is painted before it needs them
+        """The optional capabilities that this engine lacks; empty for all but servers."""
+        from runtime.transport.methods import CAPABILITIES  # imported late: the window opens without it
 
         return CAPABILITIES - self.transport.capabilities
 
@@ -161,36 +162,36 @@ class LanguageModel:
         if not self.has(capability):
             raise UnsupportedFeatureError(f"the engine of {self.info.name} has no {what}")
 
-    def _spelled(self, run: TokenRun) -> TokenRun:
-        """A run that knows the texts of its alternatives."""
-        return replace(run, vocabulary=self.transport.text.byte_vocab)
+    def _spelled(self, result: R) -> R:
+        """A result that knows the texts of its alternatives."""
+        return replace(result, vocabulary=self.transport.text.byte_vocab)
 
     # ---- state -----------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of the model: geometry, fingerprints, options in force, warnings."""
+        """Facts about the model: geometry, fingerprints, options in force, warnings."""
         return self.transport.state.info
 
     def metrics(self) -> Metrics:
-        """The counters, as they stood when the last answer was given (every 100 ms at most while one is worked on)."""
+        """The counters as of the last answer; while a request runs they are updated every 100 ms at most."""
         return self.transport.state.metrics
 
     def cache_report(self) -> CacheReport:
-        """The cache, as it stood at the end of a step: of the last one where nothing is worked on, else 0.25 s ago at most.
+        """The cache at the end of a step: the last one where no request runs, else one at most 0.25 s ago.
 
-        A step's report is made behind its answers: right after an answer the report of the step before may be seen.
+        A step's report is made after its answers: right after an answer the report may still be that of the step before.
         """
         return self.transport.state.cache
 
     @property
     def pid(self) -> int:
-        """The id of the process that the engine is in."""
+        """The id of the engine's process."""
         return self.transport.pid
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more (`EngineDiedError`, or closed); None while the engine lives."""
+        """Why the model is unusable (`EngineDiedError`, or closed); None while the engine lives."""
         return self.transport.ended
 
     def close(self) -> None:
@@ -202,28 +203,24 @@ class LanguageModel:
         """`close`, awaited.
 
         Args:
-            within: Seconds after which an engine process has ended, by itself or not; None: 2. A model of this process takes
-                what it takes.
+            within: Seconds after which an engine process has ended, or is killed; None: 2. Without effect on a model in this
+                process.
         """
         self._finalizer.detach()
         await self.transport.close_async(within)
 
     async def __aenter__(self) -> Self:
-        """Itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the model."""
         await self.close_async()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Closes the model."""
         self.close()
 
     # ---- next-token log-probabilities ------------------------------------------------------------------------
@@ -240,11 +237,10 @@ class LanguageModel:
 
         Args:
             ids: From the first token on.
-            adapters: Loaded ones, in order; () is the base, None the model's stack. So of all queries, scores,
+            adapters: Loaded adapters, in order; () is the base, None the model's stack. The same for all queries, scores,
                 samples, embeddings and beam searches; `generate` takes them as `GenerationOptions.adapters`.
-            priority: Before which other requests it is computed.
-            cache_salt: Requests of one salt find each other's cached tokens, and those of no other (or of none). So of all
-                members that have it.
+            priority: The order among waiting requests.
+            cache_salt: Only requests of the same salt (or of none) share cached tokens. The same for all members that have it.
         """
         named = {"batch": [self._checks.ids(ids)], **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
@@ -259,7 +255,7 @@ class LanguageModel:
         priority: Priority = Priority.INSPECTOR,
         cache_salt: str = "",
     ) -> Float32:
-        """The same for several sequences at once, ``(n, vocab) float32``, row i for sequence i; duplicates cost nothing."""
+        """`next_token_logprobs` for several sequences, ``(n, vocab) float32``, a row for each; duplicates cost nothing."""
         named = {"batch": self._checks.batch(batch), **request_terms(adapters, priority, cache_salt)}
         rows: Float32 = await self.transport.call("logprobs", **named)
         return rows
@@ -274,18 +270,18 @@ class LanguageModel:
         priority: Priority = Priority.INSPECTOR,
         cache_salt: str = "",
     ) -> TopLogprobs:
-        """The `n` likeliest tokens after `ids`, and exactly how much probability all others have together.
+        """The `n` likeliest tokens after `ids`, and the exact probability of all others together.
 
-        Of a model on a server this is one small answer, where `next_token_logprobs` is the whole vocabulary as text, or is
-        refused (`FullVocabUnavailableError`).
+        For a model on a server this is one small answer, where `next_token_logprobs` transfers the whole vocabulary as text, or
+        is refused (`FullVocabUnavailableError`).
 
         Args:
             ids: From the first token on.
-            n: At least one; the vocabulary has the last say.
-            chosen: Ids whose values are wanted wherever they stand.
-            adapters: As of `next_token_logprobs`.
-            priority: As of `next_token_logprobs`.
-            cache_salt: As of `next_token_logprobs`.
+            n: At least 1, at most the size of the vocabulary.
+            chosen: Ids whose values are wanted whatever their rank.
+            adapters: As for `next_token_logprobs`.
+            priority: As for `next_token_logprobs`.
+            cache_salt: As for `next_token_logprobs`.
         """
         found = await self.batch_top_logprobs(
             [ids], n, chosen=chosen, adapters=adapters, priority=priority, cache_salt=cache_salt
@@ -302,18 +298,18 @@ class LanguageModel:
         priority: Priority = Priority.INSPECTOR,
         cache_salt: str = "",
     ) -> list[TopLogprobs]:
-        """The same for several sequences at once; duplicates cost nothing."""
+        """`top_logprobs` for several sequences; duplicates cost nothing."""
         check_value("n", n, whole(1, of="tokens"))
         vocab, paths = self._checks.vocab_size, self._checks.batch(batch)
         wanted = self._checks.optional_ids(chosen, "chosen").tolist()
         named = {"batch": paths, **request_terms(adapters, priority, cache_salt)}
         found: list[TopLogprobs] = await self.transport.call("top_logprobs", n=min(n, vocab), chosen=wanted, **named)
-        return [replace(top, vocabulary=self.transport.text.byte_vocab) for top in found]
+        return [self._spelled(top) for top in found]
 
     async def next_token_logprobs_uncached_async(self, ids: Sequence[int], *, adapters: Adapters = None) -> Float32:
-        """The same numbers by the library's own plain forward pass, cache neither read nor written, ``(vocab,) float32``.
+        """`next_token_logprobs` by the library's own plain forward pass, without the cache, ``(vocab,) float32``.
 
-        It is the reference that the cached answers are compared with.
+        This is the reference that cached answers are compared with.
         """
         row: Float32 = await self.transport.call(
             "logprobs_uncached", ids=self._checks.ids(ids), adapters=adapter_pairs(adapters)
@@ -321,7 +317,7 @@ class LanguageModel:
         return row
 
     async def reset_async_queries_async(self) -> None:
-        """Drops log-probability queries that were not answered yet: their waiters get CancelledError."""
+        """Cancels unanswered log-probability queries: their waiters get CancelledError."""
         await self.transport.call("reset_queries")
 
     next_token_logprobs_sync = blocking(next_token_logprobs)
@@ -346,30 +342,29 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> TokenRecords:
-        """What the model thinks of each given token.
+        """Scores given tokens: log-probability, rank, entropy and alternatives of each.
 
         Args:
             ids: The whole sequence, from its first token on.
             top_k: Alternatives recorded per token.
-            start: The first position wanted; those before it are context only.
-            stride: Where `ids` are longer than the context: they are scored in windows of the context's length (one less on
-                a server, which answers with a token behind them), each
-                `stride` tokens further than the one before (1 to the context less one). Each token is scored once, and all
-                but those of the first window with at least ``context - stride`` tokens before it. A window is a text of its
-                own, computed anew: half the context is a fair stride, a quarter gives lower perplexities in twice the time.
-                None: what does not fit is refused. What fits is scored as without.
-            adapters: As of `next_token_logprobs`.
-            priority: Before which requests it is read; a generation's prompt is read as `Priority.CHAT`.
-            cache_salt: As of `next_token_logprobs`.
-            progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it, with
-                what they count: `generate` and `complete` tokens of the answer, `continue_many` and `generate_many`
-                answers that have ended, `embed` tokens, `lens` positions, `beam_generate` steps.
-            on_progress: Hears how far it is after each chunk, at the caller, in order; the last time before the answer. So of
-                `generate`, for its prompt. Of windows it counts the tokens of all.
+            start: The first position to score; earlier ones are context only.
+            stride: Scores `ids` that are longer than the context in windows of the context's length (one less on a server,
+                which always generates a token), each `stride` tokens further than the one before (1 to the context less one).
+                Each token is scored once, and after the first window with at least ``context - stride`` tokens before it. A
+                window is a text of its own, computed anew: half the context is a fair stride, a quarter gives lower
+                perplexities in twice the time. Without effect on `ids` that fit. None: `ids` that do not fit are refused.
+            adapters: As for `next_token_logprobs`.
+            priority: The order among waiting requests; the prompt of a generation has `Priority.CHAT`.
+            cache_salt: As for `next_token_logprobs`.
+            progress: True draws a tqdm bar; a callable gets the count done and the total, here of tokens. Other members count
+                the following: `generate` and `complete` tokens of the answer, `continue_many` and `generate_many` ended
+                answers, `embed` tokens, `lens` positions, `beam_generate` steps.
+            on_progress: Called after each chunk, at the caller, in order, the last time before the answer; with windows, for
+                the tokens of all. `generate` calls it for its prompt.
 
         Returns:
-            A list, and a table, of ``len(ids) - start`` records: record i scores ``ids[start + i]`` given everything before it
-            (in its window). Where nothing precedes a token, its numbers are None.
+            A list, and a table, of ``len(ids) - start`` records: record i scores ``ids[start + i]`` given all tokens before it
+            (in its window). The numbers of a token that nothing precedes are None.
         """
         run = await self.score_run(
             ids,
@@ -397,7 +392,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> TokenRun:
-        """`score` as columns."""
+        """`score`, as columns."""
         check_value("top_k", top_k, ALTERNATIVES)
         under = {"top_k": top_k, **request_terms(adapters, priority, cache_salt)}
         if stride is None:
@@ -407,7 +402,7 @@ class LanguageModel:
             with reporting_prompt(progress, "token", on_progress) as hear:
                 run: TokenRun = await self.transport.call("score", on_progress=hear, ids=path, start=int(start), **under)
             return self._spelled(run)
-        room = self.info.context_length - (not self.has("kv"))  # a server answers with a token behind the text
+        room = self.info.context_length - (not self.has("kv"))  # a server always generates a token
         path, windows = sliding_windows(ids, self.info.vocab_size, room, start, stride)
         runs: list[TokenRun] = []
         with reporting_prompt(progress, "token", on_progress) as hear:
@@ -432,10 +427,10 @@ class LanguageModel:
         on_progress: OnProgress | None = None,
         **named: Any,
     ) -> AsyncGenerator[TokenRecord, None]:
-        """Draws tokens after `ids`, one record each as soon as it is known; called without await.
+        """Draws tokens after `ids`, and yields a record of each as soon as it is known; called without await.
 
-        `named` are options one by one, in place of `options`, by the names that `GenerationOptions.from_mapping` knows
-        (``max_tokens=64``, ``temp=0.7``); there `top_k` is the sampler's. So of `generate_sync` and `complete`.
+        `named` are single options in place of `options`, by the names that `GenerationOptions.from_mapping` knows
+        (``max_tokens=64``, ``temp=0.7``); among them `top_k` is the sampler's. The same for `generate_sync` and `complete`.
 
         The last record has a `finish_reason` (eos's own record included). Closing the generator early, best with
         `contextlib.aclosing`, stops the generation. Records that were yielded before an error stay valid.
@@ -454,7 +449,7 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRun, None]:
-        """`generate` in chunks of one or more tokens: whatever has arrived since the caller last asked."""
+        """`generate` in chunks: all tokens that have arrived since the caller last asked."""
         chosen = given(options)
         branches = self.transport.stream("generate", on_progress=on_progress, ids=self._checks.ids(ids), options=chosen)
         done = 0
@@ -478,12 +473,12 @@ class LanguageModel:
         *,
         adapters: Adapters = None,
     ) -> list[int]:
-        """Up to `max_tokens` ids drawn after the prompt, without the eos that ended them (genlm-backend's call).
+        """Draws up to `max_tokens` ids after the prompt, without the eos that ends them (genlm-backend's call).
 
-        `adapters` as of `next_token_logprobs`.
+        `adapters` as for `next_token_logprobs`.
         """
         prompt, eos = self._checks.ids(prompt_token_ids), _eos_set(eos_token_ids)
-        if max_tokens == 0 and not isinstance(max_tokens, bool):  # as genlm: nothing is drawn, which is no mistake
+        if max_tokens == 0 and not isinstance(max_tokens, bool):  # valid, as in genlm: draws nothing
             return []
         options = GenerationOptions(
             max_tokens=max_tokens,
@@ -508,7 +503,7 @@ class LanguageModel:
         *,
         adapters: Adapters = None,
     ) -> list[list[int]]:
-        """`sample` for several prompts at once; row i answers prompt i and is the same alone or in the batch."""
+        """`sample` for several prompts; row i answers prompt i and is the same alone or in the batch."""
         prompts = self._checks.batch(prompt_token_ids_list)
         each = (
             self.sample(prompt.tolist(), max_tokens, eos_token_ids, temperature, seed, adapters=adapters) for prompt in prompts
@@ -523,13 +518,13 @@ class LanguageModel:
         progress: ShowProgress = False,
         **named: Any,
     ) -> Completion:
-        """The text that follows `prompt`: a plain text is continued, a list of messages is answered by chat template.
+        """Continues a plain text, or answers a list of messages by the chat template.
 
-        It says how it ended: `finish_reason`, and `incomplete` where it was cut before its own end, or is no sound JSON.
+        The answer has a `finish_reason`, and is `incomplete` where it was cut before its own end, or is not sound JSON.
 
         Raises:
-            GrammarError: The grammar cannot be used (before anything is computed), or it fails on the way.
-            UnsupportedFeatureError: Messages, but there is no chat template (a `chat_format` at load gives one).
+            GrammarError: The grammar cannot be used (before anything is computed), or fails during the generation.
+            UnsupportedFeatureError: Messages without a chat template (a `chat_format` at load gives one).
         """
         chosen = given(options, named)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence) or (prompt and is_whole(plain_number(prompt[0]), 0)):
@@ -549,13 +544,13 @@ class LanguageModel:
 
     # ---- several at once -------------------------------------------------------------------------------------
     #
-    # Each step is one forward for all that run, up to `max_batch_rows` of them. A branch ends on its own, by a record with a
-    # `finish_reason`. One that fails ends alone: what it yielded stays valid, the others run to their end, and then its error
-    # is raised; a note on it has the numbers of all that failed (the last record of a failed branch has no `finish_reason`).
-    # Closing a generator early, best with `contextlib.aclosing`, stops all; `Branches.drop` stops one.
+    # Each step is one forward for all running branches, up to `max_batch_rows`. A branch ends with a record that has a
+    # `finish_reason`. A branch that fails ends alone: its records stay valid, the others run to their end, and then its error
+    # is raised, with a note of the numbers of all failed branches (the last record of a failed branch has no `finish_reason`).
+    # Closing a generator early, best with `contextlib.aclosing`, stops all branches; `Branches.drop` stops one.
     #
-    # A stream beside others yields what it yields alone within the rounding of float32. Of a model that computes in 16 bits, or
-    # with weights in bfloat16, int8 or int4, it can be something else under the same seed: `ModelInfo.warnings` says so.
+    # A branch yields the same beside others as alone, within the rounding of float32. A model that computes in 16 bits, or
+    # with weights in bfloat16, int8 or int4, may draw other tokens under the same seed: `ModelInfo.warnings` says so.
 
     def continue_many(
         self,
@@ -566,18 +561,18 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRecord]:
-        """Draws `n` continuations of one point, ``(branch, record)`` as they come; called without await.
+        """Draws `n` continuations of one prefix, ``(branch, record)`` as they arrive; called without await.
 
-        The prefix is computed once and held once: tokens computed are those of the prefix that the cache does not have,
-        and n times the new ones. Branches have one seed and the numbers from ``options.branch`` on (0 unless it says
-        otherwise); branch k says what ``generate`` says with this seed and ``branch=k``.
+        The prefix is computed once and held once: the tokens computed are those of the prefix that the cache lacks, and the
+        new ones of each branch. Branches share one seed and are numbered from ``options.branch`` on (0 by default); branch k
+        draws what ``generate`` draws with this seed and ``branch=k``.
 
         Args:
-            ids: The point: all tokens up to it.
+            ids: The prefix.
             n: Branches, 1 to 1,024.
-            options: Of every branch; greedy ones all say the same, and share their rows.
-            progress: As of `score`.
-            on_progress: Hears how far the prefix is.
+            options: The options of every branch; greedy branches are all the same, and share their rows.
+            progress: As for `score`.
+            on_progress: Called with the progress of the prefix.
 
         Raises:
             UnsupportedFeatureError: `speculative` with more than one branch.
@@ -596,9 +591,9 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Branches[TokenRun]:
-        """`continue_many` in chunks: for each branch whatever has arrived since the caller last asked.
+        """`continue_many` in chunks: for each branch all tokens that have arrived since the caller last asked.
 
-        With a `priority` the prompt is read after those of more urgent requests; `cache_salt` as of `next_token_logprobs`.
+        The prompt is read after those of requests with a more urgent `priority`; `cache_salt` as for `next_token_logprobs`.
         """
 
         def begin() -> Branches[TokenRun]:
@@ -627,15 +622,15 @@ class LanguageModel:
     def generate_many(
         self, prompts: Prompts, options: Options = None, *, progress: ShowProgress = False
     ) -> Branches[TokenRecord]:
-        """Answers different prompts in one batch, ``(prompt's number, record)`` as they come; called without await.
+        """Answers different prompts in one batch, ``(prompt's number, record)`` as they arrive; called without await.
 
-        Row i says what ``generate(prompts[i], options of i)`` says. Prompts are checked before any is computed; an error names
-        the number. As many as make a batch (`max_batch_rows`) run at a time, the next begins when one has ended.
+        Prompt i gets the answer of ``generate(prompts[i], options of i)``. All prompts are checked before any is computed; an
+        error names the number. Up to `max_batch_rows` run at a time; the next begins when one has ended.
 
         Args:
-            prompts: Token ids, or raw text, which is tokenised as it is: no template, no roles.
-            options: For all, or one for each prompt: its own grammar, stops, seed. Without a seed each gets its own.
-            progress: As of `score`.
+            prompts: Token ids, or raw text, which is tokenised without template and roles.
+            options: For all prompts, or one for each: its own grammar, stops, seed. Without a seed each prompt gets its own.
+            progress: As for `score`.
         """
         runs = self.generate_many_runs(prompts, options, progress=progress)
         return Branches(records_of(runs), runs.drop)
@@ -672,18 +667,18 @@ class LanguageModel:
         on_progress: OnProgress | None = None,
         on_step: OnStep | None = None,
     ) -> list[Hypothesis]:
-        """The best continuations that a beam search finds, best first; deterministic, the model's raw distribution.
+        """The best continuations found by a beam search over the model's raw distribution, best first; deterministic.
 
-        It equals transformers' beam search with the same options. A step is one forward for all beams; tokens computed
-        are those of the prefix that the cache does not have, and at most `width` for each step but the last.
+        It equals transformers' beam search with the same options. A step is one forward for all beams; the tokens computed are
+        those of the prefix that the cache lacks, and at most `width` for each step but the last.
 
         Args:
-            ids: What is continued.
+            ids: The prefix to continue.
             options: Width, length, when to end.
-            adapters: Loaded ones, in order; () is the base, None the model's stack.
-            progress: As of `score`.
-            on_progress: Hears how far the prefix is.
-            on_step: Hears the beams after each step, at the caller, in order.
+            adapters: As for `next_token_logprobs`.
+            progress: As for `score`.
+            on_progress: Called with the progress of the prefix.
+            on_step: Called with the beams after each step, at the caller, in order.
         """
         chosen, path = given_beams(options, self._checks.vocab_size), self._checks.ids(ids)
         with reporting_steps(progress, chosen.max_tokens, on_step) as hear:
@@ -708,32 +703,32 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> Float32:
-        """One vector per text, made of the model's last hidden states (after the final norm).
+        """One vector per text, pooled from the model's last hidden states (after the final norm).
 
-        Texts are tokenised as `tokenize` does and do not see each other: one has the same vector alone and among thousands,
-        but for the rounding of the last bits. Equal texts are computed once. Nothing stays in the cache. The work is done
-        in slices between the steps of whatever else runs. A cancelled call ends between two of them, and its vectors go into
-        the next answer about the same texts.
+        Texts are tokenised as by `tokenize` and are independent: a text has the same vector alone and among thousands, but for
+        the rounding of the last bits. Equal texts are computed once. Nothing stays in the cache. The work is done in slices
+        between the steps of other requests. A cancelled call ends between two slices, and its vectors are reused by the next
+        call with the same texts.
 
         Args:
-            texts: Any number of them, at least one.
-            pooling: "last" (the last token's state, the one that has seen everything), "mean", "max" (each number's largest
-                over the text) or "cls" (the first token's; of use only where a model was trained for it).
-            adapters: Loaded ones, in order; () is the base, None the model's stack.
-            progress: As of `score`.
-            on_progress: Hears how many tokens of all texts are done after each slice, at the caller; `computed` counts
-                what was pushed through the model, padding too.
+            texts: At least one text.
+            pooling: "last" (the last token's state, which depends on the whole text), "mean", "max" (the elementwise maximum)
+                or "cls" (the first token's state; useful only for a model trained for it).
+            adapters: As for `next_token_logprobs`.
+            progress: As for `score`.
+            on_progress: Called after each slice, at the caller, with the tokens of all texts done; `computed` counts the tokens
+                pushed through the model, padding too.
 
         Returns:
             ``(len(texts), hidden_size) float32``, each row of length 1, in the order of the texts.
 
         Raises:
-            InvalidRequestError: No texts, an empty one (`texts[3]`), something that is no text, an unknown pooling.
+            InvalidRequestError: No texts, an empty one (`texts[3]`), an item that is not a text, an unknown pooling.
             ContextOverflowError: A text longer than the context; its `stage` is the text's place, "texts[3]".
-            MemoryBudgetError: The KV of one text does not fit into the budget while it is worked on.
+            MemoryBudgetError: The KV of one text does not fit into the budget.
             AdapterError: An adapter that is unknown, or not loaded.
-            UnsupportedFeatureError: The backend gives no hidden states of this architecture, or an activated adapter begins in
-                the middle of a text.
+            UnsupportedFeatureError: The backend returns no hidden states of this architecture, or an activated adapter begins
+                in the middle of a text.
             NonFiniteLogitsError: The model answered NaN or infinity.
         """
         pooling = check_pooling(pooling)
@@ -762,26 +757,25 @@ class LanguageModel:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> LensRun:
-        """What the model would say at some positions if it ended after each of its layers (the logit lens).
+        """The next-token distribution after each layer of the model, at some positions (the logit lens).
 
-        A position costs one token's way through the model, its keys and values taken from the cache, and a row of the head
-        for each layer (`LensCost`). The work has the lowest priority. A cancelled call ends between two forwards, and goes on
-        from there where the same is asked for again. The last layer is compared with the ordinary log-probabilities
-        (`LensRun.deviation`).
+        A position costs one forward of its token, with keys and values from the cache, and one row of the head per layer
+        (`LensCost`). The work has the lowest priority. A cancelled call ends between two forwards; an equal later call goes on
+        from there. `LensRun.deviation` compares the last layer with the ordinary log-probabilities.
 
         Args:
             ids: The whole text, from its first token on.
-            positions: Places in it, in any order: what follows the token there is looked at. None: the last one.
+            positions: Positions whose next token is predicted, in any order. None: the last one.
             top_k: Alternatives recorded for each layer.
             tokens: Ids whose values are wanted at every position, beside the token that follows; at most 64.
-            adapters: Loaded ones, in order; () is the base, None the model's stack.
-            progress: As of `score`.
-            on_progress: Hears how many positions are done, at the caller.
+            adapters: As for `next_token_logprobs`.
+            progress: As for `score`.
+            on_progress: Called with the number of positions done, at the caller.
 
         Raises:
-            InvalidRequestError: A position outside the text or given twice, an answer that would be too large.
-            UnsupportedFeatureError: The layers cannot be read from here (a server's), or not of this architecture; the
-                message says why.
+            InvalidRequestError: A position outside the text or given twice, or an answer that would be too large.
+            UnsupportedFeatureError: The layers of a server's model, or of this architecture, cannot be read; the message says
+                why.
         """
         self._require("lens", "layers that can be read from here: it answers with tokens and their probabilities alone")
         check_value("top_k", top_k, ALTERNATIVES)
@@ -803,7 +797,7 @@ class LanguageModel:
             run = LensRun.from_columns(columns)
         except (KeyError, IndexError, ValueError) as fault:
             raise RuntimeFault(f"the engine's answer is no lens: {fault}") from fault
-        return replace(run[np.argsort(order)], vocabulary=self.transport.text.byte_vocab)
+        return self._spelled(run[np.argsort(order)])
 
     lens_sync = blocking(lens)
 
@@ -816,7 +810,7 @@ class LanguageModel:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template in force; None where there are no roles."""
+        """The source of the chat template in force; None without one."""
         return self.transport.text.chat_template
 
     @property
@@ -825,7 +819,7 @@ class LanguageModel:
         return list(self.transport.text.byte_vocab)
 
     async def byte_vocab_async(self) -> list[bytes]:
-        """The same; a server that tokenises is asked for every id, in hundreds of requests, where it has said few yet."""
+        """`byte_vocab`, complete: asks a server that tokenises for every unknown id, which can take hundreds of requests."""
         if self.has("kv"):
             return self.byte_vocab
         pieces: list[bytes] = await self.transport.call("byte_vocab")
@@ -833,7 +827,7 @@ class LanguageModel:
 
     @property
     def str_vocab(self) -> list[str]:
-        """The text of every id, ``vocab_size`` entries; the tokenizer's own spelling where bytes are no UTF-8 alone."""
+        """The text of every id, ``vocab_size`` entries; the tokenizer's own spelling where the bytes are not UTF-8."""
         return list(self.transport.text.str_vocab())
 
     async def tokenize_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -841,7 +835,7 @@ class LanguageModel:
 
         Args:
             text: Any text.
-            add_special_tokens: False leaves out what the tokenizer puts before every text (BOS): for a continuation.
+            add_special_tokens: False, for a continuation, leaves out the tokens before every text (BOS).
         """
         if add_special_tokens:
             return (await self._tokenized([text]))[0]
@@ -886,7 +880,7 @@ class LanguageModel:
     ) -> list[int]:
         """The ids of a conversation by the chat template in force (`LoadOptions.chat_format`).
 
-        Content never becomes control tokens, whatever it spells.
+        Content never becomes control tokens.
 
         Args:
             messages: Each with a role (system, user, assistant, tool) and content. An assistant's may have `tool_calls`, as
@@ -895,8 +889,8 @@ class LanguageModel:
             add_generation_prompt: Whether the header of the answer follows.
 
         Raises:
-            UnsupportedFeatureError: There is no chat template, or tools are given and it would drop them.
-            InvalidRequestError: A message or tool of the wrong shape; the template refuses them, or took too long.
+            UnsupportedFeatureError: There is no chat template, or it would drop the given tools.
+            InvalidRequestError: A message or tool of the wrong shape, or the template refuses them or takes too long.
         """
         ids: list[int] = await self.transport.call(
             "render_chat",
@@ -913,19 +907,19 @@ class LanguageModel:
 
     @property
     def own_options(self) -> GenerationOptions:
-        """What the model's own generation_config.json asks for; the sampler's settings only where it wants to be sampled."""
+        """The options in the model's generation_config.json; sampler settings only where it enables sampling."""
         return self.transport.text.own_options
 
     @property
     def own_ends(self) -> AnswerEnds:
-        """What ends its answers where a request says nothing of it: its eos, and what ends a turn of the chat format."""
+        """The default ends of an answer: the model's eos, and the ends of a turn in the chat format."""
         return self.transport.text.own_ends
 
     def resolve_options(self, call: Layer = None, *, session: Layer = None, preset: Layer = None) -> ResolvedOptions:
-        """The options that would hold for a call, and the layer that decided each: call > session > preset > model > default.
+        """The options in force for a call, and the layer that set each: call > session > preset > model > default.
 
-        What ends an answer by itself is among them: the chat format's stops and the eos. Computes nothing and never
-        blocks. `generate` resolves what it is given in the same way, as the call.
+        They include the ends of an answer: the chat format's stops and the eos. Computes nothing and never blocks. `generate`
+        resolves its options in the same way, as the call.
 
         Raises:
             InvalidRequestError: An unknown name, a value out of range, settings that contradict each other.
@@ -948,11 +942,11 @@ class LanguageModel:
     def resume(self, snapshot: Snapshot) -> Session:
         """A session as it was when `Session.snapshot` was taken: tokens, segments, options, an answer in the middle.
 
-        Computes nothing and never blocks: its KV is found in memory or on disk when it is needed, or computed then.
-        `Session.go_on` goes on with its answer, its grammar included.
+        Computes nothing and never blocks: its KV is found in memory or on disk, or computed, when it is needed.
+        `Session.go_on` continues its answer, with its grammar.
 
         Raises:
-            SnapshotMismatchError: Another model, tokenizer, template, setting or adapter; each part that differs is named.
+            SnapshotMismatchError: Another model, tokenizer, template, setting or adapter; the message names each difference.
             ContextOverflowError: It is longer than this model's context.
         """
         from runtime.session.opening import resume
@@ -960,7 +954,7 @@ class LanguageModel:
         return resume(self, snapshot)
 
     async def resume_text(self, snapshot: Snapshot) -> Session:
-        """A session of any model with the text of a snapshot, tokenised anew; special strings in it are plain text.
+        """A session with the text of a snapshot of any model, tokenised anew; special strings in it are plain text.
 
         Raises:
             ContextOverflowError: It is longer than this model's context.
@@ -973,7 +967,7 @@ class LanguageModel:
 
     @property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the bytes of all ids, or over the address where a server tokenises; what tells two tokenizers apart."""
+        """Identifies the tokenizer: SHA-256 of the bytes of all ids, or of the address where a server tokenises."""
         if self._tokenizer_digest is None:  # a large vocabulary takes some milliseconds
             from runtime.session.manifest import tokenizer_digest
 

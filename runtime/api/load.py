@@ -40,8 +40,8 @@ from runtime.shelf.source import only_for_mlx, resolve
 from runtime.speculation.draft import check_draft
 from runtime.transport.local import LocalTransport
 
-Pair = tuple[Any, Any]  # a (model, tokenizer) of transformers or mlx_lm
-_RUNS = {"torch": "hf", "mlx": "mlx"}  # by the library of a ready model
+Pair = tuple[Any, Any]  # (model, tokenizer) of transformers or mlx_lm
+_BACKENDS = {"torch": "hf", "mlx": "mlx"}  # by the library of a ready model
 
 
 def load(
@@ -58,34 +58,34 @@ def load(
         source: A model folder, a GGUF file, an id on the shelf, "smollm2", or a ready (model, tokenizer) pair.
         backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
             registered one.
-        progress: True draws a tqdm bar; a callable gets the tensors in place and in all, as `on_progress` does (hf and mlx).
-        on_progress: Hears how far the weights are, on another thread, while it waits (hf and mlx); before that, on the
-            caller's, how far the import of a GGUF file is.
+        progress: True draws a tqdm bar; a callable gets the number of tensors in place and the total (hf and mlx).
+        on_progress: Called with the progress of the weights, on another thread (hf and mlx); before that, on the caller's
+            thread, with the progress of the import of a GGUF file.
         options: See `LoadOptions`.
 
     Raises:
         InvalidRequestError: An unknown option.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
-        ModelLoadError: The model is not here (the message has the command that fetches it), incomplete or damaged.
-        AdapterError: One of `adapters` is not here, damaged, or for another base.
+        ModelLoadError: The model is not on this machine (the message has the command that fetches it), incomplete or damaged.
+        AdapterError: One of `adapters` is not on this machine, damaged, or for another base.
     """
     checked = LoadOptions.from_mapping(options)
-    with reporting_load(progress, on_progress or current_listener()) as told:
-        return _load(source, backend, checked, told)
+    with reporting_load(progress, on_progress or current_listener()) as on_load:
+        return _load(source, backend, checked, on_load)
 
 
-def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, told: OnLoad | None) -> LanguageModel:
-    with progress_listener(told):  # a GGUF file is imported first
+def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, on_load: OnLoad | None) -> LanguageModel:
+    with progress_listener(on_load):  # a GGUF file is imported first
         found = _find(source, backend, checked)
     name, model, text = found.backend, found.model, found.text
     folders = [folder for folder in (model, found.drafting) if isinstance(folder, ModelFolder)]
-    held = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
+    locks = [lock_model(folder.path) for folder in folders]  # against removal from the shelf
 
     def make(check: Callable[[], None]) -> tuple[Backend, Scheduler]:
         def tell(progress: LoadProgress) -> None:
             check()
-            if told is not None:
-                told(progress)
+            if on_load is not None:
+                on_load(progress)
 
         try:
             with progress_listener(tell), _as_ours(model, name):
@@ -104,10 +104,10 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
         return made, Scheduler(made, checked, budget, token_bytes, eos, draft)
 
     try:
-        chosen = resolve_backend(name)  # here: mlx clears at exit what was compiled on the thread that imported it
-        loaded = LanguageModel(LocalTransport(Engine(make), text, checked, found.names, held))
+        chosen = resolve_backend(name)  # on this thread: at exit mlx clears compilations on the thread that imported it
+        loaded = LanguageModel(LocalTransport(Engine(make), text, checked, found.names, locks))
     except BaseException:
-        for each in held:
+        for each in locks:
             each.release()
         if text.template is not None:
             text.template.close()
@@ -121,11 +121,11 @@ def _load(source: str | Path | Pair, backend: str | None, checked: LoadOptions, 
     try:
         return loaded
     finally:
-        del loaded  # libraries keep frames of their import, and by them this one's variables: the model would never be freed
+        del loaded  # libraries keep the frames of their import, which refer to these variables: the model would never be freed
 
 
 def check_model(source: str | Path, backend: str | None = "auto", **options: Any) -> bool:
-    """Raises what `load` would raise before it reads weights. Blocks as long as `load` does until then.
+    """Raises the errors that `load` raises before it reads weights. Blocks as long as `load` does until then.
 
     Returns:
         Whether the model has a chat template.
@@ -138,12 +138,12 @@ def check_model(source: str | Path, backend: str | None = "auto", **options: Any
 
 
 class _Found(NamedTuple):
-    """What is to be loaded, checked as far as its files tell."""
+    """The model to load, checked as far as its files allow without reading weights."""
 
     backend: str
     model: ModelFolder | Pair
     text: TextSide
-    names: tuple[str, ...] | None  # None: of a backend that brings its model
+    names: tuple[str, ...] | None  # None: the backend brings its own model
     drafting: ModelFolder | None
     adapters: tuple[tuple[str, float], ...]
 
@@ -151,7 +151,7 @@ class _Found(NamedTuple):
 def _find(source: str | Path | Pair, backend: str | None, options: LoadOptions) -> _Found:
     library = _library_of(source)
     adapters = check_adapters(options.adapters)
-    headers = [_header(path) for path, _ in adapters]  # before anything is loaded: what is wrong with one is said at once
+    headers = [_header(path) for path, _ in adapters]  # before anything is loaded, so that a faulty one is refused at once
     name = _backend_for(source, backend, library)
     model: ModelFolder | Pair
     if brings_text(name):
@@ -161,22 +161,26 @@ def _find(source: str | Path | Pair, backend: str | None, options: LoadOptions) 
     else:
         model = resolve(
             source, backend=name, fits=partial(_check_memory, name, options)
-        )  # before the libraries are imported: a missing model is said at once
+        )  # before the libraries are imported, so that a missing model is refused at once
         text = TextSide.from_folder(model)
     names = None if brings_text(name) else names_of(source, model)
     for header in headers:
         check_base(header, names or ())
-    drafting = None if options.draft_model is None else draft_source(options.draft_model, name)
+    drafting = None
+    if options.draft_model is not None:
+        if brings_text(name):
+            raise UnsupportedFeatureError(f"backend {name!r} has one made-up model and takes no draft_model")
+        drafting = resolve(options.draft_model, backend=name)
     return _Found(name, model, text.with_format(options), names, drafting, adapters)
 
 
 def _check_memory(backend: str, options: LoadOptions, weights: int) -> None:
-    """Refuses weights that could never be in memory as a whole, before they are read.
+    """Refuses weights that are larger than this machine's memory, before they are read.
 
     Args:
-        backend: Of the model.
-        options: `offload` and fewer bits are ways for large weights; a GPU has memory of its own.
-        weights: Bytes, as stored.
+        backend: The model's.
+        options: `offload` and fewer bits allow large weights; so does a GPU, which has memory of its own.
+        weights: Their bytes, as stored.
     """
     memory = psutil.virtual_memory().total
     if weights <= memory or options.offload != "none" or options.weights in ("int8", "int4"):
@@ -192,15 +196,15 @@ def _check_memory(backend: str, options: LoadOptions, weights: int) -> None:
 
 
 def _has_cuda() -> bool:
-    import torch  # for a model that is larger than the memory alone
+    import torch  # only for a model that is larger than the memory
 
     return bool(torch.cuda.is_available())
 
 
 def _leave_exit_status() -> None:
-    """Takes back a hook of torch's that has nothing to say: it imports a module at exit, which costs Ctrl-C its status (-2).
+    """Removes an exit hook of torch's that would log nothing: it imports a module, which loses the exit status of Ctrl-C (-2).
 
-    Both backends import torch, the one for all it computes, the other for what transformers knows of a configuration.
+    Both backends import torch: hf to compute, mlx for transformers' knowledge of configurations.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and not dynamo.log.isEnabledFor(logging.INFO):
@@ -208,18 +212,18 @@ def _leave_exit_status() -> None:
 
 
 def _header(adapter: str) -> AdapterHeader:
-    """Of an adapter that a model is to be loaded with: one of the shelf, or a folder.
+    """The header of an adapter to load with a model: an id on the shelf, or a folder.
 
     Raises:
         AdapterError: It is neither, or cannot be used.
     """
     if is_model_id(adapter) and not is_on_shelf(adapter) and not Path(adapter).exists():
-        Registry("", 0).find(adapter)  # says so, with the nearest names
+        Registry("", 0).find(adapter)  # raises, with the nearest names
     return read_header(adapter)
 
 
 def _library_of(source: object) -> str | None:
-    """The library of a ready model, by its class: "torch", "mlx" or ""; None for what names a model.
+    """The library of a ready model, by its class: "torch", "mlx" or ""; None for a name, a folder or a file.
 
     Raises:
         InvalidRequestError: Neither a name nor a pair of a model and its tokenizer.
@@ -238,18 +242,18 @@ def _library_of(source: object) -> str | None:
 
 
 def _backend_for(source: str | Path | Pair, asked: str | None, library: str | None) -> str:
-    """The backend that is meant; "auto" is mlx for weights that only it can read, and what runs a ready model.
+    """The name of the backend to use; "auto" is mlx for weights that only it can read, and the library of a ready model.
 
     Raises:
         InvalidRequestError: A ready model of another library.
         UnknownBackendError, BackendUnavailableError: No such backend; its libraries are missing.
     """
     if isinstance(source, tuple):
-        name = check_backend(_RUNS.get(library or "", asked) if asked in (None, "auto") else asked)
-        wanted = {runs: known for known, runs in _RUNS.items()}.get(name, library or "")
+        name = check_backend(_BACKENDS.get(library or "", asked) if asked in (None, "auto") else asked)
+        wanted = {runs: known for known, runs in _BACKENDS.items()}.get(name, library or "")
         if wanted != library:
             takes = {"torch": "a transformers model", "mlx": "a model of mlx_lm"}[wanted]
-            way = f"; load it with backend={_RUNS[library]!r}" if library else ""
+            way = f"; load it with backend={_BACKENDS[library]!r}" if library else ""
             kind = type(source[0]).__name__
             raise InvalidRequestError(f"backend={name!r} takes {takes} and its tokenizer, not a {kind}{way}")
         return name
@@ -262,13 +266,13 @@ def _backend_for(source: str | Path | Pair, asked: str | None, library: str | No
 
 
 def _as_ours(model: ModelFolder | Pair, backend: str) -> AbstractContextManager[None]:
-    """What a library raises over a folder becomes a `ModelLoadError`; what another backend raises is its own."""
+    """Turns a library's errors over a folder into `ModelLoadError`; leaves those of other backends."""
     library = {"hf": "transformers", "mlx": "mlx-lm"}.get(backend)
     return library_faults(model, library) if library and isinstance(model, ModelFolder) else nullcontext()
 
 
 def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
-    """What a model is called: by its folder, by the id it was asked for by, and by what it says of its own origin."""
+    """The names of a model: its folder's, the id it was requested by, and the origin in its config."""
     names: list[object]
     if isinstance(model, ModelFolder):
         names = [model.name, model.path.name, source, model.config.get("_name_or_path")]
@@ -277,23 +281,11 @@ def names_of(source: object, model: ModelFolder | Pair) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
 
 
-def draft_source(source: str, backend: str) -> ModelFolder:
-    """The folder of a draft model.
-
-    Raises:
-        UnsupportedFeatureError: The backend brings its own model.
-        ModelLoadError: The draft model is not here.
-    """
-    if brings_text(backend):
-        raise UnsupportedFeatureError(f"backend {backend!r} has one made-up model and takes no draft_model")
-    return resolve(source, backend=backend)
-
-
 def load_draft(
     source: ModelFolder, backend: str, options: LoadOptions, model: Backend, token_bytes: Sequence[bytes]
 ) -> Backend:
-    """The draft model, on the owner thread, beside the model it guesses for; on a misfit both are unloaded."""
-    threads = options.threads or model.info.options.get("threads")  # the library has one count for both
+    """Loads the draft model on the owner thread, beside the model it drafts for; unloads both where they do not match."""
+    threads = options.threads or model.info.options.get("threads")  # the library has one thread count for both
     plain = LoadOptions(device=options.device, dtype=options.dtype, threads=threads)
     draft: Backend | None = None
     try:
@@ -301,7 +293,7 @@ def load_draft(
             draft = resolve_backend(backend)(source, plain)
         own_bytes = TextSide.from_folder(source).tokenizer.byte_vocab(draft.info.vocab_size)
         check_draft(draft, model, own_bytes, token_bytes)
-        draft.set_kv_budget(0)  # its KV counts against the other's budget
+        draft.set_kv_budget(0)  # its KV counts against the budget of `model`
     except BaseException:
         for each in (draft, model):
             if each is not None:

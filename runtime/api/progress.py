@@ -1,4 +1,4 @@
-"""How far a long call is: `progress=True` draws a tqdm bar, a callable hears how many are done, and of how many."""
+"""Progress of long calls: `progress=True` draws a tqdm bar, a callable gets the count done and the total."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from runtime.info import OnProgress, PromptProgress
 from runtime.options.checking import check_callback
 from runtime.records import TokenRun
 
-if TYPE_CHECKING:  # the window stands before what loads a model is imported
+if TYPE_CHECKING:  # the window opens before the modules that load a model are imported
     from runtime.loading.progress import LoadProgress, OnLoad
 
-OnCount = Callable[[int, int | None], None]  # done, and in all where that is known
+OnCount = Callable[[int, int | None], None]  # done, and the total where it is known
 ShowProgress = bool | OnCount
 
 
 @contextmanager
 def reporting(progress: ShowProgress, unit: str) -> Iterator[OnCount]:
-    """What is told how many are done, and of how many; the bar, if there is one, stands as long as the block runs."""
+    """A callback for the count done and the total; a bar is shown while the block runs."""
     if progress is not True:
         check_callback(progress or None, "progress")
         yield progress if callable(progress) else lambda _done, _total: None
@@ -29,7 +29,7 @@ def reporting(progress: ShowProgress, unit: str) -> Iterator[OnCount]:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]  # has no types
-        monitor_interval = 0  # no thread beside it
+        monitor_interval = 0  # without tqdm's monitor thread
 
     with Bar(unit=unit) as bar:
 
@@ -42,7 +42,7 @@ def reporting(progress: ShowProgress, unit: str) -> Iterator[OnCount]:
 
 @contextmanager
 def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
-    """An `on_progress` that tells both."""
+    """An `on_progress` that reports to both."""
     check_callback(on_progress)
     with reporting(progress, unit) as say:
 
@@ -56,7 +56,7 @@ def reporting_prompt(progress: ShowProgress, unit: str, on_progress: OnProgress 
 
 @contextmanager
 def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterator[OnLoad | None]:
-    """An `on_progress` of a load that tells both; of what is not counted in tensors `progress` is told nothing."""
+    """An `on_progress` of a load that reports to both; `progress` gets the stage that counts tensors alone."""
     with reporting(progress, "tensor") as say:
 
         def hear(heard: LoadProgress) -> None:
@@ -70,7 +70,7 @@ def reporting_load(progress: ShowProgress, on_progress: OnLoad | None) -> Iterat
 
 @contextmanager
 def reporting_steps(progress: ShowProgress, most: int | None, on_step: OnStep | None) -> Iterator[OnStep | None]:
-    """An `on_step` of a beam search that tells both."""
+    """An `on_step` of a beam search that reports to both."""
     check_callback(on_step, "on_step")
     with reporting(progress, "step") as say:
 
@@ -83,7 +83,7 @@ def reporting_steps(progress: ShowProgress, most: int | None, on_step: OnStep | 
 
 
 def reporting_ends(runs: Branches[TokenRun], progress: ShowProgress, total: int) -> Branches[TokenRun]:
-    """The same branches; `progress` is told how many have come to their end."""
+    """The same branches; `progress` gets the number of ended ones."""
 
     async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
         done = 0

@@ -1,4 +1,4 @@
-"""Scoring a text that is longer than the context: sliding windows."""
+"""Sliding windows, for scoring a text that is longer than the context."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import NamedTuple
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
+from runtime.options.checking import is_whole
 from runtime.records import Int32, TokenRun
 from runtime.text.utf8 import texts_of
 
 
 class Window(NamedTuple):
-    """A part of a text that is scored as a text of its own: ``ids[begin:end]``, of which positions from `start` on count."""
+    """The part ``ids[begin:end]`` of a text, scored as a text of its own; its positions from `start` on count."""
 
     begin: int
     end: int
@@ -23,42 +24,37 @@ class Window(NamedTuple):
 
 
 def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, stride: int) -> tuple[Int32, list[Window]]:
-    """All ids, checked before the first window is scored, and the windows of up to `room` tokens.
+    """All ids, checked, and windows of up to `room` tokens, each `stride` tokens further than the one before.
+
+    Each position from `start` on counts in one window. As in transformers' guide to the perplexity of fixed-length models, the
+    tokens that count after the first window have at least ``room - stride`` before them.
 
     Raises:
         InvalidRequestError: Ids, a start or a stride out of range.
     """
     path = RequestChecks(vocab, sys.maxsize).ids(ids)
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 0 < stride < room:
+    length = len(path)
+    if not is_whole(stride, 1, room - 1):
         raise InvalidRequestError(
             f"stride is a whole number from 1 to {room - 1:,} (less than the {room:,} tokens of a window), not {stride!r}"
         )
-    if not 0 <= start < len(path):
-        raise InvalidRequestError(f"start must lie within 0 and {len(path) - 1}, not {start}")
-    return path, windows_of(len(path), room, stride, start)
-
-
-def windows_of(length: int, context: int, stride: int, start: int = 0) -> list[Window]:
-    """Windows of up to `context` tokens, each `stride` tokens further; each position from `start` on counts in one of them.
-
-    As in transformers' guide to the perplexity of fixed-length models: after the first window, the tokens that count have at
-    least ``context - stride`` before them.
-    """
+    if not 0 <= start < length:
+        raise InvalidRequestError(f"start must lie within 0 and {length - 1}, not {start}")
     windows: list[Window] = []
     scored = 0
     for begin in range(0, length, stride):
-        end = min(begin + context, length)
+        end = min(begin + room, length)
         first = max(scored, start)
         if first < end:
             windows.append(Window(begin, end, first - begin))
         scored = end
         if end == length:
             break
-    return windows
+    return path, windows
 
 
 class Total:
-    """Progress of all windows together, out of that of each."""
+    """Sums up the progress of the windows."""
 
     def __init__(self, on_progress: OnProgress, windows: Sequence[Window]) -> None:
         self._on_progress = on_progress
@@ -66,7 +62,7 @@ class Total:
         self._last = PromptProgress(0, 0, 0, 0)
 
     def next_window(self) -> OnProgress:
-        """Hears the next window's."""
+        """The `on_progress` of the next window."""
         before = self._last
 
         def add(progress: PromptProgress) -> None:
@@ -87,6 +83,6 @@ def _sum(before: int | None, more: int | None) -> int | None:
 
 
 def joined(runs: Sequence[TokenRun]) -> TokenRun:
-    """The windows' scores as one run; a character whose bytes two windows share is whole again."""
+    """The windows' scores as one run, with the text decoded anew: two windows may share the bytes of a character."""
     run = TokenRun.concat(runs)
     return replace(run, texts=texts_of(run.token_bytes))

@@ -1,1 +1,1 @@
-"""KV that outlives the process: content-addressed blocks of 64 tokens, kept by the application's `BlockStore`."""
+"""KV beyond the life of the process: content-addressed blocks of 64 tokens in the application's `BlockStore`."""

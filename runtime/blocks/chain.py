@@ -1,9 +1,9 @@
 """Names of blocks: a hash chain over namespaces and tokens, so that equal names are equal KV.
 
-Blocks lie on a grid of 64 tokens that begins anew where the adapters change; the last one before such a place, and the last
-one of a path, is shorter. The recurrent state after a token goes into a block that ends there, beside those of the grid:
-such a *checkpoint* has a name of its own, so that it never stands in for a block without.
-The chain is that of vLLM's prefix caching (hash of the parent, the tokens and what else the KV depends on), with SHA-256.
+Blocks lie on a grid of 64 tokens that begins anew where the adapters change; the last block before such a place, and the last
+block of a path, may be shorter. The recurrent state after a token is stored in a block that ends there, beside those of the
+grid: such a *checkpoint* has a name of its own, so that it is never taken for a block without state.
+The chain is that of vLLM's prefix caching (a hash of the parent, the tokens and all else that the KV depends on), with SHA-256.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _START = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One block of a path: its name, and the tokens ``[start, stop)`` that it holds."""
+    """One block of a path: its name, and its tokens ``[start, stop)``."""
 
     key: bytes
     parent: bytes | None  # None at the start of a path
     namespace: Namespace
     start: int
     stop: int
-    state: bool = False  # the recurrent state after the last token belongs to it
+    state: bool = False  # whether it holds the recurrent state after its last token
 
     @property
     def tokens(self) -> int:
-        """How many it holds."""
+        """The number of its tokens."""
         return self.stop - self.start
 
 
@@ -52,13 +52,13 @@ class Cell:
     ids: Int32
 
     def link(self, tokens: int | None = None, *, state: bool = False) -> Link:
-        """The block of the cell's first `tokens`; None: of all that the path has here."""
+        """The block of the cell's first `tokens`; None: of all its tokens."""
         ids = self.ids[:tokens]
         key = hashlib.sha256(b"".join((self.parent or _START, _named(self.namespace, state), ids.astype("<u4").tobytes())))
         return Link(key.digest(), self.parent, self.namespace, self.start, self.start + len(ids), state)
 
 
-Known = dict[tuple[bytes | None, Namespace, int, int], tuple[Cell, bytes]]  # by parent, namespace, place, tokens: and its name
+Known = dict[tuple[bytes | None, Namespace, int, int], tuple[Cell, bytes]]  # (parent, namespace, start, length): cell, name
 
 
 def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
@@ -66,7 +66,7 @@ def cells(spans: Sequence[Span], known: Known | None = None) -> list[Cell]:
 
     Args:
         spans: The path.
-        known: What was worked out for other paths through the same ids; what this one adds is put there.
+        known: The cells of other paths through the same ids; this path's are added.
     """
     known = {} if known is None else known
     found: list[Cell] = []
@@ -89,32 +89,32 @@ def block_keys(kv_fingerprint: str, ids: Sequence[int], ends: Iterable[int] = ()
     """The names that the blocks of a path can have, parents first: on the grid, and its checkpoints there.
 
     Args:
-        kv_fingerprint: Of the model (`ModelInfo.kv_fingerprint`).
+        kv_fingerprint: `ModelInfo.kv_fingerprint`.
         ids: The path.
-        ends: Where it may have ended when it was saved, in tokens: the last block of a saved path is shorter than the others,
-            and has a name of its own. So have those after an invocation that only the shorter path was activated by.
-        uses: The adapters that it is computed under (`ModelInfo.uses_under`): what stands before an invocation has the names
-            that it has without that adapter. () is the base.
+        ends: Lengths, in tokens, that it may have had when it was saved: the last block of a saved path is shorter than the
+            others, and has a name of its own, like the blocks after an invocation that activates in the shorter path alone.
+        uses: The adapters that it is computed under (`ModelInfo.uses_under`); () is the base. Blocks before an invocation have
+            the names that they have without that adapter.
     """
     path, routing = np.asarray(ids, np.int32), Routing(kv_fingerprint, uses)
     stops: dict[Route, list[int]] = {}
     for end in sorted({*(end for end in ends if 0 < end < len(path)), len(path)}):
         stops.setdefault(routing.route(path[:end]), []).append(end)
     known: Known = {}
-    ended: list[bytes] = []
-    for alike in stops.values():  # of one route: the shorter are parts of the longest
-        grid = cells(routing.spans(path[: alike[-1]]), known)
+    partial: list[bytes] = []  # names of blocks at earlier ends
+    for same_route in stops.values():  # the shorter paths are prefixes of the longest
+        grid = cells(routing.spans(path[: same_route[-1]]), known)
         starts = [cell.start for cell in grid]
-        for end in alike[:-1]:
+        for end in same_route[:-1]:
             cell = grid[bisect_left(starts, end) - 1]
             if end < cell.start + len(cell.ids):
-                ended += [cell.link(end - cell.start, state=state).key for state in (False, True)]
+                partial += [cell.link(end - cell.start, state=state).key for state in (False, True)]
     whole = [name for cell, key in known.values() for name in (key, cell.link(state=True).key)]
-    return list(dict.fromkeys([*whole, *ended]))
+    return list(dict.fromkeys([*whole, *partial]))
 
 
 def _named(namespace: Hashable, state: bool) -> bytes:
-    """A namespace as bytes: fingerprint and adapters, scales to the last bit; with its length, so that nothing runs over."""
+    """A namespace as bytes, with their length in front: fingerprint, and adapters with exact scales."""
     fingerprint = namespace[0] if isinstance(namespace, tuple) else namespace
     stack = [[digest, float(scale).hex()] for digest, scale in stack_of(namespace)]
     text = json.dumps([str(fingerprint), stack, *["state"] * state]).encode()

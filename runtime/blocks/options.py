@@ -1,4 +1,4 @@
-"""Where the blocks of a model are kept."""
+"""`BlockOptions`: the block file of a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _dotted(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """Names only, so that it crosses the pipe: the store is opened in the engine process, on its block thread.
+    """The store of a model's blocks, by names that cross the pipe: the engine process opens it on its block thread.
 
     Attributes:
-        factory: ``"package.module:name"`` of what opens a `BlockStore`; called as ``factory(path, budget=budget)``.
-        path: Of its file.
-        budget: Bytes that it may hold.
+        factory: ``"package.module:name"`` of a function that opens a `BlockStore`, as ``factory(path, budget=budget)``.
+        path: The path of its file.
+        budget: The most bytes of its blocks.
     """
 
     factory: str = field(metadata={"fault": _dotted})
@@ -31,10 +31,10 @@ class BlockOptions:
 
     @classmethod
     def from_given(cls, given: object) -> Self:
-        """From an object of this class or a mapping with its names, not yet checked.
+        """From an object of this class or a mapping of its fields, unchecked.
 
         Raises:
-            InvalidRequestError: Something else; the name and the value are named.
+            InvalidRequestError: Another type, or unknown or missing names.
         """
         if isinstance(given, cls):
             return given

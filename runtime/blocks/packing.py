@@ -1,6 +1,6 @@
-"""A block as bytes: the safetensors format, written without joining and read without copying.
+"""A block as bytes in the safetensors format, written without joining and read without copying.
 
-Scores lie beside its KV, so that a text that is opened again need not be scored again.
+Scores are stored beside the KV, so that a reopened text need not be scored again.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _CODES = {
     "U16": "<u2",
     "U8": "|u1",
 }
-_NAMES = {np.dtype(code): name for name, code in _CODES.items()}
+DTYPE_NAMES = {np.dtype(code): name for name, code in _CODES.items()}  # as safetensors calls them
 _HEADER_LIMIT = 1 << 20  # bytes
 
 
 def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
-    """The parts of the file, in order: the header and each array's own memory, the widest numbers first (so all are aligned).
+    """The parts of the file in order: the header and the memory of each array, the widest numbers first (for alignment).
 
-    The memory is lent: the arrays are not written to afterwards.
+    The memory is shared: the arrays must not be written to afterwards.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     parts: list[memoryview] = []
     at = 0
     for name, array in sorted(arrays.items(), key=lambda pair: -pair[1].itemsize):
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        entries[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + flat.nbytes]}
+        entries[name] = {"dtype": DTYPE_NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + flat.nbytes]}
         at += flat.nbytes
         if flat.nbytes:
             parts.append(flat.data)
@@ -50,16 +50,11 @@ def pack(arrays: Stored, metadata: Mapping[str, str]) -> list[memoryview]:
     return [memoryview(len(header).to_bytes(8, "little") + header), *parts]
 
 
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """As safetensors calls it."""
-    return _NAMES[dtype]
-
-
 def unpack(data: bytes | bytearray | memoryview) -> tuple[Stored, dict[str, str]]:
     """The arrays, as views of `data`, and the metadata.
 
     Raises:
-        SnapshotFormatError: Not in this format, or cut.
+        SnapshotFormatError: Another format, or truncated.
     """
     try:
         size = int.from_bytes(data[:8], "little")
@@ -89,16 +84,16 @@ _COLUMNS = tuple(column.name for column in fields(Scores))
 
 
 def as_arrays(parts: Sequence[tuple[int, Scores | None]]) -> Stored:
-    """The scores of consecutive tokens, as `joined` has them; nothing where none is known."""
+    """`joined` scores as arrays by name; empty without any."""
     whole = joined(parts)
     return {} if whole is None else {_PREFIX + name: getattr(whole, name) for name in _COLUMNS}
 
 
 def taken_out(arrays: Stored, tokens: int) -> tuple[Stored, Scores | None]:
-    """What is KV, and the scores of its `tokens` if they came along.
+    """Splits arrays into KV, and the scores of its `tokens` if there are any.
 
     Raises:
-        SnapshotFormatError: Scores of another shape than ours.
+        SnapshotFormatError: Scores of another shape.
     """
     kv = {name: array for name, array in arrays.items() if not name.startswith(_PREFIX)}
     if len(kv) == len(arrays):
@@ -115,9 +110,9 @@ def taken_out(arrays: Stored, tokens: int) -> tuple[Stored, Scores | None]:
 
 
 def joined(parts: Sequence[tuple[int, Scores | None]]) -> Scores | None:
-    """The scores of consecutive tokens, given as (tokens, what is known of them); None where nothing is.
+    """Joins the scores of consecutive parts, given as (number of tokens, scores or None); None without any scores.
 
-    What is not known, or of fewer alternatives than the rest, stays open: one token without scores takes them from no other.
+    Parts without scores, or with fewer alternatives than others, become empty rows.
     """
     width = max((known.top_ids.shape[1] for _, known in parts if known is not None), default=None)
     if width is None:

@@ -1,6 +1,7 @@
 """The KV of one path in one safetensors file: ids, fingerprint and checksums in its header, written atomically.
 
-The tensors stand in parts of some hundred tokens each, ``part.name``, so that neither side ever holds all of them twice.
+The tensors are in parts of some hundred tokens each, named ``part.name``, so that neither writer nor reader holds all of them
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from resources.files import open_regular
 from runtime.adapters.stacks import namespaced, stack_of
 from runtime.backends.stored import Stored, first
-from runtime.blocks.packing import dtype_name
+from runtime.blocks.packing import DTYPE_NAMES
 from runtime.errors import SnapshotFormatError, SnapshotMismatchError
 from runtime.info import ModelInfo
 from runtime.records import Int32
@@ -29,7 +30,7 @@ from runtime.trie import Namespace, Span
 
 FORMAT = "elsewise-kv"
 VERSION = 1
-_RESERVED = 1 << 16  # bytes of the header beside ids and entries
+_RESERVED = 1 << 16  # header bytes beside ids and entries
 _PER_ENTRY = 256
 _MOST_HEADER = 100_000_000  # bytes, as safetensors has it
 _SEAL = "0" * 64
@@ -54,7 +55,7 @@ class Part:
 
 
 def facts_of(info: ModelInfo) -> dict[str, str]:
-    """What the KV of a model depends on, in words; the fingerprint says the same, and the weights, in a digest."""
+    """The properties that the KV of a model depends on, in words; the fingerprint is a digest of them and the weights."""
     return {
         "backend": info.backend,
         "architecture": info.architecture,
@@ -66,10 +67,10 @@ def facts_of(info: ModelInfo) -> dict[str, str]:
 
 
 class SnapshotWriter:
-    """Writes a snapshot beside its place and moves it there when it is complete. Use as a context manager.
+    """Writes a snapshot beside its path and renames it when it is complete. A context manager.
 
     Attributes:
-        nbytes: Of the file, once it is written.
+        nbytes: The file's bytes, once it is written.
     """
 
     def __init__(self, path: Path, ids: Int32, spans: Sequence[Span], info: ModelInfo) -> None:
@@ -86,7 +87,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> Self:
         handle, made = tempfile.mkstemp(prefix=f".{self._path.name[:60]}.", suffix=".part", dir=self._path.parent)
-        self._made, self._file = Path(made), os.fdopen(handle, "wb")
+        self._temporary, self._file = Path(made), os.fdopen(handle, "wb")
         self._file.seek(8 + self._room)
         return self
 
@@ -101,7 +102,7 @@ class SnapshotWriter:
             self._file.write(data)
             end = self._at + data.nbytes
             self._entries[f"{number}.{name}"] = {
-                "dtype": dtype_name(array.dtype),
+                "dtype": DTYPE_NAMES[array.dtype],
                 "shape": list(array.shape),
                 "data_offsets": [self._at, end],
             }
@@ -120,10 +121,10 @@ class SnapshotWriter:
                 self.nbytes = 8 + len(header) + self._at
             self._file.close()
             if error is None:
-                self._made.replace(self._path)
+                self._temporary.replace(self._path)
         finally:
             self._file.close()
-            self._made.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
     def _header(self) -> bytes:
         metadata = {
@@ -148,11 +149,11 @@ class SnapshotWriter:
 
 
 class Snapshot:
-    """A snapshot that was checked: format, seal, model and every part's checksum.
+    """A checked snapshot: format, seal, model and the checksum of each part.
 
     Attributes:
         ids: The path's tokens.
-        spans: The same by namespace.
+        spans: The tokens by namespace.
         before: (end, namespace) of all spans but the last.
     """
 
@@ -180,10 +181,10 @@ class Snapshot:
             raise SnapshotFormatError("the snapshot lacks checksums")
 
     def check(self) -> None:
-        """Reads everything once.
+        """Compares all parts with their checksums.
 
         Raises:
-            SnapshotFormatError: A part that is not what was written.
+            SnapshotFormatError: A damaged part.
         """
         names = self._names()
         for number, expected in enumerate(self._sums):
@@ -227,11 +228,11 @@ def open_snapshot(path: Path, info: ModelInfo) -> Iterator[Snapshot]:
     """A snapshot of this model, checked from end to end.
 
     Raises:
-        SnapshotFormatError: Not ours, damaged, newer, or not from a path's beginning.
+        SnapshotFormatError: Not a snapshot, damaged, newer, or not from its path's first token on.
         SnapshotMismatchError: Of another model.
         OSError: It cannot be read.
     """
-    from safetensors import SafetensorError, safe_open  # needed for opening a snapshot alone
+    from safetensors import SafetensorError, safe_open  # needed here alone
 
     _check_seal(path)
     try:
@@ -267,7 +268,7 @@ def _check_header(metadata: dict[str, str], info: ModelInfo) -> None:
 
 
 def _check_seal(path: Path) -> None:
-    """That the header is ours and as it was written."""
+    """Checks that the header is a snapshot's, and undamaged."""
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         held = os.fstat(file.fileno()).st_size
@@ -285,5 +286,5 @@ def _check_seal(path: Path) -> None:
 
 
 def sealed(text: str) -> str:
-    """The seal of a header whose own place of it holds zeros: a SHA-256 in hexadecimal."""
+    """The seal of a header with zeros in the place of the seal: a SHA-256 in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

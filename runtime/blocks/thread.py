@@ -1,4 +1,4 @@
-"""The block thread: it alone opens, reads and writes the block store."""
+"""The block thread, which alone opens, reads and writes the block store."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def told(error: BaseException) -> str:
-    """An error in a line: of the operating system's, the file and what is wrong with it."""
+def one_line(error: BaseException) -> str:
+    """The message of an error; of an error of the operating system, the file and its fault."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 class Urgency(IntEnum):
-    """The order of requests."""
+    """The order of requests: lower values first."""
 
     READ = 0
     WRITE = 1
@@ -35,11 +35,11 @@ class Urgency(IntEnum):
 
 
 class BlockThread:
-    """Runs what touches the store, reads before writes, each in the order of asking.
+    """Runs functions on the store: reads before writes, each in the order of the requests.
 
     Args:
-        open_store: Makes the store, on the thread.
-        on_open: Told, on the thread, whether that went well: None, or what was wrong.
+        open_store: Opens the store, on the thread.
+        on_open: Called on the thread with None, or with the error of `open_store`.
     """
 
     def __init__(self, open_store: Callable[[], BlockStore], on_open: Callable[[Exception | None], None]) -> None:
@@ -47,18 +47,17 @@ class BlockThread:
         self._asked: queue.PriorityQueue[tuple[int, int, Callable[[BlockStore], Any] | None, Future[Any]]]
         self._asked = queue.PriorityQueue()
         self._numbers = itertools.count()
-        self._until: float | None = None  # monotonic seconds after which nothing more is begun
+        self._until: float | None = None  # monotonic time after which no request is begun
         self._missing: BlockFileError | None = None  # why there is no store
-        self._lock = threading.Lock()  # of `_ended`: what is put before it is set is answered
-        self._ended = False  # nothing is taken out of the queue any more
+        self._lock = threading.Lock()  # of `_ended`: requests put before it is set are answered
+        self._ended = False  # the queue is not read any more
         self._thread = threading.Thread(target=self._run, name="elsewise-blocks", daemon=True)
         self._thread.start()
 
     def ask(self, urgency: Urgency, act: Callable[[BlockStore], T]) -> Future[T]:
         """Runs `act` with the store; any thread.
 
-        What it raises is in the future: `BlockFileError` where there is no store, `SessionClosedError` where the
-        thread has ended.
+        The future has its error: `BlockFileError` without a store, `SessionClosedError` after the thread has ended.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -69,10 +68,10 @@ class BlockThread:
         return future
 
     def close(self, seconds: float) -> None:
-        """Ends the thread: what is asked already is done as far as `seconds` reach, the rest fails. Idempotent."""
+        """Ends the thread after the requests that it can begin within `seconds`; the others fail. Idempotent."""
         self._until = time.monotonic() + seconds
         self._asked.put((Urgency.END, next(self._numbers), None, Future()))
-        self._thread.join(seconds + 1.0)  # one write that hangs does not hang the model's end
+        self._thread.join(seconds + 1.0)  # a hanging write must not hang the end of the model
         if self._thread.is_alive():
             log.warning("the block file did not close in time")
 
@@ -81,8 +80,8 @@ class BlockThread:
         try:
             store = self._open_store()
             self._on_open(None)
-        except Exception as error:  # noqa: BLE001  # the border to the application's store: the engine goes on without
-            self._missing = BlockFileError(f"the block file cannot be used: {told(error)}")
+        except Exception as error:  # noqa: BLE001  # the application's store: the engine goes on without it
+            self._missing = BlockFileError(f"the block file cannot be used: {one_line(error)}")
             self._on_open(error)
         while True:
             _, _, act, future = self._asked.get()
@@ -96,7 +95,7 @@ class BlockThread:
                 future.set_result(act(store))
             except Exception as error:  # noqa: BLE001  # as above
                 future.set_exception(error)
-            del act, future  # what they hold is let go before the next one is waited for
+            del act, future  # frees their references before the wait for the next request
         with self._lock:
             self._ended = True
         while not self._asked.empty():

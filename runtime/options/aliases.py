@@ -1,6 +1,6 @@
-"""Options by the names that other libraries give them: Hugging Face, OpenAI, llama.cpp, mlx-lm.
+"""Options under the names of other libraries: Hugging Face, OpenAI, llama.cpp, mlx-lm.
 
-For names of what is no option of a generation here: where it is asked for instead.
+For their names that are no generation option here, it has the place to ask for the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPELLINGS = {
     **{alias: each.name for each in PARAMETERS.values() for alias in each.aliases},
 }
 _SAMPLING = frozenset(f.name for f in fields(SamplingOptions))
-_WITHOUT_EFFECT = ("stream",)  # OpenAI's: every answer comes as it is drawn, and can be taken whole
+_WITHOUT_EFFECT = ("stream",)  # OpenAI's: every answer can be streamed or taken whole
 _CAN_BE_OFF = ("grammar", "speculative")
 _GENERATION = frozenset(f.name for f in fields(GenerationOptions)) - {"sampling", "top_k"}
 OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives", "do_sample", "sampling"})
@@ -39,16 +39,16 @@ OPTION_NAMES = frozenset({*_SAMPLING, *_GENERATION, *_SPELLINGS, "alternatives",
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `GenerationOptions`, checked.
 
-    A value of None is as good as not given. In a flat mapping `top_k` is the sampler's, as everywhere else, and
-    `alternatives` (or `top_logprobs`) says how many are recorded; beside a nested `sampling` it is `GenerationOptions.top_k`.
-    A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids` end the answer in place of the
-    model's own: name those too where they shall end it still. False for `grammar` or `speculative`, and the text format,
-    switch off what a later layer of `resolve_options` sets: the field is there, and is None.
+    A value of None counts as not given. In a flat mapping `top_k` is the sampler's, as in other libraries, and `alternatives`
+    (or `top_logprobs`) is the number of recorded alternatives; beside a nested `sampling`, `top_k` is
+    `GenerationOptions.top_k`. A `response_format` is OpenAI's: text, any JSON object, or a JSON schema. `stop_token_ids`
+    replace the model's own eos ids. False for `grammar` or `speculative`, and the text format, give a field of None, which
+    switches off the setting of a lower layer of `resolve_options`.
 
     Raises:
-        GrammarError: A JSON schema that is none.
-        InvalidRequestError: An unknown name (the nearest is named, or where it belongs), two spellings that contradict
-            each other, or a value out of range (named as it was given).
+        GrammarError: An invalid JSON schema.
+        InvalidRequestError: An unknown name (the message has the nearest, or where it belongs), two spellings that contradict
+            each other, or a value out of range (under the given name).
     """
     if not isinstance(options, Mapping):
         raise InvalidRequestError(f"options are a mapping of names and values, not {shown(options)}")
@@ -71,13 +71,13 @@ def _ours(name: str) -> str:
 
 
 class _Reading:
-    """Fields found so far, each with the name it came by."""
+    """The fields found so far, each with its given name."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
-        self._said: dict[str, str] = {}  # name and value as they were given
-        self._names: dict[str, str] = {}  # as they were given
-        self._sampled = False  # asked for by name
+        self._shown: dict[str, str] = {}  # name and value as given, for messages
+        self._names: dict[str, str] = {}  # as given
+        self._sampled = False  # do_sample=True was given
 
     def take(self, name: str, field: str, value: Any) -> None:
         if name in _WITHOUT_EFFECT and isinstance(value, bool):
@@ -87,12 +87,12 @@ class _Reading:
             raise InvalidRequestError(f"unknown option {shown(name)}: {hint}")
         if value is None:
             return
-        if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: whether, beside how many
+        if name == "logprobs" and isinstance(value, bool):  # OpenAI's chat: a flag beside `top_logprobs`
             if value:
                 return
             value = 0
         value = plain_number(value)
-        said = f"{name}={shown(value)}"
+        as_given = f"{name}={shown(value)}"
         if name == "do_sample":
             check_value(name, value, flag)
             self._sampled = value
@@ -100,15 +100,15 @@ class _Reading:
                 return
             field, value = "temperature", 0.0
         off = field in _CAN_BE_OFF and value is False
-        value = None if off else _SHAPES.get(field, _as_it_is)(name, value)
+        value = None if off else _SHAPES[field](name, value) if field in _SHAPES else value
         if field in self._values and self._values[field] != value:
-            raise InvalidRequestError(f"{self._said[field]} and {said} contradict each other: give one of the two")
-        self._values[field], self._said[field], self._names[field] = value, said, name
+            raise InvalidRequestError(f"{self._shown[field]} and {as_given} contradict each other: give one of the two")
+        self._values[field], self._shown[field], self._names[field] = value, as_given, name
 
     def made(self) -> dict[str, Any]:
         if self._sampled and self._values.get("temperature") == 0:
-            said = self._said["temperature"]
-            raise InvalidRequestError(f"do_sample=True and {said} (greedy) contradict each other: give one of the two")
+            given = self._shown["temperature"]
+            raise InvalidRequestError(f"do_sample=True and {given} (greedy) contradict each other: give one of the two")
         sampling = {name: value for name, value in self._values.items() if name in _SAMPLING}
         found = {name: value for name, value in self._values.items() if name in _GENERATION}
         if "alternatives" in self._values:
@@ -121,10 +121,6 @@ class _Reading:
             field = "alternatives" if fault.option == "top_k" and "top_k" not in sampling else fault.option
             raise OptionError(fault.words, self._names.get(field, fault.option), fault.value) from None
         return found
-
-
-def _as_it_is(_: str, value: Any) -> Any:
-    return value
 
 
 def _texts(_: str, value: Any) -> Any:
@@ -152,7 +148,7 @@ def _grammar(name: str, value: Any) -> Any:
 
 
 def _formed(given: Any) -> Grammar | None:
-    """OpenAI's `response_format`; the text format, which is none, is None."""
+    """The grammar of OpenAI's `response_format`; None for the text format."""
     if isinstance(given, type):
         return Grammar.json_schema(given)
     kind = given.get("type") if isinstance(given, Mapping) else None
@@ -220,7 +216,7 @@ _AT_LOAD: Final = frozenset(f.name for f in fields(LoadOptions))
 
 
 def elsewhere(name: object) -> str | None:
-    """Where to ask for what another library calls so; None where no such name is known."""
+    """Where to ask for another library's option of this name; None for an unknown name."""
     if not isinstance(name, str):
         return None
     plain = name.strip().replace("-", "_").casefold()

@@ -1,4 +1,4 @@
-"""What an option may be: each field of an options class carries its rule, and one function checks all of them."""
+"""Rules of option values: each field of an options class has its rule, and one function checks all of them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from runtime.errors import InvalidRequestError, OptionError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-MISTYPED = 0.75  # from here on a name is another one with a letter or two wrong
-LIKE = 0.6  # below this there is nothing in common that a reader would see
-LONGEST_NAME = 100  # characters that are compared: the time grows with their square
-FEW = 12  # names that a reader looks through at once
-MOST: Final = (1 << 63) - 1  # the largest whole number that an engine, a file and the pipe hold
+MISTYPED = 0.75  # similarity from which on a name is a typing error of another
+LIKE = 0.6  # least similarity for a suggestion
+LONGEST_NAME = 100  # compared characters: the time grows with their square
+FEW = 12  # names that a message lists without the nearest
+MOST: Final = (1 << 63) - 1  # the largest whole number of an engine, a file and the pipe
 MOST_SEED: Final = (1 << 64) - 1
 TEXT_FOR_IDS: Final = "token ids must be whole numbers, not a text: model.tokenize(text) makes ids of it"
-LARGEST: Final = 1e30  # change of a score, either way: float32 ends at 3e38, and infinity less infinity is no score
+LARGEST: Final = 1e30  # change of a score, up or down: float32 ends at 3e38, and infinity minus infinity is NaN
 SHOWN = 80  # characters of a value in a message
 
 Fault = Callable[[Any], str | None]
-"""What is wrong with a value: a sentence in which ``{option}`` and ``{value}`` stand for its name and itself; None: nothing."""
+"""Checks a value: None where it is valid, else a message with ``{option}`` and ``{value}`` for its name and itself."""
 
 
 def option(default: Any, fault: Fault) -> Any:  # of the field's own type
-    """A field of an options class, with the rule of every value but the default; None there leaves the choice to others."""
+    """A field of an options class, with the rule for every value but the default."""
     return field(default=default, metadata={"fault": fault})
 
 
 def check_fields(options: DataclassInstance, place: str = "") -> None:
-    """Passes options whose fields follow their rules.
+    """Checks the fields of options that were made by `option`.
 
     Args:
-        options: Of a class whose fields were made by `option`; other fields are not looked at.
-        place: What a message has in front of a field's name, such as ``"blocks: "``.
+        options: Other fields are ignored.
+        place: A prefix for field names in messages, such as ``"blocks: "``.
 
     Raises:
-        OptionError: Of the first field that does not.
+        OptionError: For the first field that breaks its rule.
     """
     for name, fault, default in _rules(type(options)):
         value = getattr(options, name)
@@ -53,10 +53,10 @@ def check_fields(options: DataclassInstance, place: str = "") -> None:
 
 
 def check_value(name: str, value: object, fault: Fault) -> None:
-    """Passes a value that follows a rule.
+    """Checks a value against a rule.
 
     Raises:
-        OptionError: It does not.
+        OptionError: The value breaks the rule.
     """
     words = fault(value)
     if words is not None:
@@ -69,25 +69,25 @@ def _rules(kind: type[DataclassInstance]) -> tuple[tuple[str, Fault, Any], ...]:
 
 
 def plain_number(value: Any) -> Any:
-    """A number of numpy's as Python's own; everything else as it is."""
+    """A numpy scalar as a Python number; any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def check_callback(called: object, name: str = "on_progress") -> None:
-    """Passes None and what can be called: the owner thread, which calls it, must not find out.
+    """Checks that a callback is callable or None, before the owner thread calls it.
 
     Raises:
-        OptionError: Anything else.
+        OptionError: Neither.
     """
     if called is not None and not callable(called):
         raise OptionError("{option} is a function, or None, not {value}", name, shown(called))
 
 
 def check_path(given: object) -> Path:
-    """The path that a caller gives.
+    """A caller's path, checked.
 
     Raises:
-        OptionError: No path, or an empty one.
+        OptionError: Not a path, or an empty one.
     """
     check_value("path", given, path("the path of a file or folder"))
     return Path(given)  # type: ignore[arg-type]  # a text or a path
@@ -97,15 +97,15 @@ def shown(value: object) -> str:
     """A value in a message, cut to a readable length."""
     try:
         return f"{value!r:.{SHOWN}}"
-    except Exception:  # noqa: BLE001  # a whole number of thousands of digits, an object whose own repr fails
+    except Exception:  # noqa: BLE001  # an int of thousands of digits, an object whose repr fails
         return f"a {type(value).__name__} that cannot be shown"
 
 
 def check_token(name: str, token: object, vocab: int | None) -> None:
-    """Passes a token id, of a vocabulary of this size where it is known.
+    """Checks a token id; `vocab`: the size of the vocabulary, None where it is not known.
 
     Raises:
-        InvalidRequestError: Anything else.
+        InvalidRequestError: Not a whole number, or outside the vocabulary.
     """
     if not is_whole(token, 0):
         raise InvalidRequestError(f"{name}: a token id is a whole number, 0 or more, not {shown(token)}")
@@ -114,7 +114,7 @@ def check_token(name: str, token: object, vocab: int | None) -> None:
 
 
 def as_tuple(value: Any) -> Any:
-    """A list as a tuple; anything else as it is."""
+    """A list as a tuple; any other value unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -122,19 +122,19 @@ def as_tuple(value: Any) -> Any:
 
 
 def is_whole(value: object, least: int, most: int = MOST) -> bool:
-    """Whether it is a whole number between the two; True and False are none."""
+    """Whether a value is an int from `least` to `most`, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether it is a number between the two that a float can hold; NaN and infinity are not, nor are True and False."""
+    """Whether a value is a finite number from `low` to `high`, and no bool."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return low <= value <= high and abs(value) <= sys.float_info.max
 
 
 def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> Fault:
-    """A whole number; `least_is` explains the least one, `of` what is counted."""
+    """A whole number; `least_is` explains the least one in messages, `of` the unit."""
     bounds = f" from {least} to {most:,}"
     if most >= MOST:
         bounds = f", {least}{f' ({least_is})' if least_is else ''} or more"
@@ -150,7 +150,7 @@ def whole(least: int, most: int = MOST, *, least_is: str = "", of: str = "") -> 
 
 
 def number(low: float, high: float, *, open_low: bool = False) -> Fault:
-    """A number within the range; NaN and infinity are never within. An end at `LARGEST` is named to what goes beyond it."""
+    """A finite number within a range. An end at `LARGEST` is named in the message about a value beyond it alone."""
     least = 0.0 if 0 < low <= 1 / LARGEST else low if low > -LARGEST else -math.inf
     most = high if high < LARGEST else math.inf
     limits, bounds = _range(low, high, open_low=open_low), _range(least, most, open_low=open_low or least < low)
@@ -170,12 +170,12 @@ def _range(low: float, high: float, *, open_low: bool) -> str:
 
 
 def flag(value: Any) -> str | None:
-    """True or False."""
+    """A bool."""
     return None if isinstance(value, bool) else "{option} is True or False, not {value}"
 
 
 def one_of(*names: str) -> Fault:
-    """One of these texts; the nearest to another one is named."""
+    """One of these texts; the message suggests the nearest."""
 
     def fault(value: Any) -> str | None:
         if isinstance(value, str) and value in names:
@@ -186,7 +186,7 @@ def one_of(*names: str) -> Fault:
 
 
 def text(what: str) -> Fault:
-    """A text that says something; `what` it is."""
+    """A text that is not blank and has no NUL; `what` describes it."""
 
     def fault(value: Any) -> str | None:
         sound = isinstance(value, str) and value.strip() and "\0" not in value
@@ -196,13 +196,13 @@ def text(what: str) -> Fault:
 
 
 def path(what: str) -> Fault:
-    """The path of a file, as text or as a `Path`; `what` it is."""
+    """The path of a file, as text or as a `Path`; `what` describes it."""
     as_text = text(what)
     return lambda value: as_text(str(value) if isinstance(value, Path) else value)
 
 
 def many(what: str, takes: Callable[[Any], bool] = lambda _: True) -> Fault:
-    """A list or tuple of what it takes; `what` that is."""
+    """A list or tuple of items that `takes` accepts; `what` describes them."""
 
     def fault(value: Any) -> str | None:
         sound = isinstance(value, list | tuple) and all(map(takes, value))
@@ -212,7 +212,7 @@ def many(what: str, takes: Callable[[Any], bool] = lambda _: True) -> Fault:
 
 
 def instance(kind: type, what: str) -> Fault:
-    """An object of a class; `what` is said of how it is made."""
+    """An object of a class; `what` describes it."""
     return lambda value: None if isinstance(value, kind) else f"{{option}} is {what}, not {{value}}"
 
 
@@ -220,8 +220,8 @@ def instance(kind: type, what: str) -> Fault:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest known one, and all of them where none is much like it."""
-    import difflib  # for a mistake alone: the window opens without it
+    """A hint for a misspelt name: the nearest known one, or all of them where none is similar."""
+    import difflib  # for errors alone: the window opens without it
     import re
 
     known = sorted(known)
@@ -230,7 +230,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     words = set(re.findall(r"\w{3,}", asked.replace("_", " ")))
     sharing = [each for each in known if words.intersection(each.casefold().replace("_", " ").split())]
     best = max(known, key=lambda each: (alike[each], each), default="")
-    if sharing and alike[best] < MISTYPED:  # `penalty`, `eos`: a part of the name that was meant
+    if sharing and alike[best] < MISTYPED:  # a part of the intended name, such as `penalty` or `eos`
         return f"did you mean {max(sharing, key=alike.__getitem__)!r}?"
     if best and alike[best] >= LIKE:
         return f"did you mean {best!r}?"

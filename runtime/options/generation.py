@@ -1,8 +1,8 @@
-"""What one answer is asked for: the sampler's stages and their parameters, its length, what is recorded, and what decides.
+"""Options of one answer: the sampler's stages and their parameters, length, recorded alternatives, and how layers are resolved.
 
 A new stage of the sampler is a file in `runtime.sampling.stages`, a line in `SAMPLER_STAGES` and its fields in
-`SamplingOptions`. Of the layers of options the call comes first, then the session, a preset, the model's own
-generation_config.json, and the defaults last.
+`SamplingOptions`. Layers of options in their precedence: the call, the session, a preset, the model's own
+generation_config.json, the defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runtime.sampling.spec import Chosen, Parameter, StageSpec
 from runtime.sampling.stages import bias, dry, min_p, penalties, temperature, top_k, top_p, typical, xtc
 from runtime.speculation.options import SpeculativeOptions
 
-Breaker = int | str  # a token id, or a text: every token that contains it
+Breaker = int | str  # a token id, or a text for every token that contains it
 
 SAMPLER_STAGES: Final[tuple[StageSpec, ...]] = (  # in their default order
     bias.SPEC,
@@ -58,33 +58,33 @@ STAGE_NAMES: Final = tuple(sorted(NUMBERS, key=NUMBERS.__getitem__))  # by numbe
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the next token is drawn. Unset fields are None: the model's own settings, then the defaults, fill them.
+    """Settings of the sampler. Fields of None are filled by the model's own settings, then by the defaults.
 
-    The stages stand in `order`: raw scores -> bias and bans -> penalties and DRY -> temperature -> top-k -> top-p ->
-    min-p -> typical -> XTC -> draw. A stage that `order` leaves out does nothing.
+    The default `order` is: raw scores -> bias and bans -> penalties and DRY -> temperature -> top-k -> top-p -> min-p ->
+    typical -> XTC -> draw. A stage that `order` leaves out does nothing.
 
     Attributes:
-        temperature: Divides the scores; 0 is greedy: the likeliest token after bias and penalties, the lowest id among
-            equals, and no cut has a say.
+        temperature: Divides the scores; 0 is greedy: the likeliest token after bias and penalties, the lowest id among equals;
+            cuts have no effect then.
         top_k: Only the k likeliest; 0 is off.
         top_p: The likeliest that together reach this probability, the one that crosses it included; 1 is off.
         min_p: Only those with this share of the likeliest one's probability (arXiv:2407.01082); 0 is off.
-        typical_p: Those whose surprisal is nearest to the entropy, up to this probability (arXiv:2202.00666); 1 is off.
-        xtc_probability: How often XTC acts: all tokens above the threshold but the least likely of them go; 0 is off.
-        xtc_threshold: Probability from which XTC counts a token as a top choice.
+        typical_p: The tokens whose surprisal is nearest to the entropy, up to this probability (arXiv:2202.00666); 1 is off.
+        xtc_probability: How often XTC acts: it removes all tokens above the threshold but the least likely of them; 0 is off.
+        xtc_threshold: The probability from which on XTC counts a token as a top choice.
         repetition_penalty: Divides positive raw logits of tokens that occurred, multiplies negative ones
             (arXiv:1909.05858, as transformers); 1 is off.
-        presence_penalty: Is subtracted from the score of what occurred; 0 is off.
-        frequency_penalty: Is subtracted once per occurrence; 0 is off.
-        penalty_window: The three penalties look at so many last tokens of prompt and answer; 0 is all.
-        dry_multiplier: Strength of DRY, which makes the longer a repetition, the less likely its next token; 0 is off.
-        dry_base: Growth per token of the repeated sequence.
-        dry_allowed_length: Repetitions shorter than this cost nothing.
-        dry_range: DRY looks at so many last tokens; 0 is all.
-        dry_breakers: Token ids, or texts that stand for every token containing them; no repetition goes across one.
-        logit_bias: Is added to the score of an id; -100 or less in practice bans it, and -1e9 or less counts as a ban.
+        presence_penalty: Subtracted from the score of tokens that occurred; 0 is off.
+        frequency_penalty: Subtracted once per occurrence; 0 is off.
+        penalty_window: The last tokens of prompt and answer that the three penalties count; 0 is all.
+        dry_multiplier: Strength of DRY, which penalises the next token of a repetition more, the longer it is; 0 is off.
+        dry_base: Growth of the penalty per repeated token.
+        dry_allowed_length: Shorter repetitions are not penalised.
+        dry_range: The last tokens in which DRY finds repetitions; 0 is all.
+        dry_breakers: Token ids, or texts for every token that contains them; no repetition extends across one.
+        logit_bias: Added to the score of an id; -100 or less in practice bans it, and -1e9 or less counts as a ban.
         banned_tokens: Ids that are never drawn; a positive bias of one is a contradiction.
-        order: Names of stages, of `SAMPLER_STAGES`.
+        order: Names of stages of `SAMPLER_STAGES`.
     """
 
     temperature: float | None = None
@@ -111,7 +111,7 @@ class SamplingOptions:
         """Itself.
 
         Args:
-            vocab: Size of the vocabulary, where it is known.
+            vocab: Size of the vocabulary; None: not known.
 
         Raises:
             InvalidRequestError: A value out of range, an id outside the vocabulary, an order with an unknown or repeated
@@ -151,7 +151,7 @@ class SamplingOptions:
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
 
     def over(self, *others: SamplingOptions) -> SamplingOptions:
-        """Its own fields, then those of the first of `others` that has them."""
+        """Its set fields, and the others from the first of `others` that sets them."""
         merged: dict[str, Any] = {}
         for source in (self, *others):
             merged = {**source.given(), **merged}
@@ -165,37 +165,37 @@ _NAMES = tuple(f.name for f in fields(SamplingOptions))
 
 MOST_ALTERNATIVES: Final = 1000
 ALTERNATIVES: Final = whole(0, MOST_ALTERNATIVES, of="alternatives recorded")
-MOST_STOP: Final = 65_536  # characters of all stop strings: an engine holds a few hundred bytes for each
+MOST_STOP: Final = 65_536  # characters of all stop strings: an engine needs a few hundred bytes for each character
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """One generation: how long, how drawn, what is recorded."""
+    """The options of one generation."""
 
-    max_tokens: int | None = option(None, whole(1))  # default 512, or what is left of the context
+    max_tokens: int | None = option(None, whole(1))  # default 512, or the rest of the context
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = option((), many("texts, none of them empty", lambda each: isinstance(each, str) and each != ""))
     ignore_eos: bool = option(False, flag)
-    # end the answer in place of the model's own and its format's stops
+    # these end the answer instead of the model's own and the chat format's
     eos_token_ids: tuple[int, ...] | None = option(None, many("token ids", lambda each: is_whole(each, 0)))
     top_k: int = option(10, ALTERNATIVES)  # alternatives recorded per token; the sampler's top-k is in `sampling`
-    stages: bool = option(False, flag)  # each record tells what the sampler's stages did, and has at least 64 alternatives
-    seed: int | None = option(None, whole(0, MOST_SEED))  # None: a fresh one; the request's timings have it (`Metrics.request`)
-    branch: int = option(0, whole(0, MOST_SEED))  # separates streams that share a seed
+    stages: bool = option(False, flag)  # records have the sampler's stages, and at least 64 alternatives
+    seed: int | None = option(None, whole(0, MOST_SEED))  # None: a random one, which `Metrics.request` has
+    branch: int = option(0, whole(0, MOST_SEED))  # gives streams that share a seed other random numbers
     resolve: bool = option(True, flag)  # False: the library's defaults alone, for parity and benchmarks
-    # several tokens a forward, guessed and checked
+    # verifies several drafted tokens in a forward
     speculative: SpeculativeOptions | None = option(None, instance(SpeculativeOptions, "SpeculativeOptions(...) or None"))
-    adapters: tuple[AdapterUse, ...] | None = None  # of loaded ones, in order; () is the base, None the model's stack
-    grammar: Grammar | None = None  # what the answer must look like
-    grammar_prefix: int = option(0, whole(0))  # so many of the last ids given are the beginning of that answer already
+    adapters: tuple[AdapterUse, ...] | None = None  # loaded ones, in order; () is the base, None the model's stack
+    grammar: Grammar | None = None  # restricts the answer
+    grammar_prefix: int = option(0, whole(0))  # number of last prompt ids that already belong to the answer
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """Checked options from names and values: ours, flat or nested, or as Hugging Face and OpenAI spell them.
+        """Checked options from names and values: ours, flat or nested, or the spellings of Hugging Face and OpenAI.
 
         Raises:
-            InvalidRequestError: An unknown name (the nearest is named), two spellings that contradict each other, or a value
-                out of range.
+            InvalidRequestError: An unknown name (the message has the nearest), two spellings that contradict each other, or a
+                value out of range.
         """
         from runtime.options.aliases import read_options  # which knows these classes
 
@@ -205,12 +205,12 @@ class GenerationOptions:
         """Itself.
 
         Args:
-            vocab: Size of the vocabulary, where it is known.
+            vocab: Size of the vocabulary; None: not known.
 
         Raises:
             InvalidRequestError: A value out of range, an id outside the vocabulary, or nothing left to draw; the message names
                 it.
-            GrammarError: Something that contradicts the grammar.
+            GrammarError: An option that contradicts the grammar.
         """
         check_fields(self)
         if not isinstance(self.sampling, SamplingOptions):
@@ -220,7 +220,7 @@ class GenerationOptions:
             for token in self.eos_token_ids or ():
                 check_token("eos_token_ids", token, vocab)
             size = sum(map(len, self.stop))
-            if size > MOST_STOP:  # options that an earlier version stored are read all the same
+            if size > MOST_STOP:  # only with a vocabulary, so that stored options of earlier versions can be read
                 words = (
                     f"{{option}} has {size:,} characters in all; at most {MOST_STOP:,} are read: give fewer or shorter texts"
                 )
@@ -248,14 +248,14 @@ class GenerationOptions:
 
 
 def given(options: GenerationOptions | None, named: Mapping[str, Any] | None = None) -> GenerationOptions:
-    """A call's options, checked; the defaults where there are none.
+    """A call's options, checked; the defaults without any.
 
     Args:
         options: As an object.
-        named: Or one by one, by the names that `GenerationOptions.from_mapping` knows.
+        named: Or as single options, by the names that `GenerationOptions.from_mapping` knows.
 
     Raises:
-        InvalidRequestError: Something else than options, a value out of range, or both forms at once.
+        InvalidRequestError: Not options, a value out of range, or both forms at once.
     """
     if named:
         if options is not None:
@@ -280,12 +280,12 @@ _PLAIN = GenerationOptions()
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnds:
-    """What ends an answer of a loaded model where nothing else is said.
+    """The default ends of an answer of a loaded model.
 
     Attributes:
-        eos_token_ids: Of the model's own configuration.
-        format_eos: The tokens that end a turn of its chat format, as far as they are not among those.
-        format_stops: The texts that do.
+        eos_token_ids: From the model's configuration.
+        format_eos: Other tokens that end a turn of its chat format.
+        format_stops: Texts that end a turn of its chat format.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -295,14 +295,14 @@ class AnswerEnds:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOptions:
-    """What holds, and where it comes from.
+    """The options in force, and their sources.
 
     Attributes:
-        options: Every setting of `sampling` is set, and `max_tokens`; the seed stays None where none was chosen. Of a
-            loaded model `stop` and `eos_token_ids` are complete, too: with what ends a turn of its chat format.
-            `eos_token_ids` stays None beside a grammar, which says by itself where the model's may come.
-        sources: "call", "session", "preset", "model", "format" (the chat format) or "default" by field, or two of them
-            ("call and format") where both have a part in it; a setting of the sampler is "sampling.temperature".
+        options: `max_tokens` and every setting of `sampling` are set; the seed stays None where none was chosen. For a loaded
+            model `stop` and `eos_token_ids` include the ends of a turn of its chat format. `eos_token_ids` stays None beside a
+            grammar, which decides where an eos may come.
+        sources: By field: "call", "session", "preset", "model", "format" (the chat format) or "default", or two of them ("call
+            and format") where both contribute; settings of the sampler are named like "sampling.temperature".
     """
 
     options: GenerationOptions
@@ -317,18 +317,18 @@ def resolve_options(
     model: Layer = None,
     ends: AnswerEnds | None = None,
 ) -> ResolvedOptions:
-    """The options that hold, field by field from the first layer that has one.
+    """The options in force: each field from the first layer that sets it.
 
     Args:
-        call: What this request asks for. With ``resolve=False`` in it only the call and the defaults count.
-        session: What its session is set to.
-        preset: What the application is set to.
-        model: The model's own; a `LanguageModel`'s `resolve_options` fills it in.
-        ends: What ends its answers anyway; likewise.
+        call: The request's options. With ``resolve=False`` only the call and the defaults count.
+        session: The session's options.
+        preset: The application's options.
+        model: The model's own options; `LanguageModel.resolve_options` passes them.
+        ends: The model's default ends of an answer; likewise.
 
-    A layer is a mapping (see `GenerationOptions.from_mapping`), in which a field is set if it is there, or options, in which
-    a field is set if it differs from its default. In a mapping `grammar` and `speculative` may be False: switched off,
-    whatever the layers below say. Of two settings of different layers that contradict each other the lower one is dropped.
+    A layer is a mapping (see `GenerationOptions.from_mapping`), which sets the fields that it has, or options, which set the
+    fields that differ from their defaults. False for `grammar` or `speculative` in a mapping switches them off, whatever the
+    lower layers set. Of two contradicting settings of different layers the lower one is dropped.
 
     Raises:
         InvalidRequestError: An unknown name, a value out of range, or settings of one layer that contradict each other.
@@ -344,12 +344,12 @@ def resolve_options(
     if sources[_ORDER] != "default":
         values[_ORDER], sources[_ORDER] = _order(layers, values, sources)
     if values["grammar"] is not None or values["grammar_prefix"]:
-        _drop_what_a_grammar_excludes(values, sources, list(layers))
+        _drop_conflicts_with_grammar(values, sources, list(layers))
     if sources[_BANS] != sources[_BIASES]:
-        _drop_what_a_ban_excludes(values, sources, list(layers))
+        _drop_conflicts_with_bans(values, sources, list(layers))
     sampling = dict(zip(DEFAULTS, map(values.pop, _SETTINGS), strict=True))
     if sampling["order"] != DEFAULTS["order"]:
-        sampling |= _what_is_off(sampling["order"], sources)
+        sampling |= _settings_off(sampling["order"], sources)
     made = replace(_PLAIN, **values, sampling=SamplingOptions(**sampling)).check()
     if ends is not None and made.grammar is None and not made.ignore_eos and made.eos_token_ids is None:
         sources["eos_token_ids"] = _joined("model" if ends.eos_token_ids else None, "format" if ends.format_eos else None)
@@ -361,7 +361,7 @@ def resolve_options(
 
 
 def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources: dict[str, str]) -> tuple[Any, str]:
-    """The first layer's order that leaves out no stage which a layer above it has set, and whose it is."""
+    """The first layer's order that includes all stages set by higher layers, and that layer."""
     set_above: set[str] = set()  # stages
     for source, layer in layers.items():
         order = layer.get(_ORDER)
@@ -375,8 +375,8 @@ def _order(layers: Mapping[str, dict[str, Any]], values: dict[str, Any], sources
     return DEFAULTS["order"], "default"
 
 
-def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
-    """A grammar says by itself where an answer may end: of it and what says so too, the lower layer's is dropped."""
+def _drop_conflicts_with_grammar(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """Drops the lower layer's setting of a grammar and one of `ignore_eos` and `eos_token_ids`, which contradict it."""
     rank = {source: place for place, source in enumerate([*layers, "default"])}
     for name, plain in (("ignore_eos", False), ("eos_token_ids", None)):
         if values["grammar"] is None or values[name] == plain or sources[name] == sources["grammar"]:
@@ -384,11 +384,11 @@ def _drop_what_a_grammar_excludes(values: dict[str, Any], sources: dict[str, str
         lower, other = (name, "grammar") if rank[sources["grammar"]] < rank[sources[name]] else ("grammar", name)
         values[lower], sources[lower] = plain if lower == name else None, sources[other]
     if values["grammar_prefix"] and rank[sources["grammar"]] < rank[sources["grammar_prefix"]]:
-        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # the beginning of another one's answer
+        values["grammar_prefix"], sources["grammar_prefix"] = 0, sources["grammar"]  # it belongs to another grammar
 
 
-def _drop_what_a_ban_excludes(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
-    """Of a ban and a bias in favour of one token, in different layers, the lower layer's is dropped; the rest of it stays."""
+def _drop_conflicts_with_bans(values: dict[str, Any], sources: dict[str, str], layers: list[str]) -> None:
+    """Drops a ban or a positive bias of the same token, whichever is in the lower layer; other tokens' stay."""
     both = {token for token in values[_BANS] if values[_BIASES].get(token, 0) > 0}
     if not both:
         return
@@ -415,8 +415,8 @@ _DEFAULTS = {
 _SETTINGS = [_PREFIX + name for name in DEFAULTS]
 
 
-def _what_is_off(order: tuple[str, ...], sources: dict[str, str]) -> dict[str, Any]:
-    """Settings of stages that another layer's `order` leaves out are off, which is no contradiction."""
+def _settings_off(order: tuple[str, ...], sources: dict[str, str]) -> dict[str, Any]:
+    """The defaults for settings of stages that another layer's `order` leaves out."""
     decided = sources[_ORDER]
     off = {
         name: DEFAULTS[name] for name, stage in STAGE_OF.items() if stage not in order and sources[_PREFIX + name] != decided

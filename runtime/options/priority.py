@@ -6,8 +6,8 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """Lower values first; among equals, the request that has waited longest."""
+    """Lower values first; among equals, the one that has waited longest."""
 
     CHAT = 0  # an answer that a person waits for
-    INSPECTOR = 1  # a look-up beside it
-    BACKGROUND = 2  # work without a waiter
+    INSPECTOR = 1  # a query beside it
+    BACKGROUND = 2  # work that no person waits for

@@ -1,10 +1,9 @@
-"""`connect`: from an address to a model, by asking the server what it is and what it can do."""
+"""`connect`: turns an address into a model, after asking the server for its kind and abilities."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -49,22 +48,22 @@ async def connect_async(
 ) -> LanguageModel:
     """A model on a server: vLLM, another Elsewise, or another server with OpenAI's completions.
 
-    What the server cannot do is said in `ModelInfo.warnings`, and refused by the member concerned; no value is made up. The
-    model is ready when this returns: a token was generated.
+    `ModelInfo.warnings` lists what the server cannot do, and the member concerned refuses it; no value is made up. The model is
+    ready when this returns: it has generated a token.
 
     Args:
         base_url: The server, with or without ``/v1``.
-        model: Its id there; None: the only one.
+        model: The model's id on the server; None: the only one.
         api_key: Sent to this host alone; never logged, never in an error.
         dialect: The kind of server; None asks it.
-        tokenizer: A folder or a name on the shelf, or "server"; None looks on the shelf by the model's names and takes
-            what is proven the same, else the server's.
+        tokenizer: A folder or a name on the shelf, or "server"; None takes a tokenizer of the shelf with one of the model's
+            names that is proven the same, else the server's.
         cache_salt: Separates the server's prefix cache from that of others (vLLM, Elsewise).
-        sampling: "server" draws there and streams. "here" draws each token with the sampler of this machine, one request for
-            each: what a local model draws with the seed, where the server's alternatives are enough for it (greedy, `top_k`
-            within them, or all of them), and refused where they are not.
+        sampling: "server" draws on the server and streams. "here" draws with the sampler of this machine, one request per
+            token: the same tokens that a local model draws with the seed. It is refused where the server's alternatives do not
+            suffice (they do for greedy, for a `top_k` within them, and where they are the whole vocabulary).
         plain_http: Allows unencrypted HTTP to another machine.
-        idle_seconds: Seconds without news after which a request fails.
+        idle_seconds: Seconds without any data after which a request fails.
         options: `chat_format`, `chat_template`, `chat_template_file`, `add_bos` and `context_length` of `LoadOptions`.
 
     Raises:
@@ -102,17 +101,17 @@ connect.__name__ = connect.__qualname__ = "connect"
 
 
 def add_connection(connection: Connection, key: str = "") -> tuple[ModelInfo, str]:
-    """Connects once, to see that it works, then keeps the connection under its name and the key in the keychain.
+    """Connects once as a test, then stores the connection under its name and the key in the keychain.
 
     Args:
-        connection: In place of an earlier one of its name.
-        key: The server's; empty: the one that is kept or in the environment.
+        connection: Replaces an earlier one of its name.
+        key: The server's key; empty: the stored one, or the environment's.
 
     Returns:
         The model, and the keychain's name, empty where no key was given.
 
     Raises:
-        RuntimeFault: What `connect` and `keep_connection` raise; nothing was stored then.
+        RuntimeFault: As `connect` and `keep_connection`; nothing was stored then.
     """
     check_connection_name(connection.name)
     given = {**connection.arguments(), **({"api_key": key} if key else {})}
@@ -152,14 +151,18 @@ async def _connected(
 
 
 async def _probe(client: HttpClient) -> Probe:
-    """The pages that tell servers apart, those that are there. What is wrong with all of them is wrong with the server."""
+    """The introspection pages that the server has.
+
+    Raises:
+        RuntimeFault: No page could be read; or ``/v1/models`` could not, and a page failed by more than its absence.
+    """
     paths = tuple(dict.fromkeys(("/v1/models", *(page for dialect in DIALECTS for page in dialect.pages))))
     found = await asyncio.gather(*(_page(client, path) for path in paths))
     pages = {path: page for path, page in zip(paths, found, strict=True) if not isinstance(page, RuntimeFault)}
     faults = [page for page in found if isinstance(page, RuntimeFault)]
-    telling = [fault for fault in faults if not (isinstance(fault, RemoteError) and fault.reason in ("missing", "server"))]
-    if not pages or (telling and "/v1/models" not in pages):
-        raise (telling or faults)[0]
+    serious = [fault for fault in faults if not (isinstance(fault, RemoteError) and fault.reason in ("missing", "server"))]
+    if not pages or (serious and "/v1/models" not in pages):
+        raise (serious or faults)[0]
     return Probe(pages)
 
 
@@ -207,8 +210,8 @@ def _info(
 ) -> ModelInfo:
     context = facts.context or UNKNOWN_CONTEXT
     server = f"{dialect.name} at {address.host}"
-    texts = text.facts.tokenizer_digest or tokenizer_digest(text.facts.byte_vocab)
-    told: Mapping[str, Any] = {
+    digest_of_text = text.facts.tokenizer_digest or tokenizer_digest(text.facts.byte_vocab)
+    settings: dict[str, Any] = {
         "base_url": address.url,
         "dialect": dialect.name,
         "server_version": version,
@@ -236,10 +239,10 @@ def _info(
         has_template=text.facts.chat_template is not None,
         kv_bytes_per_token=0,
         kv_fingerprint=digest("remote", address.url, facts.model, version),
-        model_fingerprint=digest("remote text", facts.model, texts),
-        options=dict(told),
-        capabilities=abilities.told(),
-        warnings=(*unknown_context, *abilities.lacking(server), *text.warnings),
+        model_fingerprint=digest("remote text", facts.model, digest_of_text),
+        options=settings,
+        capabilities=abilities.labels(),
+        warnings=(*unknown_context, *abilities.warnings(server), *text.warnings),
         template_digest=text.template_digest,
         adapters=tuple(
             AdapterInfo(name, "lora", address.url, facts.model, 0, 0, 0, True, 0, digest("remote", address.url, name))

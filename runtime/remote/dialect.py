@@ -1,4 +1,4 @@
-"""What servers have in common: requests and answers as values, abilities, and the Protocol of a dialect."""
+"""Requests to a server, its answers and its abilities as values, and the Protocol of a dialect."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _MOST_NAME: Final = 500  # characters of a model's id
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a server can do for us. The default of each is "no"."""
+    """What a server can do. The default of each ability is "no"."""
 
     token_prompts: bool = False  # takes token ids as a prompt
     token_ids: bool = False  # returns the ids of what it generated
     alternatives: int = 0  # log-probabilities per position, at most; 0 for none
-    full_vector: bool = False  # those of the whole vocabulary on request
+    full_vector: bool = False  # log-probabilities of the whole vocabulary, on request
     chosen_ids: int = 0  # ids whose exact values can be asked for in one request
-    prompt_logprobs: bool = False  # scores a given text
-    ranks: bool = False  # with the exact rank of each token
-    cached_tokens: bool = False  # says how much of a prompt its cache had
+    prompt_logprobs: bool = False  # scores given texts
+    ranks: bool = False  # scores of given texts have the exact rank of each token
+    cached_tokens: bool = False  # counts the tokens of a prompt that its cache had
     cache_salt: bool = False  # separates the cache by a salt
-    priority: bool = False  # takes a priority with a request; that it has a policy for it is not said by vLLM
+    priority: bool = False  # takes a priority with a request; vLLM does not say whether its scheduler heeds it
     tokenizer: bool = False  # tokenises and detokenises
     chat: bool = False  # renders a conversation to token ids
     grammars: frozenset[str] = frozenset()  # kinds of `Grammar` that it enforces
-    embeddings: bool = False  # has vectors of texts
-    ignores_eos: bool = False  # goes on behind the model's own end where a request says so
-    sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler's settings that it takes
-    plain: int | None = None  # a token of whole characters, where questions are asked by one (`LlamaCpp`)
+    embeddings: bool = False  # embeds texts
+    ignores_eos: bool = False  # generates past the model's own end where a request asks for it
+    sampling: frozenset[str] = frozenset({"temperature", "top_p"})  # names of the sampler settings that it takes
+    plain: int | None = None  # a token of whole characters, which `LlamaCpp` forces to get log-probabilities
 
-    def told(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """For `ModelInfo.capabilities`."""
         parts = {
             "token prompts": self.token_prompts,
@@ -58,8 +58,8 @@ class Abilities:
         }
         return (*(name for name, has in parts.items() if has), *(f"grammar: {kind}" for kind in sorted(self.grammars)))
 
-    def lacking(self, server: str) -> tuple[str, ...]:
-        """What is off, in sentences for `ModelInfo.warnings`."""
+    def warnings(self, server: str) -> tuple[str, ...]:
+        """The missing abilities, in sentences for `ModelInfo.warnings`."""
         found = ["the KV is on the server: nothing of it can be looked into, pinned or saved, and snapshots have tokens alone"]
         if not self.full_vector:
             some = f"the {self.alternatives:,} likeliest tokens" if self.alternatives else "no log-probabilities"
@@ -80,13 +80,13 @@ class Abilities:
 
 
 class Facts(NamedTuple):
-    """What a server says of one of its models."""
+    """What a server says about one of its models."""
 
-    model: str  # its id there
-    context: int  # tokens; 0: not said
-    names: tuple[str, ...] = ()  # under which its tokenizer may be on the shelf
+    model: str  # its id on the server
+    context: int  # tokens; 0: not known
+    names: tuple[str, ...] = ()  # names that its tokenizer may have on the shelf
     adapters: tuple[str, ...] = ()  # ids of LoRA adapters of this model
-    vocab: int = 0  # 0: not said
+    vocab: int = 0  # 0: not known
     tokenizer_digest: str = ""  # `LanguageModel.tokenizer_digest`, where the server knows it
     eos: tuple[int, ...] = ()
     has_template: bool = False
@@ -94,29 +94,29 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as ids, and as the text that they stand for where a server takes no ids."""
+    """A prompt as ids, and as their text for servers that take no ids."""
 
     ids: list[int]
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class CompletionRequest:
     """One request for tokens.
 
     Attributes:
         model: Id on the server; an adapter's id for a LoRA.
-        prompt: What is continued.
-        max_tokens: At most so many.
+        prompt: The text to continue.
+        max_tokens: The most tokens to generate.
         alternatives: Log-probabilities wanted per position; `FULL` for all.
-        chosen: Ids whose values are wanted beside them.
-        scored: Alternatives wanted of each token of the prompt; None scores nothing.
+        chosen: Ids whose log-probabilities are wanted beside the alternatives.
+        scored: Alternatives wanted for each token of the prompt; None scores nothing.
         options: Sampler and grammar, resolved; None is greedy.
-        seed: Of the server's random numbers.
+        seed: Seed of the server's random numbers.
         eos: Ids that end the answer; None leaves it to the server.
-        own_eos: The model's own end it too.
-        salt: Of its cache.
-        priority: Before which other requests it is read.
+        own_eos: Whether the model's own eos ids end it too.
+        salt: Separates the server's prefix cache.
+        priority: Order of the prompt among waiting requests.
     """
 
     model: str
@@ -134,12 +134,12 @@ class Completion:
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must look like."""
+        """The grammar of the answer."""
         return None if self.options is None else self.options.grammar
 
 
 class Alternatives(NamedTuple):
-    """Log-probabilities of one position: parallel lists, unsorted; keys are ids, or texts where the server has no ids."""
+    """Log-probabilities at one position, unsorted parallel lists; keys are ids, or texts where the server returns no ids."""
 
     keys: list[int] | list[str]
     logprobs: list[float]
@@ -155,7 +155,7 @@ class Piece(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What is known at one token of a prompt, that token among others: parallel lists; rank 0 where it is not known."""
+    """The log-probabilities at one token of a prompt, its own among them: parallel lists; rank 0: not known."""
 
     ids: list[int]
     ranks: list[int]
@@ -167,21 +167,21 @@ class Chunk:
     """A part of an answer, or a whole one."""
 
     pieces: Sequence[Piece] = ()  # its new tokens
-    # "stop", "length" or another word of the server's on the last chunk; "eos" where its last token ended the answer by itself
+    # on the last chunk: "stop", "length" or another word of the server's; "eos" where its last token ended the answer
     finish: str | None = None
-    stopped_by: int | None = None  # the token id that ended it, where the server says so
+    stopped_by: int | None = None  # the token id that ended the answer, where the server names it
     prompt: Sequence[Scored | None] | None = None  # scores of the prompt's tokens, None for the first
-    prompt_tokens: int | None = None  # as the server counts; None where it says nothing
-    cached_tokens: int | None = None  # of them, found in its cache
-    # tokens of the answer so far; then `pieces` may begin with some that were told before, or lack some in front whose bytes
-    # are in `text` alone
+    prompt_tokens: int | None = None  # as the server counts them; None: not known
+    cached_tokens: int | None = None  # prompt tokens found in its cache
+    # tokens of the answer so far. Where it is set, `pieces` may begin with tokens of earlier chunks, or lack the first new
+    # ones, whose bytes are in `text` alone
     generated: int | None = None
-    text: str = ""  # theirs, without that of a token that ended the answer
+    text: str = ""  # of the new tokens, without the one that ended the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a server's pages for introspection said: parsed JSON by path; a page that is not there is missing."""
+    """A server's introspection pages: parsed JSON by path; a page that the server lacks is missing."""
 
     pages: Mapping[str, Any] = field(default_factory=dict)
 
@@ -191,42 +191,42 @@ class Probe:
         page = self.pages.get("/v1/models")
         listed = page.get("data") if isinstance(page, dict) else None
         entries = listed if isinstance(listed, list) else ()
-        return [entry for entry in entries if isinstance(entry, dict) and _is_shown(entry.get("id"))]
+        return [entry for entry in entries if isinstance(entry, dict) and _is_printable(entry.get("id"))]
 
     def version(self, path: str, name: str) -> str:
-        """What a page says of the server's version, at most 40 characters; "" where that cannot be shown."""
+        """The server's version in a page's field, at most 40 characters; "" where it cannot be shown."""
         page = self.pages.get(path)
-        said = page.get(name) if isinstance(page, dict) else None
-        return said[:40] if _is_shown(said) else ""
+        version = page.get(name) if isinstance(page, dict) else None
+        return version[:40] if _is_printable(version) else ""
 
 
-def _is_shown(name: object) -> TypeGuard[str]:
-    """Whether this is a name that a terminal shows as it is: of a line, without control characters."""
+def _is_printable(name: object) -> TypeGuard[str]:
+    """Whether this is a name of one line without control characters, of at most `_MOST_NAME` characters."""
     return isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME
 
 
 class Dialect(Protocol):
-    """How one kind of server is spoken to. Stateless; requests become JSON bodies, bodies become `Chunk`."""
+    """The protocol of one kind of server. Stateless: turns requests into JSON bodies, and bodies into `Chunk`s."""
 
     name: str
-    pages: tuple[str, ...]  # that tell it apart, beside /v1/models
+    pages: tuple[str, ...]  # paths, beside /v1/models, that identify this kind of server
     checks_ids: bool  # refuses ids that it does not have
-    exact_bytes: bool  # has `token_bytes`; others say the texts of tokens alone
+    exact_bytes: bool  # has `token_bytes`; other servers return the texts of tokens alone
     returns_eos: bool  # the token that ended an answer is among its tokens, and comes with the reason
 
     def recognise(self, probe: Probe) -> str | None:
         """The server's version ("" where it says none); None where it is another kind."""
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """What is known of a model of ``/v1/models``."""
+        """The facts about a model of ``/v1/models``."""
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """What it can do, asked by real requests where it does not say; the server is ready when this returns."""
+        """The server's abilities, found by real requests where no page lists them; the server is ready when this returns."""
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """Path and body."""
 
-    def read(self, body: bytes, asked: Completion) -> Chunk:
+    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
         """An answer, or the data of one event of a stream.
 
         Raises:
@@ -237,7 +237,7 @@ class Dialect(Protocol):
         """Ids of a plain text, a BOS in front where the server puts one."""
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """The same with the bytes of each token; None where the server tells none."""
+        """`tokenize` with the bytes of each token; None where the server does not return them."""
 
     async def detokenize(self, client: HttpClient, model: str, ids: Sequence[int]) -> str:
         """The text of ids."""
@@ -256,7 +256,7 @@ class Dialect(Protocol):
         """Ids of a conversation."""
 
     async def embed(self, client: HttpClient, model: str, paths: Sequence[Prompt]) -> list[list[float]]:
-        """A vector for each text."""
+        """A vector per text."""
 
 
 def malformed(what: str) -> RemoteError:
@@ -264,12 +264,12 @@ def malformed(what: str) -> RemoteError:
     return RemoteError(f"the server's answer cannot be used: {what}", "protocol")
 
 
-def finite(value: float, what: str = "a log-probability") -> float:
-    """A log-probability: at most 0 but for rounding, and no NaN. Minus infinity is one, as servers clamp it.
+def checked_logprob(value: float) -> float:
+    """A log-probability: at most 0 but for rounding, never NaN. Minus infinity is accepted, since servers clamp to it.
 
     Raises:
-        RemoteError: It is none.
+        RemoteError: Any other value.
     """
     if math.isnan(value) or value > 0.01:
-        raise malformed(f"{what} is {value}")
+        raise malformed(f"a log-probability is {value}")
     return min(value, 0.0)

@@ -1,4 +1,4 @@
-"""Columns of numbers out of a server's lists: what is known is exact, what is not known stays empty."""
+"""Turns a server's lists into columns of numbers. Known values are exact, unknown ones stay empty."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from runtime.remote.dialect import Alternatives, Piece, Scored, malformed
 
 
 def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
-    """Ids and log-probabilities by falling probability, equals by id; each id once.
+    """Ids and log-probabilities, likeliest first, ties by id; each id once.
 
     Raises:
-        RemoteError: An id outside the vocabulary, twice with different values, or more probability than there is.
+        RemoteError: An id outside the vocabulary, an id twice, or a total probability above 1.
     """
     try:
         ids, values = np.asarray(found.keys, np.int64), np.asarray(found.logprobs, np.float64)
@@ -35,7 +35,7 @@ def checked_ids(found: Alternatives, vocab: int) -> tuple[Int32, Float32]:
 
 
 def dense(found: Alternatives, vocab: int) -> Float32:
-    """``(vocab,)`` of all ids.
+    """``(vocab,)`` log-probabilities of all ids.
 
     Raises:
         RemoteError: Some are missing, or they do not make up one distribution.
@@ -48,7 +48,7 @@ def dense(found: Alternatives, vocab: int) -> Float32:
 
 
 def truncated(found: Alternatives, vocab: int) -> Float32:
-    """``(vocab,)`` of the likeliest ids, minus infinity for all others: for a sampler that keeps some of these alone."""
+    """``(vocab,)`` log-probabilities of the given ids, minus infinity for all others."""
     ids, values = checked_ids(found, vocab)
     row = np.full(vocab, -np.inf, np.float32)
     row[ids] = values
@@ -56,9 +56,9 @@ def truncated(found: Alternatives, vocab: int) -> Float32:
 
 
 def top_of(found: Alternatives, count: int, vocab: int, chosen: Mapping[int, float | None]) -> TopLogprobs:
-    """The `count` likeliest, the exact probability of all others, and the chosen ids' own values.
+    """The `count` likeliest ids, the exact probability of all others together, and the values of the chosen ids.
 
-    A server may add the sampled token to its list; what is beyond `count` is left out.
+    A server may add the sampled token to its list; alternatives beyond `count` are left out.
     """
     ids, values = checked_ids(found, vocab)
     named: dict[int, float] = {}
@@ -70,16 +70,16 @@ def top_of(found: Alternatives, count: int, vocab: int, chosen: Mapping[int, flo
 
 
 def top_of_row(row: Float32, count: int, chosen: Sequence[int]) -> TopLogprobs:
-    """The same of a whole row."""
+    """`top_of` for a whole row, ``(vocab,)``."""
     ids, values = top_k(row[None], count)
     return TopLogprobs.of(ids[0], values[0], len(row), {token: float(row[token]) for token in chosen})
 
 
 def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> Scores:
-    """One row for a token of an answer; NaN, 0 and nothing where a server says nothing.
+    """One row for a token of an answer; numbers that the server does not return are NaN, 0 or `NO_TOKEN`.
 
-    The rank is known where the token is among the `asked` likeliest, and all of them are there. The entropy is known of a whole
-    vocabulary alone.
+    The rank is known where the token is among the `asked` likeliest and the server returned all of those. The entropy is known
+    where the alternatives are the whole vocabulary.
     """
     row = empty_scores(1, k)
     row.logprob[0], row.rank[0], row.entropy[0], row.covered_mass[0] = np.nan, 0, np.nan, np.nan
@@ -95,7 +95,7 @@ def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> S
     if len(own):
         row.logprob[0] = own[0]
         above = int((values > own[0]).sum())
-        whole = len(ids) >= min(asked, vocab)  # a list with gaps says nothing of ranks
+        whole = len(ids) >= min(asked, vocab)  # a list with gaps has no ranks
         row.rank[0] = above + 1 if whole and above < asked else 0
     elif piece.logprob is not None:
         row.logprob[0] = piece.logprob
@@ -104,10 +104,10 @@ def answer_scores(piece: Piece, token: int, k: int, asked: int, vocab: int) -> S
 
 
 def prompt_scores(scored: Sequence[Scored | None], ids: Int32, k: int, asked: int, vocab: int) -> Scores:
-    """``(n,)`` rows for the tokens of a prompt; None where nothing precedes a token.
+    """``(n,)`` rows for the tokens of a prompt; an entry of None (nothing precedes the token) leaves its row empty.
 
     Raises:
-        RemoteError: A token's own value is missing, or a rank is none.
+        RemoteError: A token's own value is missing, or a rank is out of range.
     """
     n = len(ids)
     rows = empty_scores(n, k)

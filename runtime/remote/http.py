@@ -1,7 +1,7 @@
-"""HTTP with limits: bounded answers and server-sent events, typed errors, a key that goes to one host alone.
+"""HTTP with limits: bounded answers and server-sent events, typed errors, a key that is sent to one host alone.
 
-Everything runs on the transport's loop. Answers are asked for uncompressed, so that their size in memory is what arrives;
-redirects are refused, not followed. No error and no log has the key or a prompt.
+Everything runs on the transport's loop. Answers are requested uncompressed, so that the bytes received are the bytes in memory;
+redirects are refused. No error and no log contains the key or a prompt.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ IDLE_SECONDS: Final = 60.0  # without a complete event, or without the rest of a
 FIRST_SECONDS: Final = 60.0  # until an answer begins, for an empty prompt
 FIRST_SECONDS_PER_TOKEN: Final = 0.02  # of the prompt: a slow server still prefills 50 tokens per second
 MOST_EVENT_BYTES: Final = 8 << 20  # a thousand alternatives take 60 KiB
-MOST_SMALL_BYTES: Final = 4 << 20  # of answers without numbers: lists of models, token ids
+MOST_SMALL_BYTES: Final = 4 << 20  # of answers without log-probabilities: lists of models, token ids
 _MOST_ERROR_BYTES: Final = 64 << 10
 _MOST_CONNECTIONS: Final = 64
-_KEPT_SECONDS: Final = 3.0  # connections without a request; uvicorn (vLLM, Elsewise) and llama.cpp close theirs after 5
-_QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # what pydantic quotes after it is the request
-_QUIET_LINES: Final = 2000  # in a row that bring nothing: comments, each with a blank line behind it
+_KEEPALIVE_SECONDS: Final = 3.0  # of idle connections; uvicorn (vLLM, Elsewise) and llama.cpp close them after 5
+_QUOTED: Final = re.compile(r"['\"]input['\"]\s*:|\binput_value=")  # pydantic quotes the request after it
+_MOST_EMPTY_LINES: Final = 2000  # in a row without data: comments, each followed by a blank line
 
 
 def first_seconds(tokens: int) -> float:
-    """Until an answer begins for which so many tokens are read."""
+    """Seconds allowed until the answer to a prompt of so many tokens begins."""
     return FIRST_SECONDS + FIRST_SECONDS_PER_TOKEN * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: ``https://host:port/root``, without ``/v1``."""
+    """A server's address: ``https://host:port/root``, without ``/v1``."""
 
     url: str
     host: str
@@ -52,11 +52,11 @@ class Address:
 
     @classmethod
     def parse(cls, base_url: str, *, plain_http: bool = False) -> Address:
-        """The address that a user wrote.
+        """Parses the address that a user wrote.
 
         Args:
             base_url: With or without ``/v1`` at the end; ``http://`` where no scheme is written and the host is this machine.
-            plain_http: Unencrypted HTTP to another machine was confirmed.
+            plain_http: Allows unencrypted HTTP to another machine.
 
         Raises:
             InvalidRequestError: Not an address of HTTP, one with a key in it, or unencrypted to another machine.
@@ -107,7 +107,7 @@ class HttpClient:
     Args:
         address: The server.
         key: Sent as a bearer token with each request; empty for none.
-        idle: Seconds without news after which a request fails.
+        idle: Seconds without data after which a request fails.
     """
 
     def __init__(self, address: Address, key: str = "", *, idle: float = IDLE_SECONDS) -> None:
@@ -122,21 +122,21 @@ class HttpClient:
             limits=httpx2.Limits(
                 max_connections=_MOST_CONNECTIONS,
                 max_keepalive_connections=_MOST_CONNECTIONS,
-                keepalive_expiry=_KEPT_SECONDS,
+                keepalive_expiry=_KEEPALIVE_SECONDS,
             ),
             follow_redirects=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # none is kept
-            trust_env=address.secure,  # a proxy sees what is not encrypted
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stores none
+            trust_env=address.secure,  # a proxy could read unencrypted requests
         )
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.aclose()
 
-    async def get(self, path: str, *, within: float = FIRST_SECONDS, most: int = MOST_SMALL_BYTES) -> bytes:
-        """The body of a GET; `within`: seconds until the answer begins."""
+    async def get(self, path: str, *, within: float) -> bytes:
+        """The body of a GET, at most `MOST_SMALL_BYTES`; `within`: seconds until the answer begins."""
         async with self._response("GET", path, None, within) as response:
-            return await self._body(response, most)
+            return await self._body(response, MOST_SMALL_BYTES)
 
     async def post(
         self, path: str, body: dict[str, Any], *, within: float = FIRST_SECONDS, most: int = MOST_SMALL_BYTES
@@ -147,17 +147,17 @@ class HttpClient:
             path: Below the server's root.
             body: Values of JSON.
             within: Seconds until the answer begins.
-            most: Bytes that it may have.
+            most: The largest accepted answer, in bytes.
 
         Raises:
-            RemoteError: See its reasons.
-            InvalidRequestError, ContextOverflowError, ModelMissingError: The server refuses what was asked.
+            RemoteError: For any of its reasons.
+            InvalidRequestError, ContextOverflowError, ModelMissingError: The server refuses the request.
         """
         async with self._response("POST", path, body, within) as response:
             return await self._body(response, most)
 
     async def events(self, path: str, body: dict[str, Any], *, within: float) -> AsyncGenerator[bytes, None]:
-        """The data of server-sent events up to ``[DONE]``, each at most `MOST_EVENT_BYTES`; closed early, the socket is closed.
+        """The data of server-sent events up to ``[DONE]``, each at most `MOST_EVENT_BYTES`. Closing it closes the socket.
 
         Raises:
             RemoteError: Also where the stream ends without ``[DONE]``.
@@ -176,7 +176,7 @@ class HttpClient:
     async def _response(
         self, method: str, path: str, body: dict[str, Any] | None, within: float
     ) -> AsyncIterator[httpx2.Response]:
-        """A response whose status is sound and whose body was not read yet."""
+        """A successful response whose body is not read yet."""
         try:
             content = None if body is None else msgspec.json.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as fault:
@@ -207,12 +207,12 @@ class HttpClient:
             await response.aclose()
 
     async def _sent(self, request: httpx2.Request, within: float) -> httpx2.Response:
-        """Sends it; again where the server cannot have begun it.
+        """Sends the request, again where the server cannot have begun to process it.
 
-        That is once where no connection could be made, and where a kept one was found closed before all was written. A GET is
-        sent again in any case.
+        It is sent again once where no connection could be made, and each time where a pooled connection was closed before the
+        whole request was written. A GET is sent again on a closed pooled connection in any case.
         """
-        fresh = sent = False
+        fresh = sent = False  # a new connection was made; the whole request was written
 
         async def trace(event: str, _: dict[str, Any]) -> None:
             nonlocal fresh, sent
@@ -236,7 +236,7 @@ class HttpClient:
                     raise
                 again = False
             except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
-                if fresh or (sent and request.method != "GET"):  # else one of those that were kept, which is kept no more
+                if fresh or (sent and request.method != "GET"):  # else a pooled connection, which is no longer in the pool
                     raise
 
     async def _body(self, response: httpx2.Response, most: int) -> bytes:
@@ -273,7 +273,7 @@ class HttpClient:
     # ---- errors ----------------------------------------------------------------------------------------------
 
     def refusal(self, status: int, body: bytes, retry_after: str | None = None) -> RuntimeFault:
-        """The error that an answer other than a success stands for."""
+        """The error for an answer with another status than success."""
         host, said = self.address.host, self.without_key(_message(body)) or f"HTTP {status}"
         if status in (401, 403):
             return RemoteError(
@@ -298,12 +298,12 @@ class HttpClient:
         return RemoteError(f"{host} failed with HTTP {status}: {said}", "server")
 
     def without_key(self, text: str) -> str:
-        """Text of the server's without the key and without control characters, 500 characters at most."""
+        """A server's text without the key and control characters, at most 500 characters."""
         text = text.replace(self._key, "(key)") if self._key else text
         return "".join(char if char.isprintable() else " " for char in text)[:500]
 
     def cleanly(self, read: Callable[[bytes, A], T], body: bytes, asked: A) -> T:
-        """What `read` makes of an answer; its error is without the key, which a server may repeat."""
+        """`read` of an answer. Its error is stripped of the key, which a server may repeat."""
         try:
             return read(body, asked)
         except RemoteError as fault:
@@ -316,7 +316,7 @@ class HttpClient:
         )
 
     def late(self, what: str, seconds: float) -> RemoteError:
-        """The error for a part of an answer that does not come."""
+        """The error for a part of an answer that does not arrive."""
         return RemoteError(
             f"{self.address.host} sent nothing of {what} for {seconds:.0f} s; the connection was closed", "timeout"
         )
@@ -341,17 +341,21 @@ class HttpClient:
 
 
 class _Lines:
-    """Server-sent events out of chunks of bytes (WHATWG HTML, section 9.2), one event at a time within a time limit."""
+    """Parses server-sent events from chunks of bytes (WHATWG HTML, section 9.2), each within a time limit."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], client: HttpClient) -> None:
         self._chunks, self._client = chunks, client
         self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer that have no line break
+        self._searched = 0  # leading bytes of the buffer without a line break
 
     async def event(self, patience: float) -> bytes:
-        """The data of the next event that has some; `patience`: seconds without a comment, too. Names and ids are skipped."""
+        """The data of the next event that has some. Names and ids are skipped.
+
+        Args:
+            patience: Seconds without an event and without a comment after which the request fails.
+        """
         parts: list[bytes] = []
-        size = quiet = 0
+        size = empty = 0
         try:
             async with asyncio.timeout(patience) as limit:
                 while True:
@@ -364,11 +368,11 @@ class _Lines:
                     elif not line and parts:
                         return b"\n".join(parts)
                     else:
-                        if line.startswith(b":"):  # a sign of life, as of mlx_lm during the prefill
+                        if line.startswith(b":"):  # a keep-alive, as mlx_lm sends during the prefill
                             limit.reschedule(asyncio.get_running_loop().time() + patience)
-                        quiet += 1
-                        if quiet > _QUIET_LINES:
-                            raise self._client.wrong(f"sends {quiet:,} lines without an event")
+                        empty += 1
+                        if empty > _MOST_EMPTY_LINES:
+                            raise self._client.wrong(f"sends {empty:,} lines without an event")
         except TimeoutError:
             raise self._client.late("the answer", patience) from None
 
@@ -392,26 +396,29 @@ class _Lines:
 
 
 def _message(body: bytes) -> str:
-    """What a server says of a refusal: OpenAI's ``error.message``, FastAPI's ``detail``, or its text."""
+    """The server's message in a refusal: OpenAI's ``error.message``, FastAPI's ``detail``, or the whole text."""
     try:
-        return _QUOTED.split(_said(msgspec.json.decode(body)), maxsplit=1)[0]
+        return _QUOTED.split(_message_of(msgspec.json.decode(body)), maxsplit=1)[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "" if body.lstrip().startswith(b"<") else body.decode("utf-8", "replace").strip()
 
 
-def _said(told: Any) -> str:
-    error = told.get("error", told) if isinstance(told, dict) else told
+def _message_of(page: Any) -> str:
+    error = page.get("error", page) if isinstance(page, dict) else page
     for name in ("message", "detail", "msg"):
         if isinstance(error, dict) and error.get(name):
             error = error[name]
             break
-    if isinstance(error, list) and error and all(isinstance(each, dict) for each in error):  # FastAPI's: place and reason alone
+    if isinstance(error, list) and error and all(isinstance(each, dict) for each in error):  # FastAPI: place and reason alone
         return "; ".join(f"{each.get('loc', '')} {each.get('msg', '')}".strip() for each in error)
     return str(error)
 
 
 def _overflow(said: str) -> ContextOverflowError | None:
-    """vLLM, Elsewise, SGLang and llama.cpp name the limit first or the tokens first; None where it is something else."""
+    """The error for a message about the context length; None for another one.
+
+    vLLM, Elsewise, SGLang and llama.cpp differ in whether the limit or the number of tokens comes first.
+    """
     if not re.search(r"context", said, re.I):
         return None
     limit = re.search(r"(?:context (?:length|size|of)[^0-9]{0,40}|n_ctx[^0-9]{0,5})(\d[\d,]*)", said, re.I)

@@ -1,4 +1,4 @@
-"""Counters of a connection's requests: what `Metrics` says of a remote model. The server's own counters are its own."""
+"""Counters of a connection's requests, for the `Metrics` of a remote model; the server's own counters are not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.remote.dialect import Chunk
 
 @dataclass(slots=True)
 class Counters:
-    """What `Metrics` says of a remote model."""
+    """The counters behind `Metrics`."""
 
     queries: int = 0
     deduplicated: int = 0
@@ -61,14 +61,14 @@ class Request:
         self.finish = "done"
 
     def token(self) -> None:
-        """One more token has arrived; before the first one, the prompt is done. What of it was cached is told at the end."""
+        """Counts a token; before the first one, reports that the prompt is done. Its cached tokens are known at the end."""
         if not self._tokens and self.on_progress is not None:
             self.on_progress(PromptProgress(self._prompt, self._prompt, None, None, self._number))
         self._tokens += 1
         self._first = self._first or time.monotonic()
 
-    def counted(self, chunk: Chunk) -> None:
-        """What the server counted."""
+    def take_counts(self, chunk: Chunk) -> None:
+        """Takes over the server's count of cached tokens."""
         if chunk.cached_tokens is not None:
             self._cached = min(max(chunk.cached_tokens, 0), self._prompt)
 

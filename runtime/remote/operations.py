@@ -1,4 +1,4 @@
-"""What a remote model can be asked for: queries, scores, answers, vectors, text. Runs on the transport's loop.
+"""The operations of a remote model: queries, scores, answers, vectors, text. Runs on the transport's loop.
 
 Names and keywords are those of `runtime.transport.methods`, and "top_logprobs".
 """
@@ -32,7 +32,7 @@ from runtime.numerics.stage_table import REPORTED
 from runtime.options.generation import DEFAULTS, GenerationOptions, SamplingOptions, resolve_options
 from runtime.options.priority import Priority
 from runtime.records import Finish, Float32, Int32, TokenRun, TopLogprobs
-from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, Completion, Dialect, Facts, Piece, malformed
+from runtime.remote.dialect import FULL, Abilities, Alternatives, Chunk, CompletionRequest, Dialect, Facts, Piece, malformed
 from runtime.remote.dialects.openai import FULL_BYTES
 from runtime.remote.distribution import answer_scores, dense, prompt_scores, top_of, top_of_row, truncated
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
@@ -45,28 +45,29 @@ from runtime.scheduler.jobs import GenerateJob
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 16  # requests; the server batches them itself
-_FULL_AT_ONCE: Final = 1  # a whole vocabulary costs a server a second of processor time
-_USUAL_ALTERNATIVES: Final = 20  # asked for beside an answer, so that most ranks are known
-_EMPTY_EVENTS: Final = 1000  # of an answer, in a row
+AT_ONCE: Final = 16  # requests in flight; the server batches them itself
+_FULL_AT_ONCE: Final = 1  # a whole vocabulary takes a server a second of processor time
+_USUAL_ALTERNATIVES: Final = 20  # requested with an answer, so that most ranks are known
+_MOST_EMPTY_EVENTS: Final = 1000  # in a row, without a token
 _MOST_MISSING: Final = 3  # tokens of one character before its last, which has four bytes at most
 _USAGE_SECONDS: Final = 0.5  # after the last token
 _MOST_USAGE_EVENTS: Final = 4
-_IDS_OF_A_TOKEN: Final = 8
-_EDITS: Final = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"}  # of scores
+_MOST_IDS_OF_PIECE: Final = 8  # a piece of text without an id may be several tokens of the local tokenizer
+# settings that change scores
+_EDITS: Final = {"presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "banned_tokens", "order"}
 _BRANCH_STRIDE: Final = 0x9E3779B97F4A7C15  # between the seeds of branches
-_MOST_SEED: Final = (1 << 63) - 1  # a server's
+_MOST_SEED: Final = (1 << 63) - 1  # that a server takes
 
 
 @dataclass(eq=False, repr=False)
 class RemoteOperations:
-    """Makes requests of operations, and columns of answers."""
+    """Turns operations into requests, and answers into columns."""
 
-    _client: HttpClient  # to the server
-    _dialect: Dialect  # of it
-    _facts: Facts  # of the model
-    _abilities: Abilities  # of the server
-    text: RemoteText  # between text and ids
+    _client: HttpClient
+    _dialect: Dialect
+    _facts: Facts
+    _abilities: Abilities
+    text: RemoteText
     info: ModelInfo
     _salt: str = ""  # of the server's cache; empty for none
     _draws_here: bool = False  # tokens are drawn by the sampler of this machine
@@ -94,7 +95,7 @@ class RemoteOperations:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Those of `Transport.capabilities` that a server can have."""
+        """The subset of `Transport.capabilities` that the server has."""
         can = self._abilities
         has = {
             "embed": can.embeddings,
@@ -109,18 +110,18 @@ class RemoteOperations:
 
     @property
     def metrics(self) -> Metrics:
-        """Of the requests of this connection; the server's own counters are its own."""
+        """The counters of this connection's requests."""
         return self._counters.metrics
 
     @property
     def cache(self) -> CacheReport:
-        """The cache is the server's."""
+        """An empty report: the cache is on the server."""
         return CacheReport(0, 0, 0, 0, 0, 0, 0, 0, last_reason="the KV is on the server")
 
     # ---- log-probabilities -----------------------------------------------------------------------------------
 
     async def logprobs(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str) -> Float32:
-        """``(n, vocab)``; equal contexts are asked for once."""
+        """``(n, vocab)``, one request for equal contexts."""
         if not self._abilities.full_vector:
             most = self._abilities.alternatives
             way = f"top_logprobs(ids, {min(most, 20)}) has the likeliest, with the exact probability of all others"
@@ -146,7 +147,7 @@ class RemoteOperations:
     async def top_logprobs(
         self, batch: Sequence[Int32], n: int, chosen: Sequence[int], adapters: Adapters, priority: Priority, cache_salt: str
     ) -> list[TopLogprobs]:
-        """The `n` likeliest after each context, and the values of `chosen`."""
+        """The `n` likeliest tokens after each context, and the values of `chosen`."""
         most = self._abilities.alternatives
         if not most:
             raise UnsupportedFeatureError(f"{self._client.address.host} gives no log-probabilities")
@@ -193,14 +194,14 @@ class RemoteOperations:
     async def score(
         self, ids: Int32, top_k: int, start: int, adapters: Adapters, priority: Priority, cache_salt: str
     ) -> TokenRun:
-        """Scores of ``ids[start:]``; the server reads the whole text for it."""
+        """Scores of ``ids[start:]``; the server reads the whole text."""
         if not self._abilities.prompt_logprobs:
             raise UnsupportedFeatureError(f"{self._client.address.host} does not score given texts")
         most = min(top_k, self._abilities.alternatives)
         asked = self._completion(ids, self._model(adapters), cache_salt, scored=most, priority=priority)
         async with self._some, self._request("score", len(ids)) as request:
             chunk = await self._asked(asked, _bytes_of(len(ids), top_k))
-            request.counted(chunk)
+            request.take_counts(chunk)
             scored = chunk.prompt
             if scored is None or len(scored) != len(ids) or any(entry is None for entry in scored[1:]):
                 raise malformed(f"{'no' if scored is None else len(scored)} scores for {len(ids):,} tokens")
@@ -210,12 +211,12 @@ class RemoteOperations:
         return TokenRun.scored(ids[start:], self.text.facts.byte_vocab, rows)
 
     async def byte_vocab(self) -> list[bytes]:
-        """The bytes of every id; a server that tokenises is asked for all that it has not told yet."""
+        """The bytes of every id; asks a server that tokenises for all that are not known yet."""
         await self.text.learn(range(self.text.vocab))
         return list(self.text.facts.byte_vocab)
 
     async def reset_queries(self) -> None:
-        """Drops unanswered queries; equal ones that come later are asked anew."""
+        """Cancels unanswered queries; later equal ones are sent again."""
         for shared in self._inflight.values():
             shared.task.cancel()
         self._inflight.clear()
@@ -227,7 +228,7 @@ class RemoteOperations:
         await self._group(stream, dropped, {0: (ids, self._resolved(options))}, None)
 
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
-        """One answer, when it has ended."""
+        """One answer, complete."""
         runs: list[TokenRun] = []
         await self._answer(ids, self._resolved(options), runs.append)
         return TokenRun.concat(runs)
@@ -242,7 +243,7 @@ class RemoteOperations:
         priority: Priority,
         cache_salt: str,
     ) -> None:
-        """`n` answers to one prompt, numbered from ``options.branch``."""
+        """`n` answers to one prompt, numbered from ``options.branch`` on."""
         chosen = self._resolved(options)
         branches = {chosen.branch + i: (ids, replace(chosen, branch=chosen.branch + i)) for i in range(n)}
         await self._group(stream, dropped, branches, "branches", priority, cache_salt)
@@ -252,7 +253,7 @@ class RemoteOperations:
     ) -> None:
         """An answer to each prompt."""
         chosen = {i: (ids, self._resolved(own)) for i, (ids, own) in enumerate(zip(prompts, options, strict=True))}
-        await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait, too
+        await self._group(stream, dropped, chosen, "prompts", Priority.INSPECTOR)  # other clients of the server wait too
 
     async def _group(
         self,
@@ -263,7 +264,7 @@ class RemoteOperations:
         priority: Priority = Priority.CHAT,
         salt: str = "",
     ) -> None:
-        """Streams several answers, as many at a time as requests may run; each ends or fails alone."""
+        """Streams several answers, as many at a time as the limits on requests allow; each ends or fails alone."""
 
         async def one(number: int, ids: Int32, options: GenerationOptions) -> None:
             await self._answer(ids, options, lambda run: stream.chunk(run, number), stream.progress, priority, salt)
@@ -290,7 +291,11 @@ class RemoteOperations:
             stream.end(next(iter(failures.values()), None))
 
     def _resolved(self, call: GenerationOptions) -> GenerationOptions:
-        """What holds, as of a model of this machine; what a server cannot do is refused."""
+        """The resolved options, as for a model of this machine.
+
+        Raises:
+            UnsupportedFeatureError: The server cannot do what they ask for.
+        """
         facts = self.text.facts
         chosen = resolve_options(call, model=facts.own_options, ends=facts.own_ends).options if call.resolve else call
         chosen.check(self.text.vocab)
@@ -323,15 +328,15 @@ class RemoteOperations:
     ) -> None:
         """One streamed answer.
 
-        Stop strings and the end are found here, as of a model of this machine: then the socket is closed, and the server
-        stops.
+        Stop strings and the end are found here, as for a model of this machine; then the socket is closed, which stops the
+        server.
         """
         room = self.info.context_length - len(ids)
         limit = options.max_tokens or 512
         eos = options.eos_token_ids if options.eos_token_ids is not None else self.text.facts.eos_token_ids
         ends = set[int]() if options.ignore_eos else set(eos)
-        unsaid = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # then the server alone knows its end
-        told = None if unsaid or options.grammar is not None else tuple(sorted(ends))
+        unknown = not (ends or options.ignore_eos or self.text.facts.eos_token_ids)  # only the server knows the eos
+        eos_of_request = None if unknown or options.grammar is not None else tuple(sorted(ends))
         usual = min(_USUAL_ALTERNATIVES, self._abilities.alternatives)
         asked = self._completion(
             ids,
@@ -341,11 +346,11 @@ class RemoteOperations:
             alternatives=min(max(options.top_k, usual), self._abilities.alternatives),
             options=options,
             seed=_server_seed(options),
-            eos=told,
+            eos=eos_of_request,
             own_eos=not options.ignore_eos and ends.issuperset(self.text.facts.eos_token_ids),
             priority=priority,
         )
-        most = limit if self._abilities.token_ids else limit * _IDS_OF_A_TOKEN  # a piece of text may be several tokens here
+        most = limit if self._abilities.token_ids else limit * _MOST_IDS_OF_PIECE
         job = GenerateJob(ids, None, Priority.CHAT, options=replace(options, max_tokens=most), on_run=on_run)
         if self._draws_here:
             assert options.seed is not None  # drawn where options are resolved
@@ -376,8 +381,8 @@ class RemoteOperations:
                 answer.deliver(ended=True)
                 request.finish = (answer.finish.label or "done") if answer.new_ids else "done"
 
-    async def _draw(self, answer: Answer, asked: Completion, request: Request) -> None:
-        """An answer drawn here, one request for each token: exactly what a model of this machine draws with the seed."""
+    async def _draw(self, answer: Answer, asked: CompletionRequest, request: Request) -> None:
+        """Draws an answer here, one request per token: exactly the tokens that a local model draws with the seed."""
         width = self._alternatives_to_draw(answer.job.options)
         limit, most = (self._whole, FULL_BYTES) if width == FULL else (self._some, _bytes_of(1, width))
         path = answer.job.ids.tolist()
@@ -386,8 +391,8 @@ class RemoteOperations:
             while not answer.finish:
                 async with limit:
                     chunk = await self._asked(replace(plain, prompt=self.text.prompt(path)), most)
-                if len(path) == len(answer.job.ids):  # the requests after it find in the cache what the first has read
-                    request.counted(chunk)
+                if len(path) == len(answer.job.ids):  # later requests find the prompt in the cache
+                    request.take_counts(chunk)
                 piece = self._by_id(_only_piece(chunk))
                 count = 0 if piece.alternatives is None else len(piece.alternatives.keys)
                 if piece.alternatives is None or count < min(width, self.text.vocab):
@@ -406,7 +411,7 @@ class RemoteOperations:
             request.finish = answer.finish.label or "done"
 
     async def _bytes_of_breakers(self, sampling: SamplingOptions) -> list[bytes]:
-        """The bytes of every id, where DRY looks for the texts of its breakers in them; else none."""
+        """The bytes of every id where DRY needs them to find the texts of its breakers; else an empty list."""
         given = sampling.dry_breakers
         if not sampling.dry_multiplier or (given is not None and not any(isinstance(breaker, str) for breaker in given)):
             return []
@@ -418,19 +423,19 @@ class RemoteOperations:
         return await self.byte_vocab()
 
     def _alternatives_to_draw(self, options: GenerationOptions) -> int:
-        """How many of the likeliest a draw needs to be exact.
+        """The number of alternatives that an exact draw needs; `FULL` for the whole vocabulary.
 
         Raises:
-            FullVocabUnavailableError: All, and the server does not give them.
+            FullVocabUnavailableError: It needs the whole vocabulary, which the server does not return.
             UnsupportedFeatureError: A grammar, or a repetition penalty, which depends on raw logits.
         """
         chosen = {name: value for name, value in options.sampling.given().items() if value != DEFAULTS[name]}
         if options.grammar is not None or "repetition_penalty" in chosen:
             what = "a repetition penalty depends on raw logits" if options.grammar is None else "a grammar is the server's"
             raise UnsupportedFeatureError(f"{what}, which are not here: connect with sampling='server'")
-        most, kept = self._abilities.alternatives, int(chosen.get("top_k", 0))
-        if not _EDITS & set(chosen) and not options.stages and (options.sampling.temperature == 0.0 or 0 < kept <= most):
-            return max(1, min(most, max(kept, options.top_k)))
+        most, cut = self._abilities.alternatives, int(chosen.get("top_k", 0))
+        if not _EDITS & set(chosen) and not options.stages and (options.sampling.temperature == 0.0 or 0 < cut <= most):
+            return max(1, min(most, max(cut, options.top_k)))
         if self._abilities.full_vector:
             return FULL
         raise FullVocabUnavailableError(
@@ -439,10 +444,10 @@ class RemoteOperations:
         )
 
     async def _take(
-        self, answer: Answer, piece: Piece, finish: str | None, asked: Completion, ends: set[int], shown: str
+        self, answer: Answer, piece: Piece, finish: str | None, asked: CompletionRequest, ends: set[int], shown: str
     ) -> None:
-        """Takes one token of the server's into the answer; `shown`: the text of its chunk, for the last one."""
-        assert piece.token is not None  # `_pieces` has found it
+        """Adds a token of the server's to the answer; `shown`: the text of its chunk, for the last token."""
+        assert piece.token is not None  # `_pieces` sets it
         token = piece.token
         if not 0 <= token < self.text.vocab:
             raise malformed(f"token id {token} is outside its vocabulary of {self.text.vocab:,}")
@@ -454,35 +459,35 @@ class RemoteOperations:
         if finish == "stop" and asked.eos is None and self._dialect.returns_eos:
             own = self.text.facts.byte_vocab[token].decode(errors="replace")
             if not (own and shown.endswith(own)):
-                ends.add(token)  # the server knows by itself what ends an answer, and shows no text of it
+                ends.add(token)  # an eos of the server's own, whose text it leaves out
         answer.take(token, math.nan)
         answer.record(scores, 0)
         if finish is not None and not answer.finish:
             complete = Finish.STOP if asked.grammar is None else Finish.GRAMMAR
             answer.finish = complete if finish in ("stop", "eos") else Finish.LENGTH
 
-    async def _pieces(self, asked: Completion, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
-        """The tokens of an answer, the last one with what the server says of its end.
+    async def _pieces(self, asked: CompletionRequest, request: Request) -> AsyncGenerator[tuple[Piece, str | None, str], None]:
+        """The tokens of an answer as (piece, finish reason, text of its chunk); the last two for the last token alone.
 
-        A token is held back until the next event, where a server tells the end in an event of its own.
+        A token is held back until the next event where the server sends the finish reason in an event of its own.
         """
         held: Piece | None = None
         finish: str | None = None
         shown = ""
-        quiet = seen = 0
+        empty = seen = 0
         path, body = self._dialect.request(asked, self._abilities, stream=True)
         async with aclosing(self._client.events(path, body, within=first_seconds(len(asked.prompt.ids)))) as events:
             try:
                 async for data in events:
                     chunk = self._client.cleanly(self._dialect.read, data, asked)
-                    request.counted(chunk)
+                    request.take_counts(chunk)
                     fresh = len(chunk.pieces) if chunk.generated is None else max(0, chunk.generated - seen)
                     seen += fresh
-                    told = await self._with_missing(chunk, fresh)
-                    pieces = [known for piece in told for known in self._known(piece)]
-                    quiet = 0 if pieces else quiet + 1
-                    if quiet > _EMPTY_EVENTS:
-                        raise malformed(f"{quiet:,} events without a token")
+                    received = await self._with_missing(chunk, fresh)
+                    pieces = [known for piece in received for known in self._with_ids(piece)]
+                    empty = 0 if pieces else empty + 1
+                    if empty > _MOST_EMPTY_EVENTS:
+                        raise malformed(f"{empty:,} events without a token")
                     finish, shown = chunk.finish, chunk.text
                     for piece in pieces:
                         if held is not None:
@@ -502,33 +507,33 @@ class RemoteOperations:
                     raise RemoteError(f"{self._client.address.host} ended the answer without saying why", "lost")
                 await self._count_rest(events, asked, request)
             except RemoteError:
-                if held is not None:  # what was told is kept
+                if held is not None:  # received before the error
                     yield held, None, ""
                 raise
         if held is not None:
             yield held, finish, shown
 
     async def _with_missing(self, chunk: Chunk, fresh: int) -> list[Piece]:
-        """The last `fresh` tokens of an event; those that it lacks are found by their bytes, and have no numbers."""
-        told = list(chunk.pieces[-fresh:]) if fresh else []
-        missing = fresh - len(told)
-        if not missing or not told or not chunk.text:
-            return told
-        last = told[0].token
+        """The last `fresh` tokens of an event. Tokens that the event lacks are found by their bytes, and have no numbers."""
+        pieces = list(chunk.pieces[-fresh:]) if fresh else []
+        missing = fresh - len(pieces)
+        if not missing or not pieces or not chunk.text:
+            return pieces
+        last = pieces[0].token
         ids = None if last is None or missing > _MOST_MISSING else await self.text.parts(chunk.text, missing, last)
         if ids is None:
             raise malformed(f"{missing:,} tokens before the text {chunk.text[:20]!r} are missing, and cannot be told from it")
-        return [*(Piece(token, "", None, None) for token in ids), *told]
+        return [*(Piece(token, "", None, None) for token in ids), *pieces]
 
-    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: Completion, request: Request) -> None:
-        """What follows the last token counts tokens, and is not worth waiting for."""
+    async def _count_rest(self, events: AsyncGenerator[bytes, None], asked: CompletionRequest, request: Request) -> None:
+        """Reads the token counts that follow the last token, if they come soon."""
         with suppress(TimeoutError, RemoteError, StopAsyncIteration):
             async with asyncio.timeout(_USAGE_SECONDS):
                 for _ in range(_MOST_USAGE_EVENTS):
-                    request.counted(self._dialect.read(await anext(events), asked))
+                    request.take_counts(self._dialect.read(await anext(events), asked))
 
-    def _known(self, piece: Piece) -> list[Piece]:
-        """A token with its id and its alternatives' ids; a text that is no token of the vocabulary becomes several."""
+    def _with_ids(self, piece: Piece) -> list[Piece]:
+        """A token with its id and those of its alternatives; a text that is not one token becomes several."""
         if piece.token is not None:
             return [self._by_id(piece)]
         if not piece.text:
@@ -539,7 +544,7 @@ class RemoteOperations:
         return [Piece(token, "", None, None) for token in ids]
 
     def _by_id(self, piece: Piece) -> Piece:
-        """Alternatives by id; those whose text is no token, or that of several, are left out."""
+        """The piece with its alternatives by id; alternatives whose text is not exactly one token are left out."""
         found = piece.alternatives
         if found is None or not found.keys or isinstance(found.keys[0], int):
             return piece
@@ -553,7 +558,7 @@ class RemoteOperations:
     # ---- vectors and text ------------------------------------------------------------------------------------
 
     async def embed(self, paths: Sequence[Int32], pooling: Pooling, adapters: Adapters) -> Float32:
-        """``(n, hidden)``, each of length 1; equal texts are asked for once."""
+        """``(n, hidden)``, each row of length 1; equal texts are sent once."""
         host = self._client.address.host
         if not self._abilities.embeddings:
             raise UnsupportedFeatureError(f"{host} has no embeddings of {self._facts.model}")
@@ -592,8 +597,8 @@ class RemoteOperations:
         """The server's id of the model under these adapters.
 
         Raises:
-            AdapterError: One that the server does not have.
-            UnsupportedFeatureError: Several, or one with a scale.
+            AdapterError: The server does not have the adapter.
+            UnsupportedFeatureError: Several adapters, or one with a scale.
         """
         pairs = check_adapters(adapters) if adapters else ()
         if not pairs:
@@ -607,21 +612,21 @@ class RemoteOperations:
             raise AdapterError(f"{host} has no adapter {name!r} of {self._facts.model} (it has: {known})")
         return name
 
-    def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> Completion:
+    def _completion(self, ids: Int32, model: str, salt: str, **asked: Any) -> CompletionRequest:
         if len(ids) >= self.info.context_length:  # a server answers with a token at least
             raise ContextOverflowError("prompt", len(ids), 1, self.info.context_length)
         if salt and not self._abilities.cache_salt:
             raise UnsupportedFeatureError(f"{self._client.address.host} takes no cache_salt: its prefix cache is shared")
         own = self._salt if self._abilities.cache_salt else ""
-        return Completion(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt or own, **asked)
+        return CompletionRequest(model=model, prompt=self.text.prompt(ids.tolist()), salt=salt or own, **asked)
 
-    async def _asked(self, asked: Completion, most: int) -> Chunk:
+    async def _asked(self, asked: CompletionRequest, most: int) -> Chunk:
         path, body = self._dialect.request(asked, self._abilities, stream=False)
         answer = await self._client.post(path, body, within=first_seconds(len(asked.prompt.ids)), most=most)
         return self._client.cleanly(self._dialect.read, answer, asked)
 
     async def _shared(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of one request to all that ask the same while it runs; cancelled when the last of them leaves."""
+        """Shares one request among equal queries while it runs; cancels it when the last waiter leaves."""
         self._counters.queries += 1
         shared = self._inflight.get(key)
         if shared is None:
@@ -646,27 +651,27 @@ class RemoteOperations:
 
 @dataclass(slots=True)
 class _Shared:
-    """A query that runs, and how many wait for it."""
+    """A running query and its number of waiters."""
 
     task: asyncio.Future[Any]
     waiters: int = 0
 
 
 class Tasks:
-    """The branches of a stream that may be dropped; on the transport's loop."""
+    """The droppable branches of a stream. Used on the transport's loop."""
 
     def __init__(self) -> None:
         self._dropped: set[int] = set()
         self._tasks: Mapping[int, asyncio.Task[None]] = {}
 
     def begin(self, tasks: Mapping[int, asyncio.Task[None]]) -> None:
-        """The branches run."""
+        """Registers the running branches, and cancels those dropped before."""
         self._tasks = tasks
         for number in self._dropped:
             self.drop(number)
 
     def drop(self, number: int) -> None:
-        """Ends one, also before it begins."""
+        """Cancels a branch, also before it begins."""
         self._dropped.add(number)
         task = self._tasks.get(number)
         if task is not None:
@@ -680,11 +685,11 @@ def _only_piece(chunk: Chunk) -> Piece:
 
 
 def _bytes_of(positions: int, alternatives: int) -> int:
-    """What an answer with so many numbers may have: 300 bytes for each, with its text."""
+    """The largest accepted answer with so many numbers: 300 bytes per number with its text."""
     return MOST_SMALL_BYTES + positions * (alternatives + 2) * 300
 
 
 def _server_seed(options: GenerationOptions) -> int:
-    """Of the server's random numbers: branches that share a seed have different ones, the first one the seed itself."""
+    """The seed of the server's random numbers: branch 0 has the seed itself, other branches others."""
     assert options.seed is not None  # drawn where options are resolved
     return (options.seed + options.branch * _BRANCH_STRIDE) & _MOST_SEED

@@ -1,4 +1,4 @@
-"""Connections by name: a JSON file beside the models; keys are in the system keychain alone."""
+"""Connections by name: a JSON file beside the models. Keys are stored in the system keychain alone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Connection:
     """A server's model under a name of the user's.
 
     Attributes:
-        name: What ``--model`` takes.
-        base_url: The server.
-        model: Its id there; None: the only one.
-        plain_http: Unencrypted HTTP to that host was confirmed; so it holds for other connections to it.
-        tokenizer: Of this machine, or "server"; None chooses.
+        name: As ``--model`` takes it.
+        base_url: The server's address.
+        model: The model's id on the server; None: the only one.
+        plain_http: Allows unencrypted HTTP to that host, for other connections to it too.
+        tokenizer: A tokenizer of this machine, or "server"; None chooses.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Connection:
         return key_for(self.base_url)
 
     def arguments(self) -> dict[str, Any]:
-        """For `connect`. The keychain is read: blocks, and the system may ask its user."""
+        """The arguments for `connect`. Reads the keychain: blocks, and the system may ask the user."""
         return {
             "base_url": self.base_url,
             "model": self.model,
@@ -62,7 +62,7 @@ class Connection:
 
 
 def key_for(base_url: str) -> str:
-    """The key that the keychain has for an address, else `KEY_VARIABLE`, which is for the host in `HOST_VARIABLE` alone.
+    """The keychain's key for an address, else the value of `KEY_VARIABLE` if `HOST_VARIABLE` names that host.
 
     Raises:
         InvalidRequestError: `HOST_VARIABLE` is no host.
@@ -84,13 +84,13 @@ def server_address(base_url: str) -> str:
     """The address that a user wrote, in full.
 
     Raises:
-        InvalidRequestError: It is none, or unencrypted to another machine for which that was not confirmed.
+        InvalidRequestError: Not an address, or unencrypted to another machine for which that is not allowed.
     """
     return Address.parse(base_url, plain_http=_is_confirmed(base_url)).url
 
 
 def _is_confirmed(base_url: str) -> bool:
-    """Whether a connection that is kept allows unencrypted HTTP to that host."""
+    """Whether a stored connection allows unencrypted HTTP to that host."""
     host = Address.parse(base_url, plain_http=True).host
     try:
         plain = [each.base_url for each in connections() if each.plain_http]
@@ -100,7 +100,7 @@ def _is_confirmed(base_url: str) -> bool:
 
 
 def connections() -> list[Connection]:
-    """All of them, by name.
+    """All stored connections, by name.
 
     Raises:
         ModelLoadError: The file cannot be read.
@@ -117,10 +117,10 @@ def connections() -> list[Connection]:
 
 
 def find_connection(name: str) -> Connection | None:
-    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, one that is not kept.
+    """The connection of that name; for an address, ``http://host:port`` or ``http://host:port#model``, a temporary one.
 
-    A model of the shelf goes before a connection of its name. A list that cannot be read has none: it keeps no model of this
-    machine from being loaded.
+    A model of the shelf takes precedence over a connection of its name. A list that cannot be read counts as empty, so that
+    models of this machine can still be loaded.
     """
     if name.startswith(("http://", "https://")):
         base_url, _, model = name.partition("#")
@@ -135,29 +135,29 @@ def find_connection(name: str) -> Connection | None:
 
 
 def keep_connection(connection: Connection, key: str = "") -> str:
-    """Stores a connection in place of an earlier one of its name, and its key in the keychain.
+    """Stores a connection, replacing an earlier one of its name, and its key in the keychain.
 
     Returns:
         The keychain's name; empty without a key.
 
     Raises:
-        InvalidRequestError: No name, or no address.
+        InvalidRequestError: Not a name, or not an address.
         KeychainError: There is a key and no keychain; nothing was stored.
         ModelLoadError: The list cannot be read or written.
     """
     check_connection_name(connection.name)
     address = Address.parse(connection.base_url, plain_http=connection.plain_http or _is_confirmed(connection.base_url))
-    kept_in = keep_key(address.url, key) if key else ""
-    with _list_held() as path:
+    keychain = keep_key(address.url, key) if key else ""
+    with _locked_list() as path:
         _write(path, [each for each in connections() if each.name != connection.name] + [connection])
-    return kept_in
+    return keychain
 
 
 def check_connection_name(name: str) -> None:
     """Refuses a name that no connection can have.
 
     Raises:
-        InvalidRequestError: It is not formed like a model's, or a model of the shelf has it.
+        InvalidRequestError: Not formed like a model's name, or the name of a model of the shelf.
     """
     if not is_model_id(name):
         raise InvalidRequestError(f"a connection is called like a model (letters, digits, - _ .), not {name!r:.80}")
@@ -166,23 +166,23 @@ def check_connection_name(name: str) -> None:
 
 
 def forget_connection(name: str) -> bool:
-    """Removes a connection and its key, unless another connection to the same server needs it; False without one."""
-    with _list_held() as path:
-        all_of_them = connections()
-        gone = next((each for each in all_of_them if each.name == name), None)
-        if gone is None:
+    """Removes a connection, and its key unless another connection to the same server needs it; False: no such connection."""
+    with _locked_list() as path:
+        stored = connections()
+        removed = next((each for each in stored if each.name == name), None)
+        if removed is None:
             return False
-        rest = [each for each in all_of_them if each.name != name]
+        rest = [each for each in stored if each.name != name]
         _write(path, rest)
-    address = Address.parse(gone.base_url, plain_http=True).url
+    address = Address.parse(removed.base_url, plain_http=True).url
     if not any(Address.parse(each.base_url, plain_http=True).url == address for each in rest):
         forget_key(address)
     return True
 
 
 @contextmanager
-def _list_held() -> Iterator[Path]:
-    """The list, which one thread of one process changes at a time."""
+def _locked_list() -> Iterator[Path]:
+    """The path of the list, locked against other threads and processes."""
     path = models_dir() / _FILE
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Text and token ids of a remote model: by a tokenizer of this machine that was proven the same, or by the server.
+"""Text and token ids of a remote model: by a tokenizer of this machine that is proven the same, or by the server.
 
-A local tokenizer is taken where its digest is the one that the server tells, or where it tokenises a text of many scripts to
-the server's ids. Otherwise the server tokenises, and the bytes of a token are learned when it is first seen.
+A local tokenizer is used where its digest equals the server's, or where it gives the server's ids for a text of many scripts.
+Otherwise the server tokenises, and the bytes of a token are fetched when it is first seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.loading.model_folder import ModelFolder, chat_template_of, read_jso
 from runtime.loading.paths import is_model_id
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.options.load import LoadOptions
-from runtime.remote.dialect import Abilities, Completion, Dialect, Facts, Prompt, malformed
+from runtime.remote.dialect import Abilities, CompletionRequest, Dialect, Facts, Prompt, malformed
 from runtime.remote.http import HttpClient
 from runtime.session.manifest import tokenizer_digest
 from runtime.shelf.model_shelf import list_models
@@ -35,15 +35,15 @@ PROBE_TEXT: Final = (
 )
 MOST_VOCAB: Final = 1 << 22  # ids
 _MOST_TOKEN_BYTES: Final = 1024  # of a token's text
-_MOST_SPLIT_BYTES: Final = 256  # of a text that is split into tokens by their bytes
-_AT_ONCE: Final = 256  # ids whose texts are asked for in one request
+_MOST_SPLIT_BYTES: Final = 256  # of a text to split into tokens by their bytes
+_IDS_PER_REQUEST: Final = 256  # whose texts are fetched together
 _FETCH: Final = "get that model by `elsewise models fetch` (or give `connect(..., tokenizer=FOLDER)`, `--tokenizer FOLDER`)"
 
 log = logging.getLogger(__name__)
 
 
 class RemoteText(Protocol):
-    """What stands between text and ids."""
+    """Converts between text and ids."""
 
     facts: TextFacts
     vocab: int
@@ -63,20 +63,20 @@ class RemoteText(Protocol):
         """Makes sure that `facts.byte_vocab` has the bytes of these ids."""
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Ids and the text that they stand for."""
+        """The ids with their text."""
 
     def ids_of(self, text: str) -> list[int]:
         """Ids of a piece of an answer, where the server returns none."""
 
     async def parts(self, text: str, count: int, last: int) -> list[int] | None:
-        """The `count` tokens that make up a text with `last` behind them; None where these are not one list alone."""
+        """The `count` tokens that, followed by `last`, have this text; None where there is no unique such list."""
 
     def close(self) -> None:
         """Ends child processes."""
 
 
 class LocalText:
-    """By a tokenizer of this machine."""
+    """Text and ids by a tokenizer of this machine."""
 
     local = True
 
@@ -101,7 +101,6 @@ class LocalText:
         self.warnings = (*warnings, *side.warnings, *side.own.warnings, *(chosen.warnings if chosen else ()))
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """By the tokenizer of this machine."""
         return await asyncio.to_thread(lambda: [self._ids(text) for text in texts])
 
     def _ids(self, text: str) -> list[int]:
@@ -112,7 +111,6 @@ class LocalText:
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """By the template of this machine."""
         return await asyncio.to_thread(
             render_chat_ids,
             self._side.tokenizer,
@@ -123,7 +121,7 @@ class LocalText:
         )
 
     async def learn(self, ids: Iterable[int]) -> None:
-        """All are known."""
+        """Does nothing: all are known."""
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
         """The tokens' bytes joined; a BOS that the server adds itself is left out of the text."""
@@ -134,12 +132,11 @@ class LocalText:
         return Prompt(list(ids), b"".join(self._pieces[token] for token in shown).decode(errors="replace"))
 
     def ids_of(self, text: str) -> list[int]:
-        """The one token that has this text, else those that the tokenizer makes of it."""
+        """The only token with this text, else the tokenizer's ids of it."""
         one = self._by_bytes.get(text.encode())
         return [one] if one is not None else self._side.tokenizer.encode(text)
 
     async def parts(self, text: str, count: int, last: int) -> list[int] | None:
-        """By the bytes of tokens."""
         whole, end = text.encode(errors="replace"), self._pieces[last]
         if not end or not whole.endswith(end) or len(whole) > _MOST_SPLIT_BYTES:
             return None
@@ -147,7 +144,7 @@ class LocalText:
         return found[0] if len(found) == 1 else None
 
     def _splits(self, piece: bytes, count: int) -> list[list[int]]:
-        """Each list of `count` tokens with these bytes."""
+        """All lists of `count` tokens with these bytes."""
         if count == 1:
             token = self._by_bytes.get(piece)
             return [] if token is None else [[token]]
@@ -161,7 +158,7 @@ class LocalText:
 
 
 class ServerText:
-    """By the server. The bytes of a token are those of its text, which has U+FFFD where a token is a part of a character."""
+    """Text and ids by the server. A token's bytes are those of its text, which has U+FFFD for a part of a character."""
 
     local = False
     template_digest: str | None = None
@@ -170,7 +167,7 @@ class ServerText:
         self._dialect, self._client, self._model, self.vocab = dialect, client, facts.model, vocab
         self._pieces: list[bytes] = [b""] * vocab
         self._known = bytearray(vocab)
-        self._break: int | None = None  # the id of a line break, which separates texts of several ids
+        self._break: int | None = None  # the id of a line break, put between ids to separate their texts
         self.facts = TextFacts(
             facts.eos,
             "(the server's)" if has_template else None,
@@ -196,7 +193,7 @@ class ServerText:
         return found
 
     async def _ids(self, text: str) -> list[int]:
-        """The server's; pieces that it tells with them are noted."""
+        """The server's ids; stores the bytes that come with them."""
         found = await self._dialect.tokens_of(self._client, self._model, text)
         for token, piece in found:
             if self._checked(token) and piece is not None:
@@ -206,13 +203,12 @@ class ServerText:
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """By the server's template."""
         ids = await self._dialect.render_chat(self._client, self._model, messages, tools, add_generation_prompt)
         await self.learn(ids)
         return ids
 
     async def learn(self, ids: Iterable[int]) -> None:
-        """Asks for the texts of those that are new, many in one request."""
+        """Fetches the texts of unknown ids, many in one request."""
         unknown = [token for token in dict.fromkeys(ids) if self._checked(token) and not self._known[token]]
         if self._exact:
             await gathered(*(self._learn_bytes(part) for part in _parts(unknown)))
@@ -242,7 +238,7 @@ class ServerText:
             for token, own in zip(ids, texts[1:-1], strict=True):
                 self._note(token, own.encode("utf-8", "replace"))
             return
-        half = len(ids) // 2  # one of them has a line break itself
+        half = len(ids) // 2  # one of the texts contains a line break
         await gathered(self._learn(ids[:half]), self._learn(ids[half:]))
 
     async def _text(self, ids: Sequence[int]) -> str:
@@ -259,21 +255,21 @@ class ServerText:
         return True
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
-        """Ids; the text of what is known."""
+        """The ids with the text of the known ones."""
         return Prompt(list(ids), b"".join(self._pieces[token] for token in ids).decode(errors="replace"))
 
     def ids_of(self, text: str) -> list[int]:
-        """Servers that tokenise return ids."""
+        """Refused: servers that tokenise return ids."""
         raise malformed(f"a piece of text without its id ({len(text)} characters)")
 
     async def parts(self, text: str, count: int, last: int) -> list[int] | None:
-        """By the server's own tokens of the text, where these are as many, end so, and are that text again."""
+        """The server's tokens of the text, if they end with `last` and detokenise to the same text."""
         ids = (await self._ids(text))[-count - 1 :]
         same = len(ids) == count + 1 and ids[-1] == last and await self._text(ids) == text
         return ids[:-1] if same else None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
 
 async def choose_text(
@@ -289,19 +285,19 @@ async def choose_text(
     """The text side of a model.
 
     Args:
-        dialect: Of the server.
-        client: To it.
-        facts: Of the model.
-        abilities: Of the server.
-        tokenizer: A folder or a name on the shelf; "server" for the server's; None looks by the model's names.
+        dialect: The server's.
+        client: Connected to the server.
+        facts: The model's.
+        abilities: The server's.
+        tokenizer: A folder or a name on the shelf; "server" for the server's; None searches by the model's names.
         options: Chat format and BOS.
         vocab: Width of the logits; 0 where it is not known.
 
     Raises:
         ModelLoadError: The named tokenizer cannot be read.
-        RemoteError: A vocabulary larger than any.
-        InvalidRequestError: It is another one than the server's.
-        UnsupportedFeatureError: Neither this machine nor the server has one.
+        RemoteError: An impossibly large vocabulary.
+        InvalidRequestError: The named tokenizer is not the server's.
+        UnsupportedFeatureError: Neither this machine nor the server has a tokenizer.
     """
     if facts.vocab > MOST_VOCAB:
         raise malformed(f"a vocabulary of {facts.vocab:,} is more than the {MOST_VOCAB:,} of any model")
@@ -319,15 +315,15 @@ async def choose_text(
                 raise
             continue
         width = vocab or facts.vocab or whole_vocab(folder) or len(side.tokenizer)
-        proof = await _differs(side, width, dialect, client, facts, abilities)
-        if proof == "" and client.address.loopback and Path(candidate).is_absolute():
-            proof = None  # the folder that the server of this machine loaded
-        if proof is None or (named and not proof):
+        difference = await _difference(side, width, dialect, client, facts, abilities)
+        if difference == "" and client.address.loopback and Path(candidate).is_absolute():
+            difference = None  # the folder that a server on this machine loaded
+        if difference is None or (named and not difference):
             unproven = f"the tokenizer {candidate} was named by the user; {client.address.host} cannot prove it the same"
-            return LocalText(side, width, options, () if proof is None else (unproven,))
+            return LocalText(side, width, options, () if difference is None else (unproven,))
         if named:
-            raise InvalidRequestError(f"the tokenizer {candidate} is not that of {facts.model}: {proof}")
-        log.info("tokenizer %s not used for %s: %s", candidate, facts.model, proof or "not proven")
+            raise InvalidRequestError(f"the tokenizer {candidate} is not that of {facts.model}: {difference}")
+        log.info("tokenizer %s not used for %s: %s", candidate, facts.model, difference or "not proven")
     if not abilities.tokenizer:
         raise UnsupportedFeatureError(
             f"{client.address.host} does not tokenise, and no tokenizer of {facts.model} is on this machine; {_FETCH}"
@@ -339,14 +335,14 @@ async def choose_text(
 
 
 def _parts(ids: list[int]) -> list[list[int]]:
-    return [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]
+    return [ids[at : at + _IDS_PER_REQUEST] for at in range(0, len(ids), _IDS_PER_REQUEST)]
 
 
 def text_folder(source: str | Path) -> ModelFolder:
-    """A model folder of which nothing but the text side is read: weights need not be there.
+    """A model folder, read for its text side alone: it needs no weights.
 
     Raises:
-        ModelLoadError: Nothing is there.
+        ModelLoadError: Not found.
     """
     path = Path(source).expanduser()
     if not (path / "tokenizer.json").is_file():
@@ -366,15 +362,15 @@ def text_folder(source: str | Path) -> ModelFolder:
 
 
 def whole_vocab(folder: ModelFolder) -> int:
-    """The vocabulary's size by a folder's config; 0 where it says nothing."""
+    """The vocabulary's size in a folder's config; 0: not known."""
     size = folder.config.get("vocab_size")
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 0
 
 
-async def _differs(
+async def _difference(
     side: TextSide, width: int, dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities
 ) -> str | None:
-    """What tells a local tokenizer from the server's; "" where nothing proves them the same, None where they are."""
+    """How a local tokenizer differs from the server's; None where they are the same, "" where that cannot be proven."""
     if facts.tokenizer_digest:
         own = tokenizer_digest(side.tokenizer.byte_vocab(width))
         return None if own == facts.tokenizer_digest else "its digest is another"
@@ -389,11 +385,11 @@ async def _differs(
 
 
 async def _vocab_by_asking(dialect: Dialect, client: HttpClient, facts: Facts, abilities: Abilities) -> int:
-    """The number of ids that a server takes, by bisection: some twenty requests for one token."""
-    low, high = 1, MOST_VOCAB  # ids below `low` are taken, from `high` on refused
+    """The number of ids that a server accepts, by bisection: some twenty requests for one token each."""
+    low, high = 1, MOST_VOCAB  # ids below `low` are accepted, from `high` on refused
     while high - low > 1:
         middle = (low + high) // 2
-        asked = Completion(model=facts.model, prompt=Prompt([middle - 1], ""))
+        asked = CompletionRequest(model=facts.model, prompt=Prompt([middle - 1], ""))
         path, body = dialect.request(asked, abilities, stream=False)
         try:
             await client.post(path, body)

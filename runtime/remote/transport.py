@@ -32,24 +32,22 @@ class RemoteTransport:
         self._thread, self._client = thread, client
         self.state = self._operations = operations
         self.capabilities = operations.capabilities
-        self._turns: Turns[None] = Turns(lambda _: None)  # for its inboxes
+        self._turns: Turns[None] = Turns(lambda _: None)  # used for its inboxes alone
         self._owner = os.getpid()
         self._ending: RuntimeFault | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def text(self) -> TextFacts:
-        """The text side."""
         return self._operations.text.facts
 
     @property
     def pid(self) -> int:
-        """This process."""
         return self._owner
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Closed, or of another process. A server that does not answer is an error of each request."""
+        """Why the connection is unusable: closed, or of another process. An unreachable server is an error of each request."""
         if os.getpid() != self._owner:
             return ForkedError.of(self._owner)
         return self._ending
@@ -61,7 +59,7 @@ class RemoteTransport:
     async def call(
         self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
     ) -> Any:
-        """One answer."""
+        """The answer of one operation."""
         check_callback(on_progress)
         check_callback(on_step, "on_step")
         self._check()
@@ -75,12 +73,12 @@ class RemoteTransport:
             future.cancel()  # a blocked thread's Ctrl-C, too
             raise
         if on_progress is not None:
-            total = _tokens_in(arguments)
+            total = sum(map(len, arguments.get("paths") or [arguments.get("ids", ())]))
             on_progress(PromptProgress(total, total, None, None))
         return answer
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Runs by branch as they arrive; closed early, the sockets are closed."""
+        """Token runs by branch as they arrive. Closing it closes the sockets."""
         dropped: set[int] = set()
         tasks = Tasks()
 
@@ -103,7 +101,7 @@ class RemoteTransport:
         return Branches(read(), drop)
 
     def post(self, method: str, **arguments: Any) -> None:
-        """Nothing of a server's is asked for without waiting."""
+        """Refused: a server has no operation without an answer."""
         del arguments
         raise self._lacks(method)
 
@@ -112,7 +110,7 @@ class RemoteTransport:
         return UnsupportedFeatureError(f"{self.state.info.name} is on a server, which has no {what}")
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """On the transport's loop: the work, which the end of the connection ends with `SessionClosedError`."""
+        """Runs the work on the transport's loop; closing the connection ends it with `SessionClosedError`."""
         task = asyncio.current_task()
         assert task is not None  # a coroutine that a loop runs
         self._running.add(task)
@@ -132,7 +130,7 @@ class RemoteTransport:
             self._thread.join()
 
     async def close_async(self, within: float | None) -> None:
-        """The same, awaited; it goes on where the wait is cancelled."""
+        """`close`, awaited; it goes on where the wait is cancelled."""
         del within
         if (closing := self._begin_to_close()) is not None:
             await settled(closing, shielded=True)
@@ -161,7 +159,7 @@ class RemoteTransport:
             end_soon(self._thread, self._client)
 
     def heartbeat(self) -> tuple[int, str, int]:
-        """Nothing here can hang but a request, which has a time limit."""
+        """Always idle: only requests can hang, and they have time limits."""
         return 0, "idle", 0
 
 
@@ -176,7 +174,7 @@ def end_soon(thread: LoopThread, client: HttpClient) -> None:
 
 
 async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dict[str, Any]) -> None:
-    """An operation that fails before it has begun to answer ends its stream, too."""
+    """Runs an operation; an error before its first answer ends the stream too."""
     try:
         await operation(stream, tasks, **arguments)
     except asyncio.CancelledError:
@@ -184,11 +182,6 @@ async def _streamed(operation: Any, stream: Stream, tasks: Tasks, arguments: dic
         raise
     except Exception as error:  # noqa: BLE001  # the reader raises it
         stream.end(error)
-
-
-def _tokens_in(arguments: dict[str, Any]) -> int:
-    paths = arguments.get("paths") or [arguments.get("ids", ())]
-    return sum(map(len, paths))
 
 
 _WORDS = {

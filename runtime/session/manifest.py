@@ -1,4 +1,4 @@
-"""What a session's ids and KV depend on, beside the ids themselves."""
+"""`Manifest`: everything that a session's ids and KV depend on, beside the ids themselves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from runtime.blocks.chain import block_keys
 from runtime.errors import AdapterError, InvalidRequestError, ManifestMismatchError
 from runtime.info import ModelInfo
 
-_CONFIG = ("backend", "device", "dtype", "context_length")  # of the info
-_OPTIONS = ("attention", "kv_dtype")  # of its options
-_ACTIVATED: Kind = "alora"  # of adapters that a path switches on in its middle
+_CONFIG = ("backend", "device", "dtype", "context_length")  # fields of `ModelInfo`
+_OPTIONS = ("attention", "kv_dtype")  # of `ModelInfo.options`
+_ACTIVATED: Kind = "alora"
 
 
 class AdapterOf(NamedTuple):
@@ -28,9 +28,9 @@ class AdapterOf(NamedTuple):
 
     Attributes:
         name: `AdapterInfo.qualified`.
-        scale: How strongly.
-        digest: SHA-256 of its numbers.
-        invocation: Ids that activate it; none for a plain one, which takes part from the first token on.
+        scale: Its scale.
+        digest: SHA-256 of its weights.
+        invocation: Ids that activate it; none for a plain adapter, which takes part from the first token on.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AdapterOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpan:
-    """Consecutive tokens that are computed under the same adapters: ``ids[start:end]``; () is the base alone."""
+    """Consecutive tokens computed under the same adapters: ``ids[start:end]``; no adapters: the base alone."""
 
     start: int
     end: int
@@ -50,16 +50,16 @@ class AdapterSpan:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The part of a session's key that is not its tokens. Two with the same digest give the same numbers.
+    """The part of a session's key beside its tokens. Manifests of the same digest give the same numbers.
 
     Attributes:
-        name: The model's name, for people; no part of the digest.
+        name: The model's name, for display; not in the digest.
         model: The KV fingerprint: weights, geometry, dtype, backend, form of the KV.
         tokenizer: SHA-256 of the bytes of every id.
         template: SHA-256 of the chat template in force; empty without one.
-        bos: Whether a BOS goes in front of a text: "model" (as the tokenizer says), "yes" or "no".
+        bos: Whether a BOS precedes a text: "model" (the tokenizer decides), "yes" or "no".
         runtime: (name, value) of the settings that change numbers.
-        adapters: Those in force, in order.
+        adapters: The adapters in force, in order.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Manifest:
 
     @classmethod
     def of(cls, info: ModelInfo, *, tokenizer: str, template: str | None, adapters: Adapters = None) -> Self:
-        """That of a loaded model.
+        """The manifest of a loaded model.
 
         Args:
-            info: What is known of it.
+            info: The model's facts.
             tokenizer: See `tokenizer_digest`.
             template: The source of its chat template.
-            adapters: Those it is asked under; None: the stack in force.
+            adapters: The adapters of the requests; None: the stack in force.
 
         Raises:
-            AdapterError: One that is not loaded.
+            AdapterError: An adapter that is not loaded.
         """
         config = [(name, str(getattr(info, "computed_with" if name == "dtype" else name))) for name in _CONFIG]
         config += [(name, str(info.options.get(name, ""))) for name in _OPTIONS]
@@ -97,10 +97,10 @@ class Manifest:
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> Self:
-        """A stored one, as `to_mapping` made it.
+        """A stored manifest, as `to_mapping` made it.
 
         Raises:
-            InvalidRequestError: It is none.
+            InvalidRequestError: Not a manifest.
         """
         known = {field.name for field in fields(cls)}
         try:
@@ -114,30 +114,30 @@ class Manifest:
             raise InvalidRequestError(f"this is no stored manifest: {mismatch}") from mismatch
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for JSON; an adapter that nothing activates has no fourth value."""
+        """Plain values, for JSON; a plain adapter has no fourth value."""
         return {**asdict(self), "adapters": [list(use if use.invocation else use[:3]) for use in self.adapters]}
 
     @property
     def stack(self) -> tuple[tuple[str, float], ...]:
-        """The adapters as a request names them."""
+        """(name, scale) of the adapters, as requests take them."""
         return tuple((use.name, use.scale) for use in self.adapters)
 
     def named_here(self, info: ModelInfo) -> Self:
-        """The same with the names that its adapters have where this model has loaded them: their digests say which they are."""
+        """The manifest with its adapters under the names that this model knows them by, found by their digests."""
         names = {each.digest: each.qualified for each in info.adapters if each.digest is not None}
         return replace(self, adapters=tuple(use._replace(name=names.get(use.digest, use.name)) for use in self.adapters))
 
     def block_keys(self, ids: Sequence[int], ends: Iterable[int] = ()) -> list[bytes]:
         """The names of the KV blocks of a path (see `runtime.block_keys`).
 
-        None where it is not known what activates one of the adapters: earlier versions did not store it.
+        Empty where the invocation of an activated adapter is not known: earlier versions did not store it.
         """
         if any(use.name.endswith(f"_{_ACTIVATED}") and not use.invocation for use in self.adapters):
             return []
         return block_keys(self.model, ids, ends, self._uses)
 
     def spans(self, ids: Sequence[int]) -> tuple[AdapterSpan, ...]:
-        """Which adapters each part of a path is computed under; one span where nothing is activated on the way."""
+        """The adapters that each part of a path is computed under; one span where no adapter is activated on the way."""
         names = {use.digest: use.name for use in self.adapters}
         found: list[AdapterSpan] = []
         for namespace, part in Routing(self.model, self._uses).spans(np.asarray(ids, np.int32)):
@@ -152,12 +152,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything but the name, the same on every machine."""
+        """SHA-256 of all fields but the name, the same on every machine."""
         parts = {name: value for name, value in self.to_mapping().items() if name != "name"}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Manifest) -> list[str]:
-        """What differs, each as "what: this one's, other's"."""
+        """The differences, each as "field: this one's, other's"."""
         found = []
         if self.model != other.model:
             found.append(f"model: {self.name} ({self.model[:12]}), {other.name} ({other.model[:12]})")
@@ -178,7 +178,7 @@ class Manifest:
         """Refuses another model or setting than this one.
 
         Raises:
-            ManifestMismatchError: Everything that differs is named, then and now.
+            ManifestMismatchError: The message has every difference, then and now.
         """
         found = self.differences(now)
         if found:
@@ -196,10 +196,10 @@ def tokenizer_digest(byte_vocab: Sequence[bytes]) -> str:
 
 
 def stack_of(info: ModelInfo, adapters: Adapters) -> tuple[AdapterOf, ...]:
-    """Adapters as a manifest has them, in order; None: those of the stack in force.
+    """Adapters as a manifest stores them, in order; None: the stack in force.
 
     Raises:
-        AdapterError: One that is not loaded.
+        AdapterError: An adapter that is not loaded.
     """
     return tuple(_loaded(info, *use) for use in check_adapters(info.lora_stack if adapters is None else adapters))
 
@@ -212,7 +212,7 @@ def _loaded(info: ModelInfo, name: str, scale: float) -> AdapterOf:
 
 
 def _adapter(name: object, scale: Any, digest: object, invocation: object = ()) -> AdapterOf:
-    """One as it was stored."""
+    """An adapter as it was stored."""
     if not isinstance(invocation, list | tuple) or len(invocation) > MOST_INVOCATION:
         raise ValueError(f"what activates {name!r:.60} is a list of {MOST_INVOCATION:,} ids at most, not {invocation!r:.60}")
     if not all(type(token) is int and 0 <= token < 1 << 31 for token in invocation):
@@ -221,9 +221,9 @@ def _adapter(name: object, scale: Any, digest: object, invocation: object = ()) 
 
 
 def _stack(adapters: tuple[AdapterOf, ...]) -> str:
-    return " + ".join(_told(use) for use in adapters) or "none"
+    return " + ".join(_shown(use) for use in adapters) or "none"
 
 
-def _told(use: AdapterOf) -> str:
+def _shown(use: AdapterOf) -> str:
     activated = f", activated by {' '.join(map(str, use.invocation))}" if use.invocation else ""
     return f"{use.name} x {use.scale:g} ({use.digest[:12]}{activated})"

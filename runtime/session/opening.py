@@ -1,10 +1,12 @@
-"""Opens sessions of a model: empty, as a snapshot says, or with a snapshot's text."""
+"""Opens sessions of a model: empty, from a snapshot, or with a snapshot's text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from runtime.adapters.uses import Adapters
 from runtime.errors import AdapterError, InvalidRequestError, SnapshotMismatchError
 from runtime.options.checking import shown
 from runtime.session.manifest import Manifest
@@ -24,13 +26,11 @@ def open_session(model: LanguageModel, config: SessionConfig | None = None) -> S
         raise InvalidRequestError(f"config is a SessionConfig(top_k=..., options=...), not {shown(config)}")
     config = (config or SessionConfig()).check(model.info.context_length)
 
-    def manifest() -> Manifest:
-        return Manifest.of(model.info, tokenizer=model.tokenizer_digest, template=model.chat_template, adapters=config.adapters)
-
-    now = manifest()
+    manifest_now = partial(_manifest, model, config.adapters)
+    now = manifest_now()
     if config.manifest is not None:
         config.manifest.require(now)
-    return Session(model, config, manifest)
+    return Session(model, config, manifest_now)
 
 
 def resume(model: LanguageModel, snapshot: Snapshot) -> Session:
@@ -59,15 +59,14 @@ async def resume_text(model: LanguageModel, snapshot: Snapshot) -> Session:
     return session
 
 
+def _manifest(model: LanguageModel, adapters: Adapters) -> Manifest:
+    return Manifest.of(model.info, tokenizer=model.tokenizer_digest, template=model.chat_template, adapters=adapters)
+
+
 def _require(model: LanguageModel, snapshot: Snapshot) -> None:
-    """Refuses a snapshot of something else than this model as it is now."""
+    """Refuses a snapshot of another model, or of this one under other settings."""
     try:
-        now = Manifest.of(
-            model.info,
-            tokenizer=model.tokenizer_digest,
-            template=model.chat_template,
-            adapters=snapshot.manifest.stack,
-        )
+        now = _manifest(model, snapshot.manifest.stack)
     except AdapterError as missing:
         raise SnapshotMismatchError(f"the snapshot runs under adapters that are not loaded: {missing}") from missing
     snapshot.require(now)

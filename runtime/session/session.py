@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from runtime import html
-from runtime.adapters.uses import Adapters, AdapterUse, check_adapters
+from runtime.adapters.uses import AdapterUse, check_adapters
 from runtime.aio import blocking, blocking_iterator
 from runtime.api.progress import ShowProgress, reporting_prompt
 from runtime.errors import ContextOverflowError, InvalidRequestError
@@ -39,23 +39,23 @@ from runtime.text.utf8 import Utf8Stream
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-SHOWN = 8  # tokens of each side, where a prefix diverges
+SHOWN = 8  # tokens of each side in a `Divergence`
 SHOWN_OF_SEGMENT = 64  # tokens, in an outline
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """How a session works.
+    """The settings of a session.
 
     Attributes:
-        top_k: Alternatives recorded with the scores of every token that is prefilled; they stay beside the KV, so that
-            `score` of the session's path computes nothing. None: no scores, the KV alone, which is faster.
-        limit: Tokens that the session may hold; None: the model's context.
-        manifest: What the session's ids were made with, where they come from an earlier one: another model, tokenizer,
-            template or setting is refused.
-        options: Of `decode`: what holds where a call says nothing (see `LanguageModel.resolve_options`).
-        adapters: Loaded adapters that the session runs under whatever the model's stack becomes, in order; () is the base
-            alone. None: the stack that is in force when it is opened, and a change of it is a `ManifestMismatchError`.
+        top_k: Alternatives recorded with the scores of every prefilled token. The scores are stored beside the KV, so that
+            `score` of the session's path computes nothing. None: the KV without scores, which is faster.
+        limit: The most tokens of the session; None: the model's context.
+        manifest: The manifest of an earlier session that the ids come from: another model, tokenizer, template or setting is
+            refused.
+        options: Defaults for the options of `decode` (see `LanguageModel.resolve_options`).
+        adapters: Loaded adapters that the session runs under, whatever the model's stack becomes, in order; () is the base
+            alone. None: the stack in force when it is opened, whose change is a `ManifestMismatchError`.
     """
 
     top_k: int | None = field(default=10, metadata={"fault": lambda value: None if value is None else ALTERNATIVES(value)})
@@ -68,7 +68,7 @@ class SessionConfig:
         """Itself.
 
         Args:
-            context: Tokens that the model holds.
+            context: The model's context in tokens.
 
         Raises:
             InvalidRequestError: A value out of range or of the wrong type; the message names it.
@@ -91,17 +91,17 @@ class Session:
     does one thing at a time: a second caller gets `SessionBusyError`, not a queue. `fork` is allowed at any time.
 
     Args:
-        model: Where its KV is.
-        config: How it works.
-        manifest_now: What holds of the model at this moment.
-        state: Of the session that it is forked from; None: it is empty.
+        model: Computes and holds its KV.
+        config: Its settings.
+        manifest_now: Returns the model's manifest at this moment.
+        state: The state of the session that it is forked from; None: empty.
 
-    Raises (every member that asks for something):
-        SessionBusyError: Something else goes on in this session.
-        SessionClosedError: It, or its model, was closed.
-        SessionFatalError: The engine died under it, or something unforeseen failed; `__cause__` is the first fault. Its pin
-            is let go. The call that meets the fault raises the fault itself.
-        ManifestMismatchError: The model's settings are not those that the session was opened with.
+    Raises (every member that uses the model):
+        SessionBusyError: Another call runs in this session.
+        SessionClosedError: The session, or its model, was closed.
+        SessionFatalError: The engine died, or an unforeseen error occurred earlier; `__cause__` is the first fault. Its pin is
+            released. The call that meets the fault raises the fault itself.
+        ManifestMismatchError: The model's settings differ from those that the session was opened with.
         ContextOverflowError: More tokens than the session may hold; nothing was changed.
         InvalidRequestError: Bad ids, texts or options; nothing was changed.
     """
@@ -116,9 +116,9 @@ class Session:
         self.model = model
         self.config = config
         self._manifest_now = manifest_now
-        self._info: ModelInfo | None = None  # for which the manifest was found right
+        self._info: ModelInfo | None = None  # the last one whose manifest was checked
         self._state = state or SessionState.empty(model, manifest_now())
-        self._guard = Guard(self._let_go)
+        self._guard = Guard(self._release)
         self._fresh = False  # the next drawn token is the first of a decode
         self._forks: list[weakref.ref[Session]] = []
 
@@ -134,14 +134,12 @@ class Session:
 
     def outline(self, start: int = 0) -> list[str]:
         """A line for each segment from token `start` on, then the forks that are alive, indented."""
-        ids, name_of = self.ids, self.model.decode_token
-        lines = []
+        ids, lines = self.ids, []
         for segment in self._path.segments():
             first = max(segment.start, start)
             if first < segment.end:
-                text = b"".join(name_of(token) for token in ids[first : min(segment.end, first + SHOWN_OF_SEGMENT)])
-                said = shortened(text.decode(errors="replace"))
-                lines.append(f"  {first}-{segment.end}  {' '.join(filter(None, (segment.kind, segment.label)))}  {said!r}")
+                text = shortened(self.model.detokenize(ids[first : min(segment.end, first + SHOWN_OF_SEGMENT)]))
+                lines.append(f"  {first}-{segment.end}  {' '.join(filter(None, (segment.kind, segment.label)))}  {text!r}")
         for fork in [fork for reference in self._forks if (fork := reference()) is not None]:
             at = self._path.common(fork.ids)
             lines += [f"  fork after {at:,}: {len(fork):,} tokens", *(f"  {line}" for line in fork.outline(at))]
@@ -149,12 +147,12 @@ class Session:
 
     @property
     def manifest(self) -> Manifest:
-        """What its tokens were made with."""
+        """The manifest that its tokens were made with."""
         return self._state.manifest
 
     @property
     def ids(self) -> list[int]:
-        """The tokens; readable after the end too."""
+        """The tokens; readable after `close` too."""
         return list(self._path.ids)
 
     def __len__(self) -> int:
@@ -162,7 +160,7 @@ class Session:
 
     @property
     def limit(self) -> int:
-        """Tokens that it may hold."""
+        """The most tokens that it may hold."""
         return self.config.limit or self.model.info.context_length
 
     @property
@@ -171,10 +169,10 @@ class Session:
         return self._guard.closed
 
     def explain_context(self) -> ContextReport:
-        """What stands in it, and where reuse ended.
+        """Its tokens by segment, and where reuse ended.
 
         Raises:
-            SessionFatalError: A fatal fault came before.
+            SessionFatalError: After a fatal fault.
         """
         if not self.closed:
             self._guard.check()
@@ -194,14 +192,14 @@ class Session:
         )
 
     def snapshot(self) -> Snapshot:
-        """Everything that is needed to go on elsewhere, without its KV. Never blocks; readable after the end too."""
+        """A snapshot, without KV, from which another session can continue. Never blocks; available after `close` too."""
         path, state = self._path.copy(), self._state
         return Snapshot(
             ids=tuple(path.ids),
             text=b"".join(self.model.decode_token(token) for token in path.ids),
             marks=path.marks,
             prefix=path.prefix,
-            messages=state.said.messages if state.said is not None else (),
+            messages=state.conversation.messages if state.conversation is not None else (),
             manifest=self.manifest,
             top_k=self.config.top_k,
             limit=self.config.limit,
@@ -211,7 +209,7 @@ class Session:
         )
 
     def _block_names(self, ids: list[int]) -> tuple[str, ...]:
-        """Names of the path's KV blocks, where the engine keeps some."""
+        """Names of the path's KV blocks in hex; empty where the engine has no block file."""
         if not self.model.info.options.get("blocks"):
             return ()
         return tuple(key.hex() for key in self.manifest.block_keys(ids))
@@ -221,15 +219,15 @@ class Session:
     async def ensure_prefix(
         self, prefix: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> PrefixStatus:
-        """Makes `prefix` the session's tokens: what it has in common with them stays, the rest is dropped and counted.
+        """Makes `prefix` the session's tokens: the common beginning stays, the rest is dropped and counted.
 
         Generated tokens that `prefix` repeats stay as they are. Where the prefill fails, or is cancelled, the session holds
-        what it had in common.
+        the common beginning.
 
         Args:
-            prefix: A text (with a BOS in front where the model wants one), or ids.
-            label: Of the segment of new tokens.
-            progress: True draws a tqdm bar; a callable gets the tokens done and in all. So of all members that have it.
+            prefix: A text (a BOS is added where the model wants one), or ids.
+            label: The label of the segment of new tokens.
+            progress: True draws a tqdm bar; a callable gets the tokens done and the total. The same for all members with it.
             on_progress: Called with the progress.
         """
         with self._entered("ensure_prefix"), reporting_prompt(progress, "token", on_progress) as hear:
@@ -247,11 +245,11 @@ class Session:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> PrefixStatus:
-        """`ensure_prefix` of a conversation, as the chat template writes it.
+        """`ensure_prefix` for a conversation rendered by the chat template.
 
-        As far as the template repeats the text that stands here, its tokens stay, generated ones as they were drawn, and
-        only what comes after is tokenised. Where it writes something else (it leaves out thinking, or a date has changed),
-        reuse ends there, and `explain_context` says where and why.
+        As far as the template repeats the session's text, its tokens stay, generated ones as they were drawn, and only the text
+        after it is tokenised. Where the template differs (it leaves out thinking, or a date has changed), reuse ends;
+        `explain_context` has the place and the reason.
 
         Raises:
             UnsupportedFeatureError: There is no chat template.
@@ -259,20 +257,20 @@ class Session:
         with self._entered("ensure_messages"), reporting_prompt(progress, "token", on_progress) as hear:
             if tools is not None and (not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools)):
                 raise InvalidRequestError(f"tools is a list of mappings, not {tools!r:.60}")
-            from runtime.text.chat import check_messages  # a window that opens does without tokenizers
+            from runtime.text.chat import check_messages  # imported late: the window opens without tokenizers
 
             messages = check_messages(messages)
             full = await self.model.render_chat_async(messages, tools=tools, add_generation_prompt=add_generation_prompt)
             ids = delta(self.model, self._path.ids, full)
-            said = Conversation.of(messages)
+            conversation = Conversation.of(messages)
 
             def why(at: int) -> str:
                 path = self._path
-                said_since = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
-                return said.why(self._state.said, _text(self.model, said_since) if at >= path.prefix else None)
+                answer = [token for token in path.ids[path.prefix :] if not self.model.is_eos(token)]
+                return conversation.why(self._state.conversation, self.model.detokenize(answer) if at >= path.prefix else None)
 
             status = await self._ensure(ids, "messages", hear, why)
-            self._state.said = said
+            self._state.conversation = conversation
             return status
 
     ensure_messages_sync = blocking(ensure_messages)
@@ -280,9 +278,9 @@ class Session:
     async def prefill_suffix(
         self, suffix: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> SuffixStatus:
-        """Adds a text or ids at the end, after the prefix; `ensure_prefix` drops them again.
+        """Adds a text or ids after the prefix; the next `ensure_prefix` drops them again.
 
-        Where it fails, or is cancelled, the session is as it was before.
+        Where it fails, or is cancelled, the session is unchanged.
         """
         with self._entered("prefill_suffix"), reporting_prompt(progress, "token", on_progress) as hear:
             return await self._extend("suffix", suffix, label, hear)
@@ -292,7 +290,7 @@ class Session:
     async def prefill(
         self, ids: TextOrIds, *, label: str = "", progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> SuffixStatus:
-        """The primitive under `prefill_suffix`: any tokens, at the end, wherever they come from."""
+        """Adds any tokens at the end, as `prefill_suffix` does, under the segment kind "prefill"."""
         with self._entered("prefill"), reporting_prompt(progress, "token", on_progress) as hear:
             return await self._extend("prefill", ids, label, hear)
 
@@ -301,7 +299,7 @@ class Session:
     async def joint_differs(self, suffix: str) -> bool:
         """Whether tokenising `suffix` together with the text before it would give other tokens at the boundary.
 
-        Looked at are the last 64 tokens. After a control token there is nothing to join.
+        The text before it is that of the last 64 tokens. After a control token the answer is False.
         """
         with self._entered("joint_differs"):
             return await self._state.boundary.differs(self._path.ids, suffix)
@@ -312,24 +310,24 @@ class Session:
         self, ids: list[int], label: str, on_progress: OnProgress | None, why: Callable[[int], str]
     ) -> PrefixStatus:
         path = self._path
-        kept = path.common(ids)
-        self._check_room("prefix", kept, len(ids) - kept)
-        divergence = self._diverged(kept, ids, why) if kept < len(path) else None
-        dropped = len(path) - kept
+        common = path.common(ids)
+        self._check_room("prefix", common, len(ids) - common)
+        divergence = self._diverged(common, ids, why) if common < len(path) else None
+        dropped = len(path) - common
         try:
-            prefilled = await self._fill(ids, kept, on_progress)
+            prefilled = await self._fill(ids, common, on_progress)
             self._guard.check()
         except BaseException:
-            path.truncate(kept)
+            path.truncate(common)
             self._state.generation = None
-            path.prefix, self._state.divergence = kept, divergence
-            self._keep()
+            path.prefix, self._state.divergence = common, divergence
+            self._move_pin()
             raise
-        path.truncate(kept)
+        path.truncate(common)
         self._state.generation = None
-        path.append("prefix", ids[kept:], label)
+        path.append("prefix", ids[common:], label)
         path.prefix, self._state.divergence = len(path), divergence
-        self._keep()
+        self._move_pin()
         return PrefixStatus(
             reused=max(len(ids) - prefilled.computed, 0),
             prefilled=prefilled.computed,
@@ -352,7 +350,7 @@ class Session:
         self._guard.check()
         path.append(kind, ids, label)
         self._state.generation = None
-        self._keep()
+        self._move_pin()
         return SuffixStatus(
             suffix=len(ids),
             prefix=path.prefix,
@@ -366,7 +364,7 @@ class Session:
         )
 
     def _diverged(self, at: int, ids: Sequence[int], why: Callable[[int], str]) -> Divergence:
-        held, found = (_text(self.model, part[at : at + SHOWN]) for part in (self._path.ids, ids))
+        held, found = (self.model.detokenize(part[at : at + SHOWN]) for part in (self._path.ids, ids))
         reason = why(at) if at < len(ids) else "the new prefix ends there; what came after was dropped"
         return Divergence(at, held, found, reason)
 
@@ -375,8 +373,8 @@ class Session:
     async def logprobs(self) -> Float32:
         """Log-probabilities of the next token, ``(vocab,) float32``, natural: float32 log-softmax of the raw logits.
 
-        Known already after a prefill and while `advance` goes one token a time: one token is computed for each then, none
-        where the vector is kept.
+        After a prefill it is known already. After each `advance` it costs the forward of one token, or none where the vector is
+        cached.
         """
         with self._entered("logprobs"):
             row = self._known_row()
@@ -391,7 +389,7 @@ class Session:
 
         Args:
             token: Its id.
-            at: The place that it is meant for, counted from 0; another than the session's end is refused.
+            at: The expected position of the token, from 0; any other than the session's end is refused.
 
         Returns:
             The session's length now.
@@ -415,11 +413,11 @@ class Session:
         progress: ShowProgress = False,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[TokenRecord, None]:
-        """Draws tokens, one record each, and keeps them; called without await.
+        """Draws tokens, adds them to the session, and yields a record of each; called without await.
 
-        Starts from what is known of the next token: no forward comes before the first record where a prefill or `logprobs`
-        came before. Closed early (best with `contextlib.aclosing`), the session holds what was given out. At the session's
-        limit the last record's `finish_reason` is "context".
+        After a prefill or `logprobs` the first token is drawn without a forward. When the generator is closed early (best with
+        `contextlib.aclosing`), the session holds the tokens that were yielded. At the session's limit the last record's
+        `finish_reason` is "context".
         """
         with self._entered("decode"):
             stream = self._drawn(self._options(options), progress, on_progress)
@@ -432,13 +430,13 @@ class Session:
     async def go_on(
         self, *, progress: ShowProgress = False, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[TokenRecord, None]:
-        """Resumes the last `decode` as if it had not been stopped: its options, its seed, what is left of its tokens.
+        """Resumes the last `decode` as if it had not stopped: with its options, its seed, and the rest of its `max_tokens`.
 
-        Its grammar, if it has one, reads what was said again, so that it goes on in the middle of a structure. Nothing
-        comes where the answer had ended. `truncate` and `advance` may have changed its end before.
+        Its grammar, if any, reads the answer so far again, so that it continues in the middle of a structure. Yields nothing
+        where the answer had ended. `truncate` and `advance` may have changed the end of the answer before.
 
         Raises:
-            InvalidRequestError: Nothing was decoded yet, or something else was added since.
+            InvalidRequestError: Nothing was decoded yet, or other tokens were added since.
         """
         with self._entered("go_on"):
             options, text = self._rest()
@@ -467,10 +465,10 @@ class Session:
                     if taken.finish_reason is not None and record.finish_reason is None:  # the session's own limit
                         break
         finally:
-            self._keep()
+            self._move_pin()
 
     def _known_row(self) -> Float32 | None:
-        """The next token's log-probabilities, where they are known for this path."""
+        """The next token's log-probabilities; None where they are not known for this path."""
         if not len(self._path):
             raise InvalidRequestError("the session is empty: nothing precedes the next token (ensure_prefix, or prefill)")
         row = self._state.row
@@ -486,7 +484,7 @@ class Session:
         options = given(options)
         options = self.model.resolve_options(options, session=self.config.options).options
         if options.seed is None:
-            options = replace(options, seed=fresh_seed())  # chosen here, so that the answer can go on from a snapshot
+            options = replace(options, seed=fresh_seed())  # chosen here, so that a snapshot can continue the answer
         if options.adapters is not None and stack_of(self.model.info, options.adapters) != self.manifest.adapters:
             raise InvalidRequestError(
                 f"the session runs under the adapters {self.manifest.stack!r}, not {options.adapters!r}: KV of one stack is "
@@ -504,7 +502,7 @@ class Session:
         return list(path.ids)
 
     def _rest(self) -> tuple[GenerationOptions | None, Utf8Stream]:
-        """How the last answer goes on, and its text up to a character that may be cut."""
+        """Options that continue the last answer (None: it has ended), and the decoder state at its end."""
         generation = self._state.generation
         if generation is None:
             raise InvalidRequestError("there is no answer to go on with: decode one, or resume a session that has one")
@@ -512,18 +510,18 @@ class Session:
         for token in self._path.ids[generation.start :]:
             text.feed(self.model.decode_token(token))
         options = generation.rest(len(self._path))
-        # an adapter may have another name here than in the options of a snapshot, or none is named there
+        # a snapshot's options may name an adapter differently, or none
         return None if options is None else replace(options, adapters=self.manifest.stack), text
 
     def _reopen(self) -> None:
-        """The end of the last answer was changed: it may go on."""
+        """Lets the last answer go on after a change of its end; drops it where its beginning was cut."""
         generation = self._state.generation
         if generation is not None:
-            kept = len(self._path) >= generation.start
-            self._state.generation = replace(generation, finish=None) if kept else None
+            whole = len(self._path) >= generation.start
+            self._state.generation = replace(generation, finish=None) if whole else None
 
     def _take(self, record: TokenRecord) -> TokenRecord:
-        """A drawn token joins the path."""
+        """Adds a drawn token to the path."""
         self._guard.check()  # closed meanwhile
         path = self._path
         if self._fresh:
@@ -540,10 +538,10 @@ class Session:
     # ---- truncate, fork, close ---------------------------------------------------------------------------------------------
 
     async def truncate(self, n: int, *, progress: ShowProgress = False, on_progress: OnProgress | None = None) -> Truncation:
-        """The first `n` tokens stay.
+        """Cuts the session to its first `n` tokens.
 
-        On recurrent models the state is kept at checkpoints only: what lies between the last one and `n` is computed again
-        now, and counted.
+        A recurrent model has its state at checkpoints only: the tokens between the last one and `n` are computed again, and
+        counted.
         """
         with self._entered("truncate"), reporting_prompt(progress, "token", on_progress) as hear:
             if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._path):
@@ -555,24 +553,24 @@ class Session:
             prefilled = Prefilled()
             if n and dropped and "recurrent" in self.model.info.attention_kinds:
                 prefilled = await self._fill(self._path.ids, n, hear, scored=False)
-                self._keep()
+                self._move_pin()
             return Truncation(n, dropped, prefilled.computed, self.limit - n)
 
     truncate_sync = blocking(truncate)
 
     def fork(self) -> Session:
-        """Another session with the same tokens. No KV is copied: both read the same until they part."""
+        """Another session with the same tokens. No KV is copied: both share it until they diverge."""
         self._guard.check()
         fork = Session(self.model, self.config, self._manifest_now, self._state.fork())
         self._forks = [*(each for each in self._forks if each() is not None), weakref.ref(fork)]
         return fork
 
     def close(self) -> None:
-        """Lets its KV go (others may still use it); a running `decode` ends. Never blocks; a second call does nothing."""
+        """Releases its KV (others may still use it) and ends a running `decode`. Never blocks; idempotent."""
         self._guard.close()
 
     async def close_async(self) -> None:
-        """`close`."""
+        """`close`, awaited."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -591,17 +589,17 @@ class Session:
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
 
-    def take(self, path: Path, said: Conversation | None, generation: Generation | None) -> None:
-        """Fills a new session from a snapshot; called by `OpensSessions` before the session is handed out.
+    def take(self, path: Path, conversation: Conversation | None, generation: Generation | None) -> None:
+        """Fills a new session from a snapshot; called by `runtime.session.opening` alone.
 
         Raises:
-            ContextOverflowError: It is longer than the session may be; the session is closed.
+            ContextOverflowError: The path is longer than `limit`; the session is closed.
         """
         if len(path) > self.limit:
             self._guard.close()
             raise ContextOverflowError("resume", 0, len(path), self.limit)
-        self._state.path, self._state.said, self._state.generation = path, said, generation
-        self._keep()
+        self._state.path, self._state.conversation, self._state.generation = path, conversation, generation
+        self._move_pin()
 
     @property
     def _path(self) -> Path:
@@ -611,24 +609,38 @@ class Session:
     def _entered(self, what: str) -> Iterator[None]:
         with self._guard.entered(what):
             info = self.model.info
-            if info is not self._info:  # news of the model: perhaps another stack of adapters
+            if info is not self._info:  # the model changed, perhaps its stack of adapters
                 self.manifest.require(self._manifest_now())
                 self._info = info
             yield
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._state.pin.release()
         self._state.row = None
 
-    def _keep(self) -> None:
-        """The pin follows to where the session ends now."""
+    def _move_pin(self) -> None:
+        """Moves the pin to the session's path."""
         if not self.closed:
             self._state.pin.move(self._path.ids)
 
     async def _fill(self, ids: Sequence[int], start: int, on_progress: OnProgress | None, *, scored: bool = True) -> Prefilled:
-        """See `fill`."""
-        top_k, adapters = self.config.top_k if scored else None, self.manifest.stack
-        return await prefill_path(self.model, ids, start, top_k=top_k, adapters=adapters, on_progress=on_progress)
+        """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and the distribution after the last.
+
+        Args:
+            ids: The whole path.
+            start: Its first new token.
+            on_progress: Called with the progress.
+            scored: False leaves the scores out.
+        """
+        model, adapters = self.model, self.manifest.stack
+        scoring, caching = _Counted(on_progress), _Counted(on_progress)
+        run = None
+        if scored and self.config.top_k is not None and start < len(ids) and model.has("scores"):
+            run = await model.score_run(ids, self.config.top_k, start, adapters=adapters, on_progress=scoring)
+        # The scores may all be in memory where the KV, its checkpoint or the last vector is not.
+        if not scoring.computed and model.has("kv"):
+            await model.cache_kv_async(ids, adapters=adapters, on_progress=caching)
+        return Prefilled(scoring.computed + caching.computed, run)
 
     def _check_room(self, stage: str, resident: int, additional: int) -> None:
         if resident + additional > self.limit:
@@ -637,56 +649,23 @@ class Session:
 
 @dataclass(slots=True)
 class Prefilled:
-    """What a prefill cost and gave."""
+    """The cost and the result of a prefill."""
 
     computed: int = 0  # tokens pushed through the model
-    run: TokenRun | None = None  # the new tokens and their scores; None where none were asked for
+    run: TokenRun | None = None  # the new tokens and their scores; None without scores
 
 
 class _Counted:
-    """Progress of one request: records the computed tokens and passes it on."""
+    """An `on_progress` that records the computed tokens and passes the progress on."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._on_progress = on_progress
         self.computed = 0
 
     def __call__(self, progress: PromptProgress) -> None:
-        self.computed = progress.total if progress.computed is None else progress.computed  # a server reads all it is sent
+        self.computed = progress.total if progress.computed is None else progress.computed  # a server reads the whole prompt
         if self._on_progress is not None:
             self._on_progress(progress)
-
-
-async def prefill_path(
-    model: LanguageModel,
-    ids: Sequence[int],
-    start: int,
-    *,
-    top_k: int | None,
-    adapters: Adapters,
-    on_progress: OnProgress | None,
-) -> Prefilled:
-    """Brings the KV of `ids` into place, with the scores of the tokens from `start` on and what follows the last one.
-
-    Args:
-        model: Where.
-        ids: The whole path.
-        start: Its first new token.
-        top_k: Alternatives recorded; None scores nothing.
-        adapters: Under which.
-        on_progress: Called with the progress.
-    """
-    scoring, keeping = _Counted(on_progress), _Counted(on_progress)
-    run = None
-    if top_k is not None and start < len(ids) and model.has("scores"):
-        run = await model.score_run(ids, top_k, start, adapters=adapters, on_progress=scoring)
-    # Where all scores were remembered, the KV, its checkpoint or the last vector may not be.
-    if not scoring.computed and model.has("kv"):
-        await model.cache_kv_async(ids, adapters=adapters, on_progress=keeping)
-    return Prefilled(scoring.computed + keeping.computed, run)
-
-
-def _text(model: LanguageModel, ids: Sequence[int]) -> str:
-    return b"".join(model.decode_token(token) for token in ids).decode(errors="replace")
 
 
 def _ended_there(_: int) -> str:
@@ -694,8 +673,13 @@ def _ended_there(_: int) -> str:
 
 
 def with_text(record: TokenRecord, text: Utf8Stream) -> TokenRecord:
-    """A record of an answer that goes on, with what its bytes complete of a character that was cut."""
-    told = text.feed(record.token_bytes)
+    """A record of a resumed answer, with its text decoded from the answer's whole bytes.
+
+    Args:
+        record: Its own text may lack a character whose first bytes are in earlier tokens.
+        text: The decoder at the end of the earlier tokens.
+    """
+    decoded = text.feed(record.token_bytes)
     if record.finish_reason is not None:
-        told += text.flush()
-    return record if record.finish_reason == Finish.STOP.label else replace(record, text=told)
+        decoded += text.flush()
+    return record if record.finish_reason == Finish.STOP.label else replace(record, text=decoded)

@@ -1,4 +1,4 @@
-"""`Snapshot`: a session as plain values, without its KV, from which it goes on somewhere else."""
+"""`Snapshot`: a session as plain values, without its KV, from which another session continues."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST_TOKENS: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An answer in a session: how it is drawn, and where it began.
+    """An answer in a session: its beginning and its options.
 
     Attributes:
         start: Tokens of the session before it.
-        options: Everything that was resolved, the seed included: a draw depends on the seed and the token's place alone.
-        finish: Why it ended; None: it has not, and can go on.
+        options: The resolved options with the seed: a draw depends on the seed and the token's place alone.
+        finish: Its finish reason; None: it has not ended.
     """
 
     start: int
@@ -37,9 +37,9 @@ class Generation:
     finish: str | None = None
 
     def rest(self, resident: int) -> GenerationOptions | None:
-        """How it goes on from where `resident` tokens stand; None where nothing may follow.
+        """The options that continue it in a session of `resident` tokens; None where it has ended.
 
-        A grammar is told how many of the last tokens are its own, and reads them again.
+        `grammar_prefix` counts the tokens that the grammar reads again.
         """
         made = resident - self.start
         left = None if self.options.max_tokens is None else self.options.max_tokens - made
@@ -51,20 +51,20 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A session at one moment; `LanguageModel.resume` opens it again. No KV: that is found or computed where it goes on.
+    """A session at one moment, without KV; `LanguageModel.resume` opens it again.
 
     Attributes:
         ids: Its tokens.
-        text: Their bytes, for a model that knows other tokens.
-        marks: Where each came from.
-        prefix: How many leading tokens were ensured.
-        messages: (role, content) of the conversation it was last given; empty where there was none.
-        manifest: What its tokens were made with.
+        text: Their bytes, for a model with another vocabulary.
+        marks: The beginnings of its segments.
+        prefix: The number of leading tokens that `ensure_prefix` or `ensure_messages` set.
+        messages: (role, content) of the last `ensure_messages`; empty without one.
+        manifest: The manifest that its tokens were made with.
         top_k: See `SessionConfig`.
         limit: See `SessionConfig`.
         options: See `SessionConfig`.
-        generation: The last answer, whether it ended or not.
-        blocks: Names of the KV blocks of its path, in hex, where the engine keeps some.
+        generation: The last answer, ended or not.
+        blocks: Names of the KV blocks of its path, in hex; empty where the engine has no block file.
     """
 
     ids: tuple[int, ...]
@@ -102,10 +102,10 @@ class Snapshot:
 
     @classmethod
     def from_mapping(cls, stored: object) -> Self:
-        """A stored one, as `to_mapping` made it. Nothing of it is believed unchecked.
+        """A stored snapshot, as `to_mapping` made it; every field is checked.
 
         Raises:
-            SnapshotFormatError: It is none, damaged, or of a newer version.
+            SnapshotFormatError: Not a snapshot, damaged, or of a newer version.
         """
         if not isinstance(stored, Mapping):
             raise SnapshotFormatError(f"a stored snapshot is a mapping, not {stored!r:.60}")
@@ -150,7 +150,7 @@ class Snapshot:
         """Refuses another model, tokenizer, template or setting than the session's tokens were made with.
 
         Raises:
-            SnapshotMismatchError: Everything that differs is named, then and now.
+            SnapshotMismatchError: The message has every difference, then and now.
         """
         if found := self.manifest.differences(now):
             raise SnapshotMismatchError(
@@ -160,7 +160,7 @@ class Snapshot:
 
 
 def _plain(options: GenerationOptions) -> dict[str, Any]:
-    """Options as JSON has them; `GenerationOptions.from_mapping` reads them."""
+    """Options as values of JSON, for `GenerationOptions.from_mapping`."""
     made = asdict(options)
     biases = made["sampling"].get("logit_bias")
     if biases:

@@ -1,4 +1,4 @@
-"""The state of a session: its tokens, their pin in the engine, its one user at a time, and what a fork takes along."""
+"""The state of a session: its tokens, their pin in the engine, and the guard that admits one call at a time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from runtime.trie.tree import common_prefix
 if TYPE_CHECKING:
     from runtime.api.language_model import LanguageModel
 
-_counting = threading.Lock()  # of users: forks may live in other threads
-STRIDE = 64  # tokens that a path grows by, token for token, before its pin follows
+_users_lock = threading.Lock()  # of `_Pin.users`: forks may live in other threads
+STRIDE = 64  # tokens by which a path grows token by token before its pin is moved
 
 
 class Path:
-    """Ids with their segments. Grows at its end and is cut there; a copy is independent."""
+    """Ids with their segments. It grows and is cut at its end."""
 
     __slots__ = ("_marks", "ids", "prefix", "version")
 
@@ -43,21 +43,21 @@ class Path:
         return len(self.ids)
 
     def append(self, kind: SegmentKind, ids: Sequence[int], label: str = "") -> None:
-        """Tokens at the end, as a segment of their own."""
+        """Adds tokens at the end, as a segment of their own."""
         if ids:
             self._marks.append(Mark(kind, label, len(self.ids)))
             self.ids.extend(ids)
             self.version += 1
 
     def push(self, kind: SegmentKind, token: int) -> None:
-        """One token at the end, in a segment with those of its kind before it."""
+        """Adds a token at the end, to the last segment if that is of its kind."""
         if not self._marks or self._marks[-1].kind != kind:
             self._marks.append(Mark(kind, "", len(self.ids)))
         self.ids.append(token)
         self.version += 1
 
     def truncate(self, n: int) -> int:
-        """The first `n` tokens stay; how many went."""
+        """Cuts the path to its first `n` tokens; returns the number of dropped ones."""
         dropped = len(self.ids) - n
         if dropped:
             del self.ids[n:]
@@ -68,35 +68,34 @@ class Path:
         return dropped
 
     def common(self, ids: Sequence[int]) -> int:
-        """How many leading tokens `ids` shares with it."""
+        """The number of leading tokens shared with `ids`."""
         return common_prefix(np.asarray(self.ids, np.int32), np.asarray(ids, np.int32))
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Where its segments begin."""
+        """The beginnings of its segments."""
         return tuple(self._marks)
 
     def segments(self) -> tuple[Segment, ...]:
-        """In order, without gaps."""
+        """The segments in order, without gaps."""
         marks, end = list(self._marks), len(self.ids)
         ends = [*(mark.start for mark in marks[1:]), end]
         return tuple(Segment(m.kind, m.label, m.start, e) for m, e in zip(marks, ends, strict=False))  # no marks: no end
 
     def copy(self) -> Path:
-        """The same tokens, apart from here on."""
-        marks, prefix = list(self._marks), self.prefix  # before the ids: a decode that runs adds those only at the end
+        """An independent copy."""
+        marks, prefix = list(self._marks), self.prefix  # read before the ids: a running decode adds to the ids at their end
         return Path(self.ids, marks, prefix)
 
 
 class _Pin:
-    """One pin of the engine, released when the last reference to it is gone."""
+    """One pin of the engine, removed with the last reference to this object."""
 
     def __init__(self, model: LanguageModel, ids: Sequence[int], adapters: Adapters) -> None:
         self.number = model.pin(ids, adapters=adapters)
         self.users = 1
-        release = weakref.finalize(self, model.unpin, self.number)
-        release.atexit = False  # the engine ends with the process
-        self.release = release
+        self.release = weakref.finalize(self, model.unpin, self.number)
+        self.release.atexit = False  # the engine ends with the process
 
 
 class SessionPin:
@@ -108,38 +107,40 @@ class SessionPin:
         self._length = 0
 
     def move(self, ids: Sequence[int]) -> None:
-        """Holds this path from now on."""
+        """Pins this path instead of the one before."""
         self._length = len(ids)
         if not ids:
             self.release()
         elif not self._model.has("kv"):
-            return  # a server keeps what it keeps
+            return  # a server has no pins
         elif self._pin is not None and self._pin.users == 1:
             self._model.pin(ids, self._pin.number, adapters=self._adapters)
         else:
-            fresh = _Pin(self._model, ids, self._adapters)  # before the old one goes: what both hold is not let go in between
+            fresh = _Pin(
+                self._model, ids, self._adapters
+            )  # before the old one is released, so that their common KV stays pinned
             self.release()
             self._pin, self._length = fresh, len(ids)
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The path has grown token by token: moved along from time to time."""
+        """Moves the pin along a path that grows token by token, every `STRIDE` tokens."""
         if len(ids) - self._length >= STRIDE:
             self.move(ids)
 
-    def shared(self) -> SessionPin:
-        """The same for a fork."""
+    def share(self) -> SessionPin:
+        """A pin object for a fork, on the same pin."""
         twin = SessionPin(self._model, self._adapters)
         twin._pin, twin._length = self._pin, self._length
         if self._pin is not None:
-            with _counting:
+            with _users_lock:
                 self._pin.users += 1
         return twin
 
     def release(self) -> None:
-        """Lets the path go, where no fork holds it too."""
+        """Removes the pin, unless a fork shares it."""
         pin, self._pin, self._length = self._pin, None, 0
         if pin is not None:
-            with _counting:
+            with _users_lock:
                 pin.users -= 1
             if not pin.users:
                 pin.release()
@@ -149,22 +150,22 @@ class Guard:
     """Admits one call at a time to a session, from any thread, until its end or a fatal fault.
 
     Args:
-        let_go: Called once when a fatal fault was met or the session is closed.
+        on_end: Called once when a fatal fault was met or the session is closed.
     """
 
-    def __init__(self, let_go: Callable[[], None]) -> None:
-        self._let_go = let_go
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._doing = ""
         self._cause: BaseException | None = None
         self.closed = False
 
     def check(self) -> None:
-        """Raises where nothing can be asked any more.
+        """Raises where the session is unusable.
 
         Raises:
-            SessionFatalError: A fatal fault came before; its `__cause__` is the first.
-            SessionClosedError: It was closed.
+            SessionFatalError: After a fatal fault; `__cause__` is the first one.
+            SessionClosedError: After `close`.
         """
         if self._cause is not None:
             raise SessionFatalError(
@@ -180,7 +181,7 @@ class Guard:
 
         Raises:
             SessionBusyError: Another call holds it.
-            SessionFatalError, SessionClosedError: As `check`.
+            SessionFatalError, SessionClosedError: As for `check`.
         """
         self.check()
         if not self._lock.acquire(blocking=False):
@@ -188,26 +189,26 @@ class Guard:
         self._doing = what
         try:
             yield
-            self.check()  # closed meanwhile: the answer would speak of something that is no more
+            self.check()  # closed meanwhile: the answer would be about a closed session
         except BaseException as error:
             if self._cause is None and not self.closed and is_fatal(error):
                 self._cause = error
-                self._let_go()
+                self._on_end()
             raise
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Ends the session; a second call does nothing."""
+        """Ends the session; idempotent."""
         if not self.closed:
             self.closed = True
-            self._let_go()
+            self._on_end()
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether a session cannot continue after it: the engine is gone, or an unforeseen failure.
+    """Whether a session cannot continue after an error: the engine died, or the error was unforeseen.
 
-    Errors that the runtime names (no room, no numbers, too long) and cancellation leave the session as it was.
+    The runtime's named errors (no room, no numbers, too long) and cancellation leave the session as it was.
     """
     if isinstance(error, RuntimeFault):
         return isinstance(error, EngineDiedError) or type(error) is RuntimeFault
@@ -216,16 +217,16 @@ def is_fatal(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class SessionState:
-    """Tokens, their pin, and what is known of how they came."""
+    """Tokens, their pin and their history."""
 
-    manifest: Manifest  # what they were made with
-    path: Path  # the tokens
+    manifest: Manifest  # that the tokens were made with
+    path: Path
     pin: SessionPin  # keeps their KV in memory
     boundary: TokenBoundary  # turns texts into ids
-    said: Conversation | None = None  # the messages of the last `ensure_messages`
-    divergence: Divergence | None = None  # where the last prefix could not take over what was there
-    generation: Generation | None = None  # the last answer, as long as its tokens, or the first of them, end the path
-    # what follows: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``
+    conversation: Conversation | None = None  # the messages of the last `ensure_messages`
+    divergence: Divergence | None = None  # where the last prefix differed from the session's tokens
+    generation: Generation | None = None  # the last answer, while the path ends with its tokens or with the first of them
+    # next token: the version of `path` that it belongs to, and log-probabilities ``(vocab,)``
     row: tuple[int, Float32] | None = None
 
     @classmethod
@@ -233,5 +234,5 @@ class SessionState:
         return cls(manifest, Path(), SessionPin(model, manifest.stack), TokenBoundary(model))
 
     def fork(self) -> SessionState:
-        """The same, apart from here on."""
-        return replace(self, path=self.path.copy(), pin=self.pin.shared(), row=None)
+        """An independent copy that shares the pin."""
+        return replace(self, path=self.path.copy(), pin=self.pin.share(), row=None)

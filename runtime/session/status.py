@@ -1,4 +1,4 @@
-"""What a session's members return: segments, counts, reports."""
+"""The results of a session's members: segments, counts, reports."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ class Segment:
     """Consecutive tokens of one origin: ``ids[start:end]``."""
 
     kind: SegmentKind
-    label: str  # the caller's
+    label: str  # given by the caller
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the reuse of a session's tokens ended although it held more, and why."""
+    """The place where a new prefix differs from the session's tokens, and why."""
 
-    at: int  # the first token that was not taken over
-    held: str  # text from there on, as it was
-    found: str  # and as it is now
+    at: int  # the first token that was not reused
+    held: str  # the old text from there on
+    found: str  # the new text from there on
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatus:
-    """What `ensure_prefix` did. Counts are tokens; `reused` and `prefilled` make up the prefix.
+    """The result of `ensure_prefix`. Counts are tokens; `reused` and `prefilled` make up the prefix.
 
     Attributes:
-        reused: Held by the engine, computed for this session or another.
+        reused: Found in the engine, computed for this session or another request.
         prefilled: Pushed through the model now.
-        dropped: The session's own tokens that are gone: an earlier suffix, what was generated, a prefix that differs.
+        dropped: Dropped from the session: an earlier suffix, generated tokens, the part of the prefix that differs.
         prefix: Tokens of the prefix.
         resident: Tokens of the session.
-        available: That may still come.
-        byte_hash: SHA-256 of the bytes of everything resident.
-        token_hash: SHA-256 of the ids of everything resident, each as 32 bits, little-endian.
-        manifest_digest: Of the rest of the session's key.
-        run: The tokens that are new to the session and what the model thought of them; None where it keeps no scores.
+        available: Room for more tokens.
+        byte_hash: SHA-256 of the bytes of all resident tokens.
+        token_hash: SHA-256 of the ids of all resident tokens, each as 32 bits, little-endian.
+        manifest_digest: `Manifest.digest`.
+        run: The session's new tokens with their scores; None where it records no scores.
     """
 
     reused: int
@@ -75,20 +75,20 @@ class PrefixStatus:
 
 @dataclass(frozen=True, slots=True)
 class SuffixStatus:
-    """What `prefill_suffix` and `prefill` did. Counts are tokens.
+    """The result of `prefill_suffix` and `prefill`. Counts are tokens.
 
     Attributes:
-        suffix: That were added now.
-        prefix: Of the prefix before.
-        resident: Of the session.
-        available: That may still come.
-        digest: SHA-256 of the ids of everything resident, as `PrefixStatus.token_hash`.
-        seconds: It took.
-        prefilled: Pushed through the model; fewer than `suffix` where the engine held some, more where tokens before it
-            stood in the session that no forward had seen yet.
-        joint_differs: Whether tokenising text before and after the seam together would give other tokens there; None where
-            ids were given.
-        run: The tokens and what the model thought of them; None where the session keeps no scores.
+        suffix: Added now.
+        prefix: Tokens of the prefix before it.
+        resident: Tokens of the session.
+        available: Room for more tokens.
+        digest: SHA-256 of the ids of all resident tokens, as `PrefixStatus.token_hash`.
+        seconds: The duration of the call.
+        prefilled: Pushed through the model; fewer than `suffix` where the engine held some of them, more where earlier tokens
+            of the session had not been computed.
+        joint_differs: Whether tokenising the text on both sides of the boundary together would give other tokens there; None
+            for ids.
+        run: The added tokens with their scores; None where the session records no scores.
     """
 
     suffix: int
@@ -104,7 +104,7 @@ class SuffixStatus:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What `truncate` did, in tokens: `recomputed` counts what was pushed again from the last checkpoint on."""
+    """The result of `truncate`, in tokens; `recomputed` counts those computed again from the last checkpoint on."""
 
     resident: int
     dropped: int
@@ -114,13 +114,13 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class ContextReport:
-    """What stands in a session. Counts are tokens; hashes as in `PrefixStatus`.
+    """The content of a session. Counts are tokens; hashes as in `PrefixStatus`.
 
     Attributes:
-        divergence: Where the last `ensure_prefix` or `ensure_messages` could not take over what was there; None where
-            it took everything.
-        adapters: Which of them each part is computed under: the tokens before an invocation are the base's, and so is their
-            KV. One span where nothing is activated on the way.
+        divergence: Where the last `ensure_prefix` or `ensure_messages` differed from the session's tokens; None where it reused
+            all of them.
+        adapters: The adapters that each part is computed under: the tokens before an invocation, and their KV, are the base's.
+            One span where no adapter is activated on the way.
     """
 
     resident: int

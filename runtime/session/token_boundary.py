@@ -1,4 +1,4 @@
-"""Where texts and token ids meet in a session: BOS, joint tokenisation at a boundary, text that two sequences share."""
+"""Texts and token ids of a session: BOS, joint tokenisation at a boundary, the text that two sequences share."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Int64 = npt.NDArray[np.int64]
 
 
 class TokenBoundary:
-    """Turns the texts and ids that callers give into ids. Used by one session and its forks."""
+    """Turns callers' texts and ids into ids. Shared by a session and its forks."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._bos: list[int] | None = None  # what goes in front of a text; empty where nothing does
+        self._bos: list[int] | None = None  # put before a text; empty for a model without BOS
 
     async def ids(self, given: TextOrIds, *, first: bool, what: str) -> list[int]:
-        """The ids of a text, or the ids themselves.
+        """The ids of a text, or a copy of given ids.
 
         Args:
-            given: Special strings in a text stay plain text. Ids are taken as they are, but for a BOS in front: it is left
-                out where it would stand in the middle, or twice.
-            first: Nothing stands before them.
-            what: For messages.
+            given: A text, in which special strings are plain text, or ids. A BOS in front is left out where it would be in the
+                middle of the session, or doubled.
+            first: Whether the session is empty.
+            what: Their name in messages.
 
         Raises:
             InvalidRequestError: Empty, of another type, or an id outside the vocabulary.
         """
-        bos = await self._front()
+        bos = await self._bos_ids()
         if isinstance(given, str):
             ids = await self._model.tokenize_async(given)
         else:
@@ -54,10 +54,10 @@ class TokenBoundary:
         return ids
 
     def check(self, ids: Sequence[int], what: str) -> list[int]:
-        """The ids as a list of their own.
+        """A copy of the ids, checked.
 
         Raises:
-            InvalidRequestError: None, no whole numbers, or outside the vocabulary.
+            InvalidRequestError: Empty, not whole numbers, or outside the vocabulary.
         """
         try:
             plain: list[int] = RequestChecks(self._model.info.vocab_size, 1 << 62).ids(ids).tolist()
@@ -68,7 +68,7 @@ class TokenBoundary:
     async def differs(self, before: Sequence[int], suffix: str) -> bool:
         """Whether tokenising the text on both sides of the boundary together would give other tokens beside it.
 
-        Looked at are the last 64 tokens before it. After a control token there is nothing to join.
+        The text before it is that of the last 64 tokens. After a control token the answer is False.
         """
         own = await self._plain(suffix)
         tail = [self._model.decode_token(token) for token in before[-WINDOW:]]
@@ -76,7 +76,7 @@ class TokenBoundary:
             tail.pop(0)
         if not tail or not own:
             return False
-        if text is None:  # cut inside a character: no text goes on from there
+        if text is None:  # cut inside a character, which no text can continue
             return True
         if _decoded(tail[-1]) is not None and await self._plain(_decoded(tail[-1]) or "") != [before[-1]]:
             return False
@@ -85,14 +85,14 @@ class TokenBoundary:
     async def _plain(self, text: str) -> list[int]:
         return await self._model.tokenize_async(text, add_special_tokens=False)
 
-    async def _front(self) -> list[int]:
+    async def _bos_ids(self) -> list[int]:
         if self._bos is None:
             self._bos = await self._model.tokenize_async("")
         return self._bos
 
 
 def _continues(piece: bytes) -> bool:
-    """Whether it begins in the middle of a character."""
+    """Whether the bytes begin in the middle of a character."""
     return bool(piece) and piece[0] & 0xC0 == 0x80
 
 
@@ -105,21 +105,21 @@ def _decoded(data: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """The longest beginning that two sequences share as text, up to where a token ends in both."""
+    """The longest common text of two sequences from their start, up to a place where a token ends in both."""
 
-    held: int  # tokens of the first up to there
-    full: int  # tokens of the second
+    held: int  # leading tokens of the first sequence with this text
+    full: int  # leading tokens of the second
 
 
 def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], bytes]) -> Aligned:
-    """How far `full` repeats what `held` says.
+    """How much of the text of `held` `full` repeats.
 
-    A generated answer may be cut into other tokens than a tokenizer cuts its text into: ``held[:a.held] + full[a.full:]``
-    keeps it as it was made.
+    The tokens of a generated answer may differ from a tokenizer's for its text: ``held[:a.held] + full[a.full:]`` keeps them as
+    generated.
 
     Args:
-        held: Ids that stand somewhere already.
-        full: Ids of a text that may go on from them.
+        held: Existing ids.
+        full: Ids of a text that may begin with theirs.
         bytes_of: The exact bytes of an id (`LanguageModel.decode_token`).
     """
     same = common_prefix(np.asarray(held, np.int32), np.asarray(full, np.int32))
@@ -130,7 +130,7 @@ def aligned(held: Sequence[int], full: Sequence[int], bytes_of: Callable[[int], 
     borders = np.intersect1d(ends[ends <= shared], others[others <= shared])
     border = int(borders[-1]) if len(borders) else 0
     return Aligned(
-        held=same + int(np.searchsorted(ends, border, side="right")),  # tokens without bytes stay with what was said
+        held=same + int(np.searchsorted(ends, border, side="right")),  # keeps tokens without bytes that follow
         full=same + (int(np.searchsorted(others, border, side="left")) + 1 if border else 0),
     )
 
@@ -140,9 +140,9 @@ def _ends(pieces: Sequence[bytes]) -> Int64:
 
 
 def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> list[int]:
-    """What stands in a session as far as a rendered conversation repeats its text, and the rest of that.
+    """The ids of `full`, a rendered conversation, with the tokens of `held` as far as it repeats their text.
 
-    An end of turn is no text: an answer that spells ``<|im_end|>`` is not taken for one.
+    An eos is no text: an answer that spells ``<|im_end|>`` does not match the token.
     """
 
     def bytes_of(token: int) -> bytes:
@@ -154,21 +154,21 @@ def delta(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as they were given: (role, content) of each."""
+    """The (role, content) of given messages."""
 
     messages: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """A copy that does not change with them."""
+        """A copy of the messages."""
         return cls(tuple((str(m.get("role")), str(m.get("content"))) for m in messages))
 
     def why(self, before: Conversation | None, answered: str | None) -> str:
         """Why reuse ended although the session held more.
 
         Args:
-            before: What was said when the session last took messages; None: never.
-            answered: What it has said since then, where that is what could not be taken over.
+            before: The messages of the last `ensure_messages`; None: there were none.
+            answered: The text generated since, if the difference is in it; None: it is before.
         """
         if before is None:
             return "the session held something else than these messages"

@@ -1,6 +1,6 @@
-"""Installs on the shelf: written into a hidden folder, renamed when complete.
+"""Atomic installs on the shelf: written into a hidden folder, renamed when complete.
 
-A fault, a cancel or kill -9 before the rename leaves nothing that is listed; the next import removes the remains.
+An error, a cancel or kill -9 before the rename leaves nothing on the list of models; the next import removes the remains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from runtime.loading.progress import OnProgress, Progress, counting_bytes, ignor
 
 T = TypeVar("T")
 
-HIDDEN = ".importing-"  # prefix of folders that are being made or removed
+HIDDEN = ".importing-"  # prefix of folders that are being written or removed
 _COMMIT_DIGITS = 7  # as many as git shows
 _LOCK_SECONDS = 900.0  # another import may be converting a large file
 _SPARE_BYTES = 256 << 20
@@ -62,22 +62,22 @@ def install(
     progress: OnProgress = ignore_progress,
     copied: bool = False,
 ) -> T:
-    """Makes a folder of the shelf with its manifest, whole or not at all. A sound one of the same content is not made again.
+    """Makes a folder of the shelf with its manifest, atomically. An existing sound one of the same content is returned.
 
     Args:
-        source: The file or folder it is made from, for names and messages.
+        source: The file or folder that it is made from, for names and messages.
         name: Its id on the shelf; None derives one from the source's name.
-        sha256: Of the source's content.
-        needed: Bytes on the disk.
+        sha256: SHA-256 of the source's content.
+        needed: Bytes needed on the disk.
         write: Writes all files but ``elsewise.json`` into a folder; returns the number of parameters.
         opened: Checks a folder and reads it.
-        kind: Of the source.
+        kind: The kind of the source.
         title: Shown to users.
-        made_from: Source in the manifest; its file name by default.
-        suffix: Of a derived name.
+        made_from: The source in the manifest; its file name by default.
+        suffix: Suffix of a derived name.
         sums: SHA-256 of the written files by name, where they are known; else the files are read.
-        progress: Of the wait for another import, and of reading the written files; raising in it cancels.
-        copied: Whether what is written are files of `source`, unchanged.
+        progress: Called during the wait for another import, and while the written files are read; raising in it cancels.
+        copied: Whether `write` copies files of `source` unchanged.
         hub: The repository it was downloaded from.
 
     Raises:
@@ -112,8 +112,12 @@ def install(
             write_manifest(hidden, manifest)
             opened(hidden)
             place = shelf_path(model_id)
-            if _put_by_hand(place, source):  # it stays as it is, with all that is in it
-                notes = {file: _noted_again(place / file, note) for file, note in manifest.files.items()}
+            if _is_source(place, source):  # only the manifest is added
+                stats = {file: (place / file).stat() for file in manifest.files}
+                notes = {
+                    file: FileNote(note.sha256, stats[file].st_size, stats[file].st_mtime_ns)
+                    for file, note in manifest.files.items()
+                }
                 write_manifest(place, msgspec.structs.replace(manifest, files=notes))
             else:
                 sync_all(hidden)
@@ -235,21 +239,15 @@ def _only_one_import(shelf: Path, progress: OnProgress = ignore_progress) -> Ite
         raise ModelLoadError(f"{fault.filename or shelf}: {fault.strerror or fault}{way_out}") from fault
 
 
-def _put_by_hand(place: Path, source: Path) -> bool:
-    """Whether what is imported is the folder itself that is to hold it."""
+def _is_source(place: Path, source: Path) -> bool:
+    """Whether the source of the import is the folder of the shelf itself."""
     return place.is_dir() and not place.is_symlink() and place.samefile(source)
-
-
-def _noted_again(path: Path, note: FileNote) -> FileNote:
-    """The note of a copy's content for the file that it is a copy of."""
-    info = path.stat()
-    return FileNote(note.sha256, info.st_size, info.st_mtime_ns)
 
 
 def _find_place(
     name: str | None, source: Path, sha256: str, opened: Callable[[Path], T], suffix: str, *, copied: bool
 ) -> tuple[str, T | None]:
-    """The id of the import, and what is installed under it already, if sound."""
+    """The id of the import, and the sound model that is installed under it already, if any."""
     model_id = name or f"{id_from(source)}{suffix}"
     holder = _holder(model_id, source, copied=copied)
     if holder is not None and (isinstance(holder, Path) or holder.source_sha256 != sha256):

@@ -17,8 +17,8 @@ from runtime.loading.config import context_of, describe
 from runtime.loading.memory_estimate import Fit, estimate_fit
 
 SHA256 = "6fa03493adabb017e376570217ae1e4fd30cb284ccb49259662327ce539b698c"  # of the file
-_COMFORT = 0.6  # of the memory, which leaves room for a longer context and other programs
-_SMALLER = 0.7  # of the proposal before it, at most
+_COMFORT = 0.6  # share of the memory, which leaves room for a longer context and other programs
+_SMALLER = 0.7  # most parameters of a proposal, relative to the one before it
 _GROUP = 64  # numbers that share a scale in the quantised repositories
 
 
@@ -137,10 +137,10 @@ def fitting(count: int, backend: str | None = None) -> tuple[CatalogueModel, ...
 
 def _model(entry: dict[str, Any]) -> CatalogueModel:
     config = entry.pop("config")
-    variants = tuple(_variant(told, config) for told in entry.pop("variants"))
+    variants = tuple(_variant(fields, config) for fields in entry.pop("variants"))
     return CatalogueModel(**entry, variants=variants)
 
 
-def _variant(told: dict[str, Any], config: Mapping[str, Any]) -> CatalogueVariant:
-    packed = {"quantization": {"bits": told["bits"], "group_size": _GROUP}} if "bits" in told else {}
-    return CatalogueVariant(**told, config={**config, **packed})
+def _variant(fields: dict[str, Any], config: Mapping[str, Any]) -> CatalogueVariant:
+    packed = {"quantization": {"bits": fields["bits"], "group_size": _GROUP}} if "bits" in fields else {}
+    return CatalogueVariant(**fields, config={**config, **packed})

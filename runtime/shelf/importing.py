@@ -20,19 +20,8 @@ from runtime.loading.config import MLX_GROUPS
 from runtime.loading.gguf.convert import CheckedGguf, check_gguf
 from runtime.loading.gguf.quants import KEPT
 from runtime.loading.gguf.weights import kept_form
-from runtime.loading.integrity import (
-    digest_of_all,
-    known_sha256,
-    read_manifest,
-)
-from runtime.loading.model_folder import (
-    INDEX,
-    SETTINGS_FILES,
-    TEXT_FILES,
-    ModelFolder,
-    open_folder,
-    weight_files,
-)
+from runtime.loading.integrity import digest_of_all, known_sha256, read_manifest
+from runtime.loading.model_folder import INDEX, SETTINGS_FILES, TEXT_FILES, ModelFolder, open_folder, weight_files
 from runtime.loading.paths import create_private
 from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
@@ -123,7 +112,7 @@ def _stays_quantised(checked: CheckedGguf, wanted: bool | None) -> bool:
     """Whether weights stay quantised.
 
     Raises:
-        ModelLoadError: They shall, and none can.
+        ModelLoadError: That is wanted, and no weights can.
     """
     if wanted is None:
         return plan_of(checked).keeps
@@ -151,7 +140,7 @@ def find_imported(sha256: str) -> Path | None:
 
 
 def _wanted(folder: Path) -> list[Path]:
-    """The files taken of a model folder: safetensors, configs, tokenizer and template; no other is opened."""
+    """The files to import from a model folder: safetensors, configs, tokenizer and template; no other file is opened."""
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES, INDEX)]
     return [*(file for file in small if file.is_file()), *weight_files(folder)]
 
@@ -161,10 +150,10 @@ class ImportPlan:
     """The two forms of an import's weights.
 
     Attributes:
-        kept: Bytes where they stay quantised, for mlx, and for hf on a processor; 0 where none can.
+        kept: Bytes with quantised weights, for mlx, and for hf on a processor; 0 where no weights can stay quantised.
         float32: Bytes as float32, for every device.
-        keeps: The default is quantised, because mlx is the default backend.
-        widened: Share of all numbers, by format, in matrices that MLX has no form for: float32 in its memory in either case.
+        keeps: Whether the default is quantised, because mlx is the default backend.
+        widened: By format, the share of all weights in matrices without a form in MLX: float32 in its memory in either case.
     """
 
     kept: int
@@ -174,7 +163,7 @@ class ImportPlan:
 
     @property
     def note(self) -> str:
-        """The weights that stay quantised on disk and not on mlx, and why; empty without any."""
+        """A note about weights that mlx loads as float32 in either case; empty without any."""
         shares = " and ".join(f"{form} ({100 * share:.0f} % of the weights)" for form, share in self.widened.items())
         return f"{shares} becomes float32 when mlx loads it: MLX has no form that is exactly it" if shares else ""
 

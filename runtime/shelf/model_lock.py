@@ -36,7 +36,7 @@ class ModelLock:
 
 
 def lock_model(folder: Path) -> ModelLock:
-    """Marks a model as in use and as used now; a read-only shelf has no such marks.
+    """Marks a model as in use and as used now; does nothing on a read-only shelf.
 
     Raises:
         ModelLoadError: The model is being removed at this moment.
@@ -83,7 +83,7 @@ def last_used(folder: Path) -> float | None:
     if mark is None:
         return None
     try:
-        return mark.stat().st_mtime or None  # 0: created by a removal that failed
+        return mark.stat().st_mtime or None  # 0: created by a failed removal
     except OSError:
         return None
 

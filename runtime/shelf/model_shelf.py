@@ -263,7 +263,7 @@ def _size(folder: Path) -> int:
 
 
 def _missing(folder: Path) -> str:
-    """Problems of a folder that was put here by hand; reads the headers of its weights."""
+    """Problems of a folder without a manifest; reads the headers of its weights."""
     problems = [f"no {name}" for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     try:
         for file in weight_files(folder):
@@ -303,7 +303,7 @@ def verify_folder(folder: Path, progress: OnProgress) -> None:
 
 
 def _wanted(folder: Path) -> list[Path]:
-    """The files of a folder that was put here by hand."""
+    """The files of a folder without a manifest."""
     if is_adapter(folder):
         return [folder / ADAPTER_CONFIG, *sorted(folder.glob("*.safetensors"))]
     small = [folder / name for name in (*SETTINGS_FILES, *TEXT_FILES)]

@@ -22,7 +22,7 @@ Bits = Literal[4, 8]
 GROUP = 64  # weights that share a scale and a bias, mlx_lm's default
 STAGE = "quantise"
 _SLOWEST = 4 << 20  # bytes of weights per second, below which a conversion counts as hung
-_PATIENCE = 180.0  # seconds beside that, for imports
+_PATIENCE = 180.0  # additional seconds, for Python's imports
 _SMALL = ("generation_config.json", *TEXT_FILES)
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -58,7 +58,7 @@ def convert_model(
     check_backend("mlx")
     folder = _source(source)
     checked, needed = _checked(folder, bits)
-    made_of = digest_of_all({"weights": checked.weights_digest, "text": checked.text_digest, "bits": str(bits)})
+    source_digest = digest_of_all({"weights": checked.weights_digest, "text": checked.text_digest, "bits": str(bits)})
     own = shelf_id(folder).partition("@")[0] if folder.parent == models_dir() else id_from(folder)
 
     def write(hidden: Path) -> int:
@@ -80,7 +80,7 @@ def convert_model(
     return install(
         folder,
         name or f"{own}-{bits}bit",
-        made_of,
+        source_digest,
         needed,
         write=write,
         opened=partial(open_folder, backend="mlx"),

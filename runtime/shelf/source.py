@@ -18,7 +18,7 @@ from runtime.shelf.atomic_install import find_folder
 from runtime.shelf.importing import find_imported, form_digest, import_model
 
 EMBEDDED = "smollm2"
-# Offered by errors: only commands that work.
+# For error messages: only commands that work.
 WAYS_IN = (
     f"fetch the small default model with: `elsewise models get {EMBEDDED}`, or import one that you have with: "
     "`elsewise models import FOLDER` (or `FILE.gguf`)"
@@ -32,7 +32,7 @@ def resolve(source: str | Path, *, backend: str = "hf", fits: Callable[[int], No
         source: ``"smollm2"``, an id on the shelf (``name``, ``org/name``, ``org/name@revision``), a model folder, or a
             GGUF file (converted onto the shelf, or found there by its SHA-256).
         backend: "hf" or "mlx"; weights in a form that it cannot read are refused.
-        fits: As of `open_folder`.
+        fits: As for `open_folder`.
 
     Raises:
         ModelMissingError: Not found; names the command that fetches it.
@@ -55,7 +55,7 @@ def resolve(source: str | Path, *, backend: str = "hf", fits: Callable[[int], No
         return _from_file(path.absolute(), backend)
     if path.exists():
         raise ModelLoadError(f"{path}: {kind_of_file(path.stat().st_mode)}; give a model folder or a GGUF file")
-    raise ModelMissingError(_not_here(source, path), str(source))
+    raise ModelMissingError(_missing_message(source, path), str(source))
 
 
 def only_for_mlx(source: str | Path) -> bool:
@@ -79,7 +79,7 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
     if path.suffix.lower() == ".safetensors":
         raise ModelLoadError(f"{path}: weights alone are no model; give the folder that has them and config.json")
     if remembered_sha256(path) is None:
-        check_gguf(path)  # reads the header alone: of a large file that is none, or is cut short, the rest takes minutes
+        check_gguf(path)  # reads the header alone, before minutes of hashing a large file that is damaged
     listener = current_listener()
 
     def tell(progress: Progress) -> None:
@@ -99,7 +99,7 @@ def _forms(backend: str) -> tuple[bool, ...]:
     return (True, False) if backend == default_backend() == "mlx" else (False, True)
 
 
-def _not_here(source: str | Path, path: Path) -> str:
+def _missing_message(source: str | Path, path: Path) -> str:
     if source == EMBEDDED:
         return f"smollm2 is not in {models_dir()}; fetch it with: `elsewise models get smollm2`"
     if isinstance(source, Path) or path.is_absolute() or path.suffix or not is_model_id(source):

@@ -34,12 +34,11 @@ def render_chat_ids(
 ) -> list[int]:
     """The ids of a conversation in the model's template.
 
-    Without the text of a control token in the messages this equals transformers' `apply_chat_template`. With one, the template
-    gets a private-use character in its place, which is then tokenised as that plain text; control tokens of the template stay
-    control tokens.
+    It equals transformers' `apply_chat_template` for messages without the text of a control token. Such a text is replaced by
+    a private-use character for the template, and tokenised as plain text; control tokens of the template stay control tokens.
 
     Raises:
-        UnsupportedFeatureError: The model has no chat template, or tools are given and its template takes none.
+        UnsupportedFeatureError: The model has no chat template, or a template without tools is given some.
         InvalidRequestError: A message or tool of the wrong shape, or one that the template refuses.
     """
     if template is None:
@@ -56,11 +55,12 @@ def render_chat_ids(
     checked = check_messages(messages)
     cleaned_tools = None if tools is None else [_mapped(tool, clean_text) for tool in tools]
     control = _control_texts(tokenizer, template)
-    found = _search((checked, cleaned_tools), control)
+    texts = _joined((checked, cleaned_tools))
+    found = [text for text in control if text in texts]
     if not found:
         text = template.render(checked, tools=cleaned_tools, add_generation_prompt=add_generation_prompt)
         return tokenizer.encode(text, special=True)
-    spare = spare_characters(_joined((checked, cleaned_tools, template.source)))
+    spare = spare_characters(texts + template.source)
     aliases = {text: next(spare) for text in control}
     stand_ins = {text: next(spare) for text in found}
     hidden = [_mapped(m, _replacer(stand_ins, keep=_own_words(m, tokenizer))) for m in checked]
@@ -75,7 +75,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain dictionaries with clean text.
 
     Raises:
-        InvalidRequestError: No messages, an unknown role, or content that is not text; names the message's number.
+        InvalidRequestError: No messages, an unknown role, or content that is not text; the message has its number.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError("messages is a list of at least one {'role': ..., 'content': ...}")
@@ -100,7 +100,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _joined_parts(parts: Sequence[Any], where: str) -> str:
-    """Content in OpenAI's parts as one text, a line for each part."""
+    """Joins content in OpenAI's parts to one text, a line for each part."""
     texts: list[str] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -117,7 +117,7 @@ def _listed(calls: Any, number: int) -> list[Any]:
 
 
 def _checked_call(call: Any, number: int) -> dict[str, Any]:
-    """A tool call for templates: arguments in JSON text, as in OpenAI's interface, become an object."""
+    """A tool call for templates: arguments as JSON text, as in OpenAI's interface, become an object."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"message {number}: a tool call is {{'function': {{'name': ..., 'arguments': ...}}}}")
@@ -133,19 +133,13 @@ def _checked_call(call: Any, number: int) -> dict[str, Any]:
 
 
 def _control_texts(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
-    """Texts reserved for the template: control tokens, and other added tokens in its source."""
+    """Texts that are tokens in the template alone: control tokens, and other added tokens in its source."""
     return [text for text in tokenizer.added if text in tokenizer.special or text in template.source]
 
 
 def _own_words(message: Message, tokenizer: Tokenizer) -> frozenset[str]:
-    """Texts that a message may contain as tokens: an assistant's added tokens that are not control tokens (``<think>``)."""
+    """Texts that are tokens in a message too: for an assistant, added tokens that are not control tokens (``<think>``)."""
     return frozenset(tokenizer.added.keys() - tokenizer.special.keys()) if message["role"] == "assistant" else frozenset()
-
-
-def _search(value: Any, texts: Sequence[str]) -> list[str]:
-    """Those of `texts` that occur in any string of `value`, the longest first."""
-    whole = _joined(value)
-    return sorted((text for text in texts if text in whole), key=len, reverse=True)
 
 
 def _replacer(table: Mapping[str, str], keep: frozenset[str] = frozenset()) -> Callable[[str], str]:
@@ -192,10 +186,10 @@ class ChosenFormat:
 
     # "model" (its own template), "none" (plain continuation), "custom" (the user's template), or a name of `CHAT_FORMATS`
     name: str
-    template: ChatTemplate | None  # none for plain continuation
-    eos_token_ids: tuple[int, ...]  # ids that end an answer: the model's own, and the end of a turn in the format
-    stops: tuple[str, ...] = ()  # texts that end an answer, where no token does
-    replaces: bool = False  # it differs from the model's own
+    template: ChatTemplate | None  # None for plain continuation
+    eos_token_ids: tuple[int, ...]  # ids that end an answer: the model's own, and the format's end of a turn
+    stops: tuple[str, ...] = ()  # texts that end an answer
+    replaces: bool = False  # whether it differs from the model's own
     warnings: tuple[str, ...] = ()  # for `ModelInfo.warnings`
 
     @property
@@ -210,7 +204,7 @@ def choose_format(options: LoadOptions, tokenizer: Tokenizer, own: ChatTemplate 
     Args:
         options: `chat_format`, `chat_template`, `chat_template_file` and `add_bos` are read.
         tokenizer: The model's.
-        own: The model's template.
+        own: The model's own template.
 
     Raises:
         InvalidRequestError: The user's template cannot be read or does not compile.
@@ -229,7 +223,7 @@ def choose_format(options: LoadOptions, tokenizer: Tokenizer, own: ChatTemplate 
 
 
 def wants_bos(options: LoadOptions, tokenizer: Tokenizer) -> bool:
-    """Whether a text begins with the beginning-of-text token."""
+    """Whether texts get a beginning-of-text token."""
     wanted = {"model": tokenizer.adds_bos, "yes": True, "no": False}[options.add_bos]
     return wanted and tokenizer.bos_token_id is not None
 
@@ -265,7 +259,7 @@ def _custom_source(options: LoadOptions) -> str | None:
     """The user's template; None without one.
 
     Raises:
-        InvalidRequestError: The file is missing, too large, or no text.
+        InvalidRequestError: The file is missing, too large, or not UTF-8.
     """
     if options.chat_template_file is None:
         return options.chat_template

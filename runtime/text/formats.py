@@ -1,7 +1,7 @@
-"""Named chat formats for models without a template, or in place of it.
+"""Named chat formats, for models without a template or in place of their own.
 
-Each is the published template of a family's instruct models, without tools. All begin with the beginning-of-text token where
-raw text would (`LoadOptions.add_bos`).
+Each is the published template of a family's instruct models, without tools. It begins with the beginning-of-text token where
+raw text does (`LoadOptions.add_bos`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SYSTEM_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """One format."""
+    """A named chat format."""
 
-    source: str  # the jinja2 text. It may name bos_token (empty where the model wants none) and eos_token
+    source: str  # jinja2; may use bos_token (empty where the model wants none) and eos_token
     marks: tuple[str, ...] = ()  # its special tokens; one that the vocabulary lacks becomes plain text
     end: str | None = None  # the mark that ends a turn; None: the model's eos
     stops: tuple[str, ...] = ()  # texts that end an answer with any vocabulary, before the next turn of the user

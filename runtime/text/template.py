@@ -26,14 +26,14 @@ from runtime.text.tokenizer import Tokenizer
 _START_SECONDS = 30.0  # interpreter and jinja2, on a machine that is busy
 _MAX_ANSWER_BYTES = 64 << 20
 MEMORY_ENFORCED = sys.platform != "darwin"  # the system enforces RLIMIT_AS; macOS accepts the call and does nothing
-_LOOK_SECONDS = 0.1  # between two looks at the clock, which detect a suspended machine
-WATCH_SECONDS = 0.01  # between two looks at the child's memory without RLIMIT_AS; a loop allocates some MB meanwhile
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: for Python and the clock, no secrets
+_CLOCK_SECONDS = 0.1  # between two readings of the clock, which detect a suspended machine
+WATCH_SECONDS = 0.01  # between two readings of the child's memory without RLIMIT_AS; a loop allocates some MB meanwhile
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")  # variables of the child: for Python and the clock, no secrets
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Limits of one render; time in which the whole machine was suspended does not count."""
+    """Limits of one render. Time in which the machine was suspended does not count."""
 
     seconds: float = 2.0
     memory_bytes: int = 512 << 20
@@ -56,7 +56,7 @@ class ChatTemplate:
 
     Args:
         source: The jinja2 text.
-        special_texts: Strings the template may name: bos_token, eos_token and so on.
+        special_texts: Variables of the template: bos_token, eos_token and so on.
         limits: Time and memory of one render.
     """
 
@@ -132,7 +132,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether its source mentions tools; otherwise it would drop them silently."""
+        """Whether its source mentions tools; a template without them would drop them silently."""
         return re.search(r"\btools\b", self.source) is not None
 
     @property
@@ -217,7 +217,7 @@ class RenderChild:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
         return cls(process, pipe)
 
@@ -251,13 +251,13 @@ class RenderChild:
         data = bytearray()
         while len(data) < n:
             began = self._clock()
-            wait = min(max(self._deadline - began, 1e-3), _LOOK_SECONDS if watched_bytes is None else WATCH_SECONDS)
+            wait = min(max(self._deadline - began, 1e-3), _CLOCK_SECONDS if watched_bytes is None else WATCH_SECONDS)
             self._socket.settimeout(wait)
             try:
                 part = self._socket.recv(min(n - len(data), 1 << 20))
             except TimeoutError:
                 now = self._clock()
-                if now - began > wait + _LOOK_SECONDS:  # this process was suspended, and the child most likely too
+                if now - began > wait + _CLOCK_SECONDS:  # this process was suspended, and the child most likely too
                     self._deadline += now - began - wait
                 if now >= self._deadline:
                     raise

@@ -25,7 +25,7 @@ _SPACE = "▁"  # U+2581, SentencePiece's space
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
-    """The spelling of bytes in token strings."""
+    """How the token strings of a vocabulary spell bytes."""
     decoder, before = _state(backend.decoder), _state(backend.pre_tokenizer)
     if "ByteLevel" in _types(decoder) or "ByteLevel" in _types(before):
         return "byte-level"
@@ -56,9 +56,7 @@ def bytes_by_id(backend: tokenizers.Tokenizer) -> list[bytes]:
         table[token_id] = token_text_bytes(text, spelling)
     for token_id, added in backend.get_added_tokens_decoder().items():
         if token_id <= top:
-            spaced = (
-                spelling == "sentencepiece" and not added.special
-            )  # Gemma's runs of spaces: the decoder knows no difference
+            spaced = spelling == "sentencepiece" and not added.special  # Gemma's runs of spaces, which the decoder replaces too
             table[token_id] = (added.content.replace(_SPACE, " ") if spaced else added.content).encode()
     return table
 
@@ -69,7 +67,7 @@ def token_text_bytes(text: str, spelling: Spelling) -> bytes:
         table = _byte_characters()
         try:
             return bytes(table[char] for char in text)
-        except KeyError:  # not in byte spelling: its own text, as in the library's decoder
+        except KeyError:  # not in byte spelling: the text itself, as in the library's decoder
             return text.encode()
     if spelling == "sentencepiece":
         byte = _BYTE_TOKEN.match(text)
@@ -81,7 +79,7 @@ def token_text_bytes(text: str, spelling: Spelling) -> bytes:
 
 @cache
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (Radford et al. 2019): visible Latin-1 stays, the rest moves up."""
+    """GPT-2's printable characters for the 256 bytes (Radford et al. 2019): visible Latin-1 stays, the rest moves up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -111,7 +109,7 @@ class Tokenizer:
     Attributes:
         eos_token_ids: Ids that end a generation, the model's own first.
         bos_token_id: The beginning-of-text id, or None.
-        adds_bos: The model expects `bos_token_id` before raw text; `encode` never adds it.
+        adds_bos: Whether the model expects `bos_token_id` before raw text; `encode` never adds it.
         special: Text to id of the control tokens.
         added: Text to id of all added tokens, control tokens among them.
         special_texts: Texts with a name in chat templates: bos_token, eos_token, unk_token, pad_token.
@@ -170,7 +168,7 @@ class Tokenizer:
 
     @classmethod
     def from_transformers(cls, tokenizer: Any, *, eos_token_ids: Iterable[int] = ()) -> Self:
-        """A copy of the fast tokenizer of a transformers one; later changes to that have no effect.
+        """A copy of the fast tokenizer in a transformers tokenizer; later changes to the original have no effect.
 
         Args:
             tokenizer: A transformers tokenizer.
@@ -239,11 +237,11 @@ class Tokenizer:
             return self._backend.to_str()
 
     def encode_renamed(self, text: str, aliases: Mapping[str, str]) -> list[int]:
-        """The ids of a text in which control tokens have other names, and their own texts are plain text.
+        """The ids of a text in which control tokens are spelt by aliases, and their own texts are plain text.
 
         Args:
             text: The text; an alias in it becomes its token.
-            aliases: Alias by added token.
+            aliases: The alias of each added token, by its text.
         """
         with self._lock, _library_faults("the tokenizer failed on the text"):
             if self._renamed is None or self._renamed[0] != aliases:
@@ -266,13 +264,13 @@ class Tokenizer:
 
 
 def _uncached(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer before its first text, without the cache of words that a BPE has.
+    """Switches off the word cache of a BPE tokenizer that has not been used yet.
 
-    From 0.23 on each thread keeps that cache, up to some 2 MB, after the tokenizer is gone. Without it texts of words that were
-    seen before take a fifth longer, about a microsecond a token.
+    From tokenizers 0.23 on each thread keeps that cache, up to some 2 MB, after the tokenizer is freed. Without it texts of
+    known words take a fifth longer, about a microsecond a token.
     """
     if isinstance(backend.model, tokenizers.models.BPE):
-        backend.model._resize_cache(0)  # noqa: SLF001  # the library's only switch of a tokenizer that was read from JSON
+        backend.model._resize_cache(0)  # noqa: SLF001  # the library has no public switch for a tokenizer read from JSON
     return backend
 
 
@@ -289,7 +287,7 @@ def _library_faults(what: str) -> Iterator[None]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The id of unknown text, which plain text may become."""
+    """The id of unknown text."""
     text = getattr(backend.model, "unk_token", None)
     return backend.token_to_id(text) if isinstance(text, str) else getattr(backend.model, "unk_id", None)
 

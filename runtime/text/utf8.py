@@ -9,7 +9,7 @@ from contextlib import suppress
 from runtime.errors import InvalidRequestError
 from runtime.options.checking import shown
 
-_PRIVATE = range(0xF0000, 0xFFFFE)  # of Unicode plane 15: without a meaning
+_PRIVATE = range(0xF0000, 0xFFFFE)  # private-use characters of Unicode plane 15
 
 
 class Utf8Stream:
@@ -75,6 +75,6 @@ def clean_text(text: str) -> str:
 
 
 def spare_characters(text: str) -> Iterator[str]:
-    """Private-use characters that do not occur in the text, as placeholders."""
+    """Private-use characters that are not in the text, for use as placeholders."""
     used = set(text)
     return (char for char in map(chr, _PRIVATE) if char not in used)

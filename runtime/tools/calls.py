@@ -1,4 +1,4 @@
-"""What a model asked for, and calls against the definitions of the tools that were offered."""
+"""Tool calls of a model, and their check against the definitions of the offered tools."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CallFormat = Literal["auto", "hermes", "llama3", "mistral"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call: data that a model wrote, to be checked before anybody acts on it.
+    """One call: data that a model wrote, to be checked before it is acted on.
 
     Attributes:
-        name: Of the tool.
+        name: The tool's name.
         arguments: By name; plain JSON values.
-        id: The model's own, or nine hexadecimal digits made from what it wrote (mistral's templates want nine).
-        span: Where in the answer it stands with all that belongs to it: its first character, and the one after its last.
-            Calls that were written as one list have one span.
+        id: The model's own, or nine hexadecimal digits made from the call's text (mistral's templates want nine).
+        span: Its place in the answer, markup included: its first character, and the one after its last. Calls in one list
+            have the same span.
     """
 
     name: str
@@ -32,10 +32,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """An answer taken apart.
+    """An answer, split into text and calls.
 
     Attributes:
-        text: What is no part of a call, before, between and after; as the model wrote it.
+        text: The text before, between and after the calls, unchanged.
         calls: In the order written.
     """
 
@@ -43,7 +43,7 @@ class ToolCalls:
     calls: tuple[ToolCall, ...] = ()
 
     def message(self) -> dict[str, Any]:
-        """The assistant's message for `render_chat`; the results follow as messages of the role tool."""
+        """The assistant's message for `render_chat`. Results follow as messages of the role tool."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [
@@ -60,7 +60,7 @@ def definitions_of(tools: Sequence[Mapping[str, Any]]) -> Definitions:
     """The tools by name, from ``{"type": "function", "function": {"name": ..., "parameters": ...}}``, or the inner part alone.
 
     Raises:
-        InvalidRequestError: One of another shape, or two of one name; its number is named.
+        InvalidRequestError: A definition of another shape, or two of one name; the message has its number.
     """
     found: dict[str, Mapping[str, Any]] = {}
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
@@ -80,7 +80,7 @@ def definitions_of(tools: Sequence[Mapping[str, Any]]) -> Definitions:
 
 
 def fault_of(call: ToolCall, definitions: Definitions) -> str | None:
-    """What is wrong with a call: an unknown name, or a required argument that is missing. None where nothing is."""
+    """Why a call is invalid: an unknown name, or a missing required argument; None for a valid call."""
     if call.name not in definitions:
         return f"there is no tool {call.name[:60]!r}: {nearest(call.name, definitions)}"
     missing = [str(name) for name in definitions[call.name].get("required") or [] if name not in call.arguments]

@@ -1,4 +1,4 @@
-"""Tool calls in an answer, read as it streams: a call is told when it is complete, text when it can be no part of one."""
+"""Reads tool calls in a streamed answer: returns a call when it is complete, and text that cannot be part of one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _HEADS = (_CALL, ("{", '"type"', ":", '"function"', ",", *_CALL[1:]))
 
 
 class ToolCallReader:
-    """Takes an answer apart while it comes.
+    """Splits an answer into text and calls while it streams.
 
-    The forms: hermes ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Qwen, Hermes, SmolLM2 and 3), llama3
-    ``{"name": ..., "parameters": {...}}`` as the whole answer or after ``<|python_tag|>``, several parted by ``;``; mistral
-    ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`` and ``[TOOL_CALLS]name[ARGS]{...}``. "auto" takes each where its
-    opening stands; an answer that begins with a brace but not like a call is text.
+    The formats: hermes ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Qwen, Hermes, SmolLM2 and 3), llama3
+    ``{"name": ..., "parameters": {...}}`` as the whole answer or after ``<|python_tag|>``, several separated by ``;``; mistral
+    ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`` and ``[TOOL_CALLS]name[ARGS]{...}``. "auto" recognises each by its
+    opening; an answer that begins with a brace but not like a call is text.
 
     Args:
-        format: One of them, or "auto".
-        tools: The definitions that were offered; a call that does not fit them is an error then.
+        format: One of these, or "auto".
+        tools: The definitions of the offered tools; a call that does not match them is an error.
 
     Attributes:
-        begun: Where in the characters fed the call begins that is open, or could not be read.
+        begun: The place, in characters fed, where the open or malformed call begins.
 
     Raises:
         InvalidRequestError: An unknown format; definitions of another shape.
@@ -50,8 +50,8 @@ class ToolCallReader:
         self._openers = {o: name for name, o in _OPENERS.items() if format in ("auto", name)}
         self._bare = format in ("auto", "llama3")  # a brace may open a call
         self._state: Callable[[], bool] = self._start
-        self._kind = ""  # of the call that is open
-        self._named: tuple[str, str | None] | None = None  # mistral's name and id, where they stand before the arguments
+        self._kind = ""  # format of the open call
+        self._named: tuple[str, str | None] | None = None  # mistral's name and id before the arguments
         self._rest = ""
         self._fed = 0  # characters
         self.begun = 0
@@ -62,10 +62,10 @@ class ToolCallReader:
         self._number = 1
 
     def feed(self, piece: str) -> ToolCalls:
-        """What has become certain: text that is no part of a call, and calls that are complete.
+        """Takes a piece of the answer; returns the text that is not part of a call, and the complete calls.
 
         Raises:
-            ToolCallError: A call is malformed; the message says which, what is wrong, and quotes it.
+            ToolCallError: A call is malformed; the message has its number, the fault and a quotation.
         """
         self._rest += piece
         self._fed += len(piece)
@@ -74,10 +74,10 @@ class ToolCallReader:
         return self.certain()
 
     def finish(self) -> ToolCalls:
-        """What is left when the answer has ended.
+        """Ends the answer; returns the rest of its text.
 
         Raises:
-            ToolCallError: A call was not finished.
+            ToolCallError: A call is not complete.
         """
         if self._state in (self._begin, self._value, self._close):
             self._fail("the answer ends before the call does")
@@ -86,15 +86,15 @@ class ToolCallReader:
         return self.certain()
 
     def certain(self) -> ToolCalls:
-        """What has become certain and was not told: after a `ToolCallError` what stands before the malformed call."""
+        """Text and calls not returned yet; after a `ToolCallError` those before the malformed call."""
         made = ToolCalls("".join(self._text), tuple(self._calls))
         self._text, self._calls = [], []
         return made
 
-    # ---- states: each returns whether another look at the rest may help --------------------------------------
+    # ---- states: each returns whether to run the next state on the rest ---------------------------------------
 
     def _start(self) -> bool:
-        """Nothing but white space so far."""
+        """Only white space so far."""
         self._skip_space(self._text)
         if not self._rest:
             return False
@@ -123,12 +123,12 @@ class ToolCallReader:
         return True
 
     def _open(self, kind: str) -> None:
-        """A call begins; its opening, where it has one, was taken from the rest."""
+        """Begins a call, whose opening, if any, was removed from the rest."""
         self.begun = self._fed - len(self._rest) - len(_OPENERS.get(kind, ""))
         self._kind, self._named, self._span, self._state = kind, None, ValueSpan(), self._begin
 
     def _begin(self) -> bool:
-        """After an opening: white space, and with mistral the name, up to the JSON."""
+        """Between an opening and the JSON: white space, and mistral's name."""
         self._skip_space(None)
         if not self._rest:
             return False
@@ -140,7 +140,7 @@ class ToolCallReader:
         return True
 
     def _head(self) -> bool:
-        """Takes mistral's name before the arguments; False while it is not complete."""
+        """Reads mistral's name before the arguments; False while it is incomplete."""
         found = _NAMED.match(self._rest[: _MAX_HEAD + 1])
         if found is None:
             if len(self._rest) > _MAX_HEAD or "{" in self._rest:
@@ -151,7 +151,7 @@ class ToolCallReader:
         return True
 
     def _value(self) -> bool:
-        """In JSON."""
+        """In the JSON."""
         try:
             end = self._span.take(self._rest)
         except JsonError as fault:
@@ -164,7 +164,7 @@ class ToolCallReader:
         return True
 
     def _close(self) -> bool:
-        """After hermes's JSON."""
+        """Between hermes's JSON and its closing tag."""
         self._skip_space(None)
         if len(self._rest) < len(_CLOSE) and _CLOSE.startswith(self._rest):
             return False
@@ -174,7 +174,7 @@ class ToolCallReader:
         return self._complete()
 
     def _complete(self) -> bool:
-        """Reads the JSON that was collected."""
+        """Parses the complete JSON."""
         text = self._span.text
         try:
             value = read_strictly(text)
@@ -185,11 +185,11 @@ class ToolCallReader:
         else:
             for item in value if isinstance(value, list) else [value]:
                 self._add(item, text)
-        self._state = self._between if self._kind == "bare" or (self._kind == "llama3") else self._outside
+        self._state = self._between if self._kind in ("bare", "llama3") else self._outside
         return True
 
     def _between(self) -> bool:
-        """After one of Llama 3's calls: another one, or text."""
+        """After a call of Llama 3: another call, or text."""
         self._skip_space(self._gap, also=";")
         if not self._rest:
             return False
@@ -203,10 +203,11 @@ class ToolCallReader:
 
     # ---- parts -----------------------------------------------------------------------------------------------
 
-    def _skip_space(self, kept: list[str] | None, also: str = "") -> None:
+    def _skip_space(self, into: list[str] | None, also: str = "") -> None:
+        """Removes white space, and the characters of `also`, from the rest; adds them to `into`."""
         after = self._rest.lstrip(f" \t\r\n{also}")
-        if kept is not None and len(after) < len(self._rest):
-            kept.append(self._rest[: len(self._rest) - len(after)])
+        if into is not None and len(after) < len(self._rest):
+            into.append(self._rest[: len(self._rest) - len(after)])
         self._rest = after
 
     def _add(self, item: Any, text: str) -> None:
@@ -217,7 +218,7 @@ class ToolCallReader:
         name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
         if not isinstance(name, str) or not name.strip():
             self._fail("it has no name", text)
-        if isinstance(arguments, str):  # JSON within JSON, as OpenAI's interface writes it
+        if isinstance(arguments, str):  # JSON text, as in OpenAI's interface
             arguments = self._inner(arguments, text)
         if not isinstance(arguments, dict):
             what = "no arguments" if arguments is None else f"arguments that are a {type(arguments).__name__}, not an object"
@@ -251,7 +252,7 @@ class ToolCallReader:
             raise error
 
         self._state = again
-        self._calls = [call for call in self._calls if call.span[0] < self.begun]  # of one list all calls are read, or none
+        self._calls = [call for call in self._calls if call.span[0] < self.begun]  # drops the earlier calls of the same list
         raise error
 
 
@@ -261,16 +262,17 @@ def parse_tool_calls(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ToolCalls:
-    """The calls in a whole answer, and its text without them. Nothing is executed, and arguments are data.
+    """The calls in a whole answer, and its text without them. Executes nothing.
 
     Args:
         text: The answer.
         format: How the model writes calls: "hermes", "llama3", "mistral", or "auto"; see `ToolCallReader`.
-        tools: The definitions that were offered: a call of an unknown tool, or without a required argument, is an error.
+        tools: The definitions of the offered tools: a call of an unknown tool, or without a required argument, is an error.
 
     Raises:
-        ToolCallError: A call is malformed, not finished, or does not fit `tools`; says which, what is wrong, and quotes it.
-        InvalidRequestError: An unknown format, definitions of another shape, or something that is no text.
+        ToolCallError: A call is malformed, incomplete, or does not match `tools`; the message has its number, the fault and a
+            quotation.
+        InvalidRequestError: An unknown format, definitions of another shape, or an answer that is not a text.
     """
     if not isinstance(text, str):
         raise InvalidRequestError(f"an answer is a text, not {type(text).__name__}")
@@ -280,13 +282,13 @@ def parse_tool_calls(
 
 
 def _overlap(text: str, opener: str) -> int:
-    """How many characters at the text's end could begin the opener."""
+    """The number of characters at the text's end that could begin the opener."""
     longest = min(len(text), len(opener) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(opener[:n])), 0)
 
 
 def is_call(text: str) -> bool | None:
-    """Whether the text begins as ``{"name": ..., "parameters":``; None while more is needed to tell."""
+    """Whether the text begins like ``{"name": ..., "parameters":``; None while it is too short to decide."""
     answers = [_follows(text, head) for head in _HEADS]
     if True in answers:
         return True

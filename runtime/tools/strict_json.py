@@ -1,4 +1,4 @@
-"""JSON that a model wrote: where a value ends, read piece by piece, and what it says, read strictly."""
+"""JSON that a model wrote: finds the end of a streamed value, and parses values strictly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-MAX_DEPTH = 64  # arrays and objects inside each other
+MAX_DEPTH = 64  # nested arrays and objects
 MAX_CHARACTERS = 1 << 18  # of one value
 _OUTSIDE = re.compile(r'["\[\]{}]')
 _INSIDE = re.compile(r'["\\]')
@@ -29,14 +29,14 @@ class ValueSpan:
 
     @property
     def text(self) -> str:
-        """What was taken so far."""
+        """The text taken so far."""
         return "".join(self._pieces)
 
     def take(self, piece: str) -> int | None:
         """Takes a piece; the first one begins with the value's bracket.
 
         Returns:
-            How much of the piece belongs to the value, once it is complete.
+            Once the value is complete, the characters of the piece that belong to it; else None.
 
         Raises:
             JsonError: Too long, or too deep.
@@ -94,7 +94,7 @@ def read_strictly(text: str) -> Any:
         raise JsonError("a lone surrogate (half of a character) in a text") from fault
     except JsonError:
         raise
-    except (ValueError, RecursionError) as fault:  # a whole number of more digits than Python reads
+    except (ValueError, RecursionError) as fault:  # an int of more digits than Python parses
         raise JsonError(f"no JSON that can be read: {fault}") from fault
     return value
 

@@ -71,8 +71,8 @@ QPushButton[kind="tab"]:hover { color: $text; }
 QPushButton[kind="tab"]:checked { color: $text; border-bottom-color: $accent; }
 QPushButton[kind="tab"]:focus { color: $accent; }
 
-QTextEdit#comparison { background: transparent; border: none; border-left: 2px solid transparent; padding-left: 6px; color: $text;
-  selection-background-color: $bar_rest; selection-color: $text; }
+QTextEdit#comparison { background: transparent; border: none; border-left: 2px solid transparent; padding-left: 6px;
+  color: $text; selection-background-color: $bar_rest; selection-color: $text; }
 QListWidget#pages, QScrollArea#shortcuts { border: 1px solid transparent; }
 QListWidget#pages:focus, QScrollArea#shortcuts:focus { border-color: $accent; }
 QTextEdit#comparison:focus { border-left-color: $accent; }

@@ -1,8 +1,8 @@
 """llama.cpp's server: ``/completion`` with token ids and ``n_probs`` (tools/server/README.md).
 
-It sends text in whole characters. Of the tokens of one character a stream tells the last alone, and no answer has the
-log-probabilities of the others. So a stream's missing tokens are found by their bytes, and log-probabilities after a prompt are
-asked for with a token of whole characters forced by a bias, which those numbers do not contain.
+It sends text in whole characters. Of the tokens of one character a stream has the last alone, and no answer has the
+log-probabilities of the others. A stream's missing tokens are therefore found by their bytes. A request for log-probabilities
+after a prompt forces a token of whole characters by a bias, which the returned numbers do not include.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ from typing import Any, Final
 import msgspec
 
 from runtime.errors import RemoteError, UnsupportedFeatureError
-from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
-from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialect import (
+    Abilities,
+    Alternatives,
+    Chunk,
+    CompletionRequest,
+    Facts,
+    Piece,
+    Probe,
+    Prompt,
+    checked_logprob,
+    malformed,
+)
+from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
-MOST_ALTERNATIVES: Final = 1000  # asked for at once; the whole vocabulary was not tried
+MOST_ALTERNATIVES: Final = 1000  # per request; the whole vocabulary was not tried
 _FORCING: Final = 1e6  # added to a raw logit
 _RENAMED: Final = {"repetition_penalty": "repeat_penalty"}
 
@@ -48,7 +59,7 @@ class _Body(msgspec.Struct):
 
 class _Token(msgspec.Struct):
     id: Id
-    piece: str | list[int]  # bytes, where they are no text
+    piece: str | list[int]  # bytes where they are not UTF-8
 
 
 class _Tokens(msgspec.Struct):
@@ -69,15 +80,10 @@ class LlamaCpp(OpenAI):
     name = "llama.cpp"
     pages: tuple[str, ...] = ("/props",)
     returns_eos = False
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("typical_p", "penalty_window", "logit_bias", "banned_tokens"),
-        }
-    )
+    sampler = frozenset({"temperature", *NEUTRAL, "typical_p", "penalty_window", "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """``/props`` with its settings of generation."""
+        """By the generation settings in ``/props``."""
         page = probe.pages.get("/props")
         if isinstance(page, dict) and "default_generation_settings" in page:
             return probe.version("/props", "build_info")
@@ -102,7 +108,7 @@ class LlamaCpp(OpenAI):
         )
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """One token with alternatives."""
+        """Asks for one token with alternatives."""
         del probe
         found = Abilities(
             token_prompts=True,
@@ -119,12 +125,12 @@ class LlamaCpp(OpenAI):
         if not ids:
             raise malformed("no tokens of a word")
         found = replace(found, plain=ids[-1])
-        chunk = await self.ask(client, Completion(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
+        chunk = await self.ask(client, CompletionRequest(model=facts.model, prompt=Prompt(ids, "Hi"), alternatives=3), found)
         if not chunk.pieces or chunk.pieces[0].alternatives is None:
             raise malformed("no alternatives for one token (n_probs)")
         return replace(found, embeddings=await self.has_embeddings(client, facts.model))
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/completion``; a temperature below 0 is greedy with the probabilities of a plain softmax."""
         body: dict[str, Any] = {"prompt": asked.prompt.ids, "n_predict": asked.max_tokens, "cache_prompt": True}
         sampling = self.sampling(asked, abilities)
@@ -146,17 +152,17 @@ class LlamaCpp(OpenAI):
             body["json_schema"] = json.loads(asked.grammar.source)
         return "/completion", body
 
-    def read(self, body: bytes, asked: Completion) -> Chunk:
-        """An answer, or an event of its stream, which tells its end in an event of its own."""
+    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+        """An answer, or an event of its stream, whose finish reason comes in an event of its own."""
         answer = decoded(body, _Body)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
-        told = answer.completion_probabilities
-        if told and len(told) != len(answer.tokens):
-            raise malformed(f"{len(answer.tokens)} tokens, {len(told)} probabilities")
+        probabilities = answer.completion_probabilities
+        if probabilities and len(probabilities) != len(answer.tokens):
+            raise malformed(f"{len(answer.tokens)} tokens, {len(probabilities)} probabilities")
         pieces = [Piece(token, "", None, None) for token in answer.tokens]
-        if told:
-            pieces = [_piece(each, asked) for each in told]
+        if probabilities:
+            pieces = [_piece(each, asked) for each in probabilities]
         finish = {"limit": "length", "eos": "eos"}.get(answer.stop_type, "stop") if answer.stop else None
         cached = None if answer.timings is None else answer.timings.cache_n
         counts = answer.tokens_evaluated, cached, answer.tokens_predicted
@@ -204,9 +210,9 @@ async def _tokens(client: HttpClient, text: str, *, control: bool) -> list[tuple
         raise malformed("a piece whose bytes are none") from None
 
 
-def _piece(told: _Probability, asked: Completion) -> Piece:
-    if len(told.top_logprobs) > asked.alternatives + 1:
-        raise malformed(f"{len(told.top_logprobs):,} alternatives where {asked.alternatives:,} were asked for")
-    top = {each.id: finite(each.logprob) for each in told.top_logprobs}
-    top.setdefault(told.id, finite(told.logprob))
-    return Piece(told.id, "", top[told.id], Alternatives(list(top), list(top.values())))
+def _piece(token: _Probability, asked: CompletionRequest) -> Piece:
+    if len(token.top_logprobs) > asked.alternatives + 1:
+        raise malformed(f"{len(token.top_logprobs):,} alternatives where {asked.alternatives:,} were asked for")
+    top = {each.id: checked_logprob(each.logprob) for each in token.top_logprobs}
+    top.setdefault(token.id, checked_logprob(token.logprob))
+    return Piece(token.id, "", top[token.id], Alternatives(list(top), list(top.values())))

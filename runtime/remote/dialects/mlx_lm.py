@@ -1,7 +1,7 @@
 """mlx_lm.server (0.32): text in; up to 11 alternatives of one token, by id, where the answer is not streamed.
 
-Measured: its own ``id`` and ``logprob`` of a token are those of the first alternative, not of the sampled token, and the
-alternatives are unsorted. A list as prompt ends its generation thread, so that prompts are always one text.
+Measured: the ``id`` and ``logprob`` of a token are those of the first alternative, not of the sampled token, and the
+alternatives are unsorted. A list as prompt ends the server's generation thread, so a prompt is always one text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from runtime.remote.dialect import Abilities, Alternatives, Chunk, Completion, Facts, Piece, Probe, Prompt, finite, malformed
+from runtime.remote.dialect import (
+    Abilities,
+    Alternatives,
+    Chunk,
+    CompletionRequest,
+    Facts,
+    Piece,
+    Probe,
+    Prompt,
+    checked_logprob,
+    malformed,
+)
 from runtime.remote.dialects.openai import Id, OpenAI, Usage, decoded
 from runtime.remote.http import HttpClient
 
@@ -54,49 +65,49 @@ class MlxLm(OpenAI):
     )
 
     def recognise(self, probe: Probe) -> str | None:
-        """Models without an owner, and ``/health`` in its words."""
+        """By models without an owner, and its ``/health`` page."""
         if probe.models and not any("owned_by" in entry for entry in probe.models):
             return "" if probe.pages.get("/health") == {"status": "ok"} else None
         return None
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """One token, which loads the model."""
+        """Asks for one token, which loads the model."""
         del probe
         found = Abilities(alternatives=MOST_ALTERNATIVES, cached_tokens=True, sampling=self.sampler)
-        asked = Completion(model=facts.model, prompt=Prompt([], "Hi"), alternatives=MOST_ALTERNATIVES)
+        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=MOST_ALTERNATIVES)
         chunk = await self.ask(client, asked, found)
         if not chunk.pieces or chunk.pieces[0].alternatives is None:
             raise malformed("no alternatives for one token")
         return found
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/v1/completions``; alternatives come with whole answers alone."""
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/v1/completions``; only whole answers have alternatives."""
         path, body = super().request(asked, Abilities(sampling=abilities.sampling), stream=stream)
-        window = body.pop("penalty_window", 0)  # 0 is all there too, where its own default is 20
+        window = body.pop("penalty_window", 0)  # 0 is all tokens for the server too, whose default is 20
         if body.get("repetition_penalty", 1.0) != 1.0:
             body["repetition_context_size"] = window
         if asked.alternatives and not stream:
             body |= {"logprobs": True, "top_logprobs": min(asked.alternatives, MOST_ALTERNATIVES)}
         return path, body
 
-    def read(self, body: bytes, asked: Completion) -> Chunk:
+    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
         """``choices[0]``: the alternatives of its tokens, or its text."""
         answer = decoded(body, _Body)
         usage = answer.usage or Usage()
-        details = usage.prompt_tokens_details
-        cached = None if details is None else details.cached_tokens
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         if choice.logprobs is None:
             pieces = [Piece(None, choice.text, None, None)] if choice.text else []
         else:
             pieces = [_piece(content, asked) for content in choice.logprobs.content]
-        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, cached)
+        return Chunk(pieces, choice.finish_reason or None, None, None, usage.prompt_tokens, usage.cached_tokens)
 
 
-def _piece(content: _Content, asked: Completion) -> Piece:
+def _piece(content: _Content, asked: CompletionRequest) -> Piece:
     if len(content.top_logprobs) > asked.alternatives:
         raise malformed(f"{len(content.top_logprobs)} alternatives where {asked.alternatives} were asked for")
-    found = Alternatives([each.id for each in content.top_logprobs], [finite(each.logprob) for each in content.top_logprobs])
+    found = Alternatives(
+        [each.id for each in content.top_logprobs], [checked_logprob(each.logprob) for each in content.top_logprobs]
+    )
     return Piece(None, "", None, found)

@@ -1,4 +1,4 @@
-"""OpenAI's completions, as most servers have them: text in, text and a few alternatives out."""
+"""OpenAI's completions, as most servers implement them: text in, text and a few alternatives out."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from runtime.remote.dialect import (
     Abilities,
     Alternatives,
     Chunk,
-    Completion,
+    CompletionRequest,
     Facts,
     Piece,
     Probe,
     Prompt,
     Scored,
-    finite,
+    checked_logprob,
     malformed,
 )
 from runtime.remote.http import MOST_SMALL_BYTES, HttpClient, first_seconds
 from runtime.sampling.spec import Kind
 
 FULL_BYTES: Final = 64 << 20  # of a whole vocabulary as JSON: 40 bytes for each of a million and a half
-_ID = "token_id:"  # how keys begin where ids were asked for
+_ID = "token_id:"  # prefix of the keys of alternatives by id
 
-
-Id = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]  # whether it is of the vocabulary is looked at later
+Id = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]  # checked against the vocabulary later
 
 
 class _Logprobs(msgspec.Struct):
@@ -64,6 +63,11 @@ class Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, found in the server's cache; None where it says nothing."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
 
 class CompletionBody(msgspec.Struct):
     """The answer of ``/v1/completions``, or one event of its stream."""
@@ -86,7 +90,7 @@ def decoded(body: bytes, kind: type[Any]) -> Any:
     """A body as a struct.
 
     Raises:
-        RemoteError: Another shape; NaN and infinities are no JSON.
+        RemoteError: Another shape, or not JSON, such as NaN or infinity.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -104,24 +108,24 @@ class OpenAI:
     returns_eos = False
 
     def recognise(self, probe: Probe) -> str | None:
-        """Whatever lists its models."""
+        """Any server that lists models."""
         return "" if probe.models else None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """The id alone."""
+        """The id, the context length where it is listed, and names."""
         entry = entry_of(probe, model)
         return Facts(model, whole(entry.get("max_model_len") or entry.get("context_length")), names_of(entry))
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Asks for one token, with five alternatives where it has some."""
+        """Asks for one token, with five alternatives where the server has any."""
         del probe
-        asked = Completion(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
+        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hi"), alternatives=5)
         try:
             chunk = await self.ask(client, asked, Abilities(alternatives=5))
         except (InvalidRequestError, RemoteError) as fault:
             if isinstance(fault, RemoteError) and fault.reason not in ("missing", "server"):
                 raise
-            chunk = await self.ask(client, Completion(model=facts.model, prompt=asked.prompt), Abilities())
+            chunk = await self.ask(client, CompletionRequest(model=facts.model, prompt=asked.prompt), Abilities())
         found = max((len(piece.alternatives.keys) for piece in chunk.pieces if piece.alternatives), default=0)
         return Abilities(
             alternatives=5 if found else 0,
@@ -130,19 +134,19 @@ class OpenAI:
         )
 
     async def has_embeddings(self, client: HttpClient, model: str) -> bool:
-        """Whether a short text has a vector."""
+        """Whether the server embeds a short text."""
         try:
             return bool(await self.embed(client, model, [Prompt([], "Hi")]))
         except RuntimeFault:
             return False
 
-    async def ask(self, client: HttpClient, asked: Completion, abilities: Abilities) -> Chunk:
+    async def ask(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> Chunk:
         """One whole answer to a short prompt."""
         path, body = self.request(asked, abilities, stream=False)
         most = FULL_BYTES if asked.alternatives == FULL else MOST_SMALL_BYTES
         return client.cleanly(self.read, await client.post(path, body, most=most), asked)
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/v1/completions``."""
         body: dict[str, Any] = {"model": asked.model, "prompt": asked.prompt.text, "max_tokens": asked.max_tokens}
         body |= self.sampling(asked, abilities)
@@ -152,18 +156,18 @@ class OpenAI:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return "/v1/completions", body
 
-    def sampling(self, asked: Completion, abilities: Abilities) -> dict[str, Any]:
-        """The sampler's settings by their names here.
+    def sampling(self, asked: CompletionRequest, abilities: Abilities) -> dict[str, Any]:
+        """The sampler's settings by the server's names.
 
         Raises:
-            UnsupportedFeatureError: One that the server does not have.
+            UnsupportedFeatureError: A setting that the server lacks.
         """
         if asked.options is None:
             return {"temperature": 0.0}
         settings = {name: value for name, value in asked.options.sampling.given().items() if value != DEFAULTS[name]}
         body: dict[str, Any] = {"temperature": settings.pop("temperature", 1.0)}
         greedy = body["temperature"] == 0.0
-        if greedy:  # no cut has a say
+        if greedy:  # cuts have no effect
             settings = {name: value for name, value in settings.items() if name in EDITS}
         foreign = sorted(set(settings) - abilities.sampling)
         if foreign:
@@ -181,16 +185,14 @@ class OpenAI:
         neutral = {name: DEFAULTS[name] for name in NEUTRAL if name in abilities.sampling and (name in EDITS or not greedy)}
         return neutral | body | settings
 
-    def read(self, body: bytes, asked: Completion) -> Chunk:
+    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
         """``choices[0]``."""
         answer = decoded(body, CompletionBody)
         if answer.error is not None:
             raise RemoteError(f"the server failed on the way: {str(answer.error)[:300]}", "server")
         usage = answer.usage or Usage()
-        details = usage.prompt_tokens_details
-        cached = None if details is None else details.cached_tokens
         if not answer.choices:
-            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=cached)
+            return Chunk(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
         choice: _Choice = answer.choices[0]
         stopped = choice.stop_reason if isinstance(choice.stop_reason, int) else None
         prompt = None if choice.prompt_logprobs is None else [_scored(entry, asked) for entry in choice.prompt_logprobs]
@@ -200,7 +202,7 @@ class OpenAI:
             stopped,
             prompt,
             usage.prompt_tokens,
-            cached,
+            usage.cached_tokens,
             text=choice.text or "",
         )
 
@@ -211,11 +213,11 @@ class OpenAI:
         )
 
     async def tokens_of(self, client: HttpClient, model: str, text: str) -> list[tuple[int, bytes | None]]:
-        """Without bytes."""
+        """`tokenize`, without bytes."""
         return [(token, None) for token in await self.tokenize(client, model, text)]
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
-        """Not this server."""
+        """Refused: the server returns texts of tokens alone."""
         del model, ids
         raise client.wrong("says texts of tokens alone")
 
@@ -246,41 +248,41 @@ class OpenAI:
         return [row.embedding for row in rows]
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """Texts, or ids."""
+        """The texts, or ids."""
         return [path.text for path in paths]
 
 
-# Always sent: a server fills in from the model's generation_config.json what a request leaves out.
+# Always sent: a server takes settings that a request leaves out from the model's generation_config.json.
 NEUTRAL: Final = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 EDITS: Final = frozenset(each.name for spec in SAMPLER_STAGES if spec.kind is Kind.EDIT for each in spec.parameters)
 
 
-def _pieces(choice: _Choice, asked: Completion) -> list[Piece]:
-    """The tokens of a choice. Text without numbers is one piece where there are no ids, and its ids where there are."""
-    ids, told = choice.token_ids, choice.logprobs
+def _pieces(choice: _Choice, asked: CompletionRequest) -> list[Piece]:
+    """The tokens of a choice. Text without log-probabilities is one piece per id, or one piece where there are no ids."""
+    ids, logprobs = choice.token_ids, choice.logprobs
     text = choice.text or ""
-    if told is None or not told.token_logprobs:
+    if logprobs is None or not logprobs.token_logprobs:
         if ids is None:
             return [Piece(None, text, None, None)] if text else []
         return [Piece(token, "", None, None) for token in ids]
-    count = len(told.token_logprobs)
-    tops = told.top_logprobs or [None] * count
-    if len(tops) != count or (ids is not None and len(ids) != count) or (ids is None and len(told.tokens) != count):
+    count = len(logprobs.token_logprobs)
+    tops = logprobs.top_logprobs or [None] * count
+    if len(tops) != count or (ids is not None and len(ids) != count) or (ids is None and len(logprobs.tokens) != count):
         raise malformed(f"{count} tokens, {len(tops)} lists of alternatives, {'no' if ids is None else len(ids)} ids")
     pieces: list[Piece] = []
-    for place, (own, top) in enumerate(zip(told.token_logprobs, tops, strict=True)):
+    for place, (own, top) in enumerate(zip(logprobs.token_logprobs, tops, strict=True)):
         token = None if ids is None else ids[place]
-        word = told.tokens[place] if place < len(told.tokens) else ""
-        pieces.append(Piece(token, word, None if own is None else finite(own), _alternatives(top, asked)))
+        word = logprobs.tokens[place] if place < len(logprobs.tokens) else ""
+        pieces.append(Piece(token, word, None if own is None else checked_logprob(own), _alternatives(top, asked)))
     return pieces
 
 
-def _alternatives(top: dict[str, float] | None, asked: Completion) -> Alternatives | None:
+def _alternatives(top: dict[str, float] | None, asked: CompletionRequest) -> Alternatives | None:
     if not top:
         return None
     if asked.alternatives != FULL and len(top) > asked.alternatives + len(asked.chosen) + 2:
         raise malformed(f"{len(top):,} alternatives where {asked.alternatives:,} were asked for")
-    values = [finite(value) for value in top.values()]
+    values = [checked_logprob(value) for value in top.values()]
     if not all(key.startswith(_ID) for key in top):
         return Alternatives(list(top), values)
     try:
@@ -289,7 +291,7 @@ def _alternatives(top: dict[str, float] | None, asked: Completion) -> Alternativ
         raise malformed("the key of an alternative is no token id") from None
 
 
-def _scored(entry: dict[str, _PromptEntry] | None, asked: Completion) -> Scored | None:
+def _scored(entry: dict[str, _PromptEntry] | None, asked: CompletionRequest) -> Scored | None:
     if not entry:
         return None
     if len(entry) > (asked.scored or 0) + 2:
@@ -298,7 +300,7 @@ def _scored(entry: dict[str, _PromptEntry] | None, asked: Completion) -> Scored 
         ids = [int(key) for key in entry]
     except ValueError:
         raise malformed("the key of a prompt's alternative is no token id") from None
-    values = [finite(each.logprob) for each in entry.values()]
+    values = [checked_logprob(each.logprob) for each in entry.values()]
     ranks = [each.rank or 0 for each in entry.values()]
     return Scored(ids, ranks, values)
 
@@ -309,11 +311,11 @@ def entry_of(probe: Probe, model: str) -> dict[str, Any]:
 
 
 def names_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Under which a model may be on the shelf: what it was loaded from, its parent, its id."""
+    """Names that a model may have on the shelf: of its source, its parent, its id."""
     named = (entry.get("root"), entry.get("parent"), entry.get("id"))
     return tuple(dict.fromkeys(name for name in named if isinstance(name, str) and name))
 
 
 def whole(value: object) -> int:
-    """A count of a server's; 0 for what is none."""
+    """A server's count; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0

@@ -11,13 +11,13 @@ from runtime.remote.dialect import (
     Abilities,
     Alternatives,
     Chunk,
-    Completion,
+    CompletionRequest,
     Facts,
     Piece,
     Probe,
     Prompt,
     Scored,
-    finite,
+    checked_logprob,
     malformed,
 )
 from runtime.remote.dialects.openai import Id, decoded, names_of, whole
@@ -27,7 +27,7 @@ from runtime.remote.http import HttpClient
 MOST_ALTERNATIVES: Final = 1000
 _GRAMMARS: Final = {"json_schema": "json_schema", "regex": "regex"}
 
-_Told = tuple[float | None, Id, str | None]
+_TokenLogprob = tuple[float | None, Id, str | None]
 
 
 class _Finish(msgspec.Struct):
@@ -40,11 +40,11 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: _Finish | None = None
-    output_token_logprobs: list[_Told] | None = None
-    output_top_logprobs: list[list[_Told] | None] | None = None
-    output_token_ids_logprobs: list[list[_Told] | None] | None = None
-    input_token_logprobs: list[_Told] | None = None
-    input_top_logprobs: list[list[_Told] | None] | None = None
+    output_token_logprobs: list[_TokenLogprob] | None = None
+    output_top_logprobs: list[list[_TokenLogprob] | None] | None = None
+    output_token_ids_logprobs: list[list[_TokenLogprob] | None] | None = None
+    input_token_logprobs: list[_TokenLogprob] | None = None
+    input_top_logprobs: list[list[_TokenLogprob] | None] | None = None
 
 
 class _Body(msgspec.Struct):
@@ -57,28 +57,22 @@ class SGLang(VLLM):
     name = "sglang"
     checks_ids = False
     pages: tuple[str, ...] = ("/get_model_info",)
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("logit_bias", "banned_tokens"),
-        }
-    )
 
     def recognise(self, probe: Probe) -> str | None:
-        """``/get_model_info`` with its path."""
+        """By the model path in ``/get_model_info``."""
         page = probe.pages.get("/get_model_info")
         return "" if isinstance(page, dict) and "model_path" in page else None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """From both pages."""
+        """From ``/v1/models`` and ``/get_model_info``."""
         found = super().facts(probe, model)
-        told = probe.pages.get("/get_model_info")
-        page = told if isinstance(told, dict) else {}
+        found_page = probe.pages.get("/get_model_info")
+        page = found_page if isinstance(found_page, dict) else {}
         names = names_of({"root": page.get("tokenizer_path"), "parent": page.get("model_path"), "id": model})
         return found._replace(names=tuple(dict.fromkeys((*names, *found.names))), vocab=whole(page.get("vocab_size")))
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """One token, with the scores of its prompt."""
+        """Asks for one token."""
         del probe
         found = Abilities(
             token_prompts=True,
@@ -91,16 +85,15 @@ class SGLang(VLLM):
             grammars=frozenset(_GRAMMARS),
             sampling=self.sampler,
         )
-        asked = Completion(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1)
+        asked = CompletionRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1)
         path, body = self.request(asked, found, stream=False)
         del body["input_ids"]
         body["text"] = asked.prompt.text
         if not client.cleanly(self.read, await client.post(path, body), asked).pieces:
             raise malformed("no token where one was asked for")
-        tokenizes = await self._tokenizes(client, facts.model)
-        return replace(found, tokenizer=tokenizes)
+        return replace(found, tokenizer=await self._tokenizes(client, facts.model))
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
         """``/generate``."""
         sampling = {**self.sampling(asked, abilities), "max_new_tokens": asked.max_tokens}
         if "seed" in sampling:
@@ -119,8 +112,8 @@ class SGLang(VLLM):
             body["token_ids_logprob"] = list(asked.chosen)
         return "/generate", body
 
-    def read(self, body: bytes, asked: Completion) -> Chunk:
-        """``meta_info``; of a stream it may tell all tokens so far, which `Chunk.generated` counts."""
+    def read(self, body: bytes, asked: CompletionRequest) -> Chunk:
+        """``meta_info``. An event of a stream may contain all tokens so far, which `Chunk.generated` counts."""
         meta: _Meta = decoded(body, _Body).meta_info
         own = meta.output_token_logprobs or []
         tops = meta.output_top_logprobs or [None] * len(own)
@@ -128,11 +121,11 @@ class SGLang(VLLM):
         if not len(own) == len(tops) == len(chosen):
             raise malformed(f"{len(own)} tokens, {len(tops)} lists of alternatives")
         pieces = []
-        for told, top, values in zip(own, tops, chosen, strict=True):
+        for token, top, values in zip(own, tops, chosen, strict=True):
             found = _by_id(
-                [told, *(top or ()), *(values or ())], max(asked.alternatives, asked.scored or 0) + len(asked.chosen)
+                [token, *(top or ()), *(values or ())], max(asked.alternatives, asked.scored or 0) + len(asked.chosen)
             )
-            pieces.append(Piece(told[1], "", found.get(told[1]), Alternatives(list(found), list(found.values()))))
+            pieces.append(Piece(token[1], "", found.get(token[1]), Alternatives(list(found), list(found.values()))))
         finish = meta.finish_reason
         matched = finish.matched if finish is not None and isinstance(finish.matched, int) else None
         counts = meta.prompt_tokens, meta.cached_tokens
@@ -141,7 +134,7 @@ class SGLang(VLLM):
         )
 
 
-def _prompt(meta: _Meta, asked: Completion) -> list[Scored | None] | None:
+def _prompt(meta: _Meta, asked: CompletionRequest) -> list[Scored | None] | None:
     if asked.scored is None or meta.input_token_logprobs is None:
         return None
     own = meta.input_token_logprobs
@@ -149,16 +142,16 @@ def _prompt(meta: _Meta, asked: Completion) -> list[Scored | None] | None:
     if len(own) != len(tops):
         raise malformed(f"{len(own)} scores, {len(tops)} lists of alternatives")
     rows: list[Scored | None] = []
-    for told, top in zip(own, tops, strict=True):
-        if told[0] is None:
+    for token, top in zip(own, tops, strict=True):
+        if token[0] is None:
             rows.append(None)
             continue
-        found = _by_id([told, *(top or ())], asked.scored)
+        found = _by_id([token, *(top or ())], asked.scored)
         rows.append(Scored(list(found), [0] * len(found), list(found.values())))
     return rows
 
 
-def _by_id(told: list[_Told], most: int) -> dict[int, float]:
-    if len(told) > most + 2:
-        raise malformed(f"{len(told):,} alternatives where {most:,} were asked for")
-    return {token: finite(value) for value, token, _ in told if value is not None}
+def _by_id(tokens: list[_TokenLogprob], most: int) -> dict[int, float]:
+    if len(tokens) > most + 2:
+        raise malformed(f"{len(tokens):,} alternatives where {most:,} were asked for")
+    return {token: checked_logprob(value) for value, token, _ in tokens if value is not None}

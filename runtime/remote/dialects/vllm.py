@@ -1,9 +1,8 @@
 """vLLM's completions (0.32): token ids in and out, log-probabilities up to the whole vocabulary, scores of given texts.
 
-Shapes and traps were measured against a real server. What shares a step of its engine with a request that has
-``logprob_token_ids`` is answered with fewer alternatives than it asked for, other clients' requests too: it is never sent to
-vLLM. Without ``return_tokens_as_token_ids`` alternatives are keyed by text
-and some collide, so it is always set.
+Measured against a real server. ``logprob_token_ids`` is never sent to vLLM: requests that share an engine step with one that
+has it, other clients' too, get fewer alternatives than they asked for. ``return_tokens_as_token_ids`` is always set: without it
+alternatives are keyed by text, and some collide.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import msgspec
 
 from runtime.errors import InvalidRequestError, RemoteError, RuntimeFault, UnsupportedFeatureError
 from runtime.options.priority import Priority
-from runtime.remote.dialect import FULL, Abilities, Completion, Facts, Probe, Prompt, malformed
-from runtime.remote.dialects.openai import Id, OpenAI, decoded, entry_of, names_of, whole
+from runtime.remote.dialect import FULL, Abilities, CompletionRequest, Facts, Probe, Prompt, malformed
+from runtime.remote.dialects.openai import NEUTRAL, Id, OpenAI, decoded, entry_of, names_of, whole
 from runtime.remote.http import HttpClient
 
 CHOSEN_IDS: Final = 128  # of logprob_token_ids; the server refuses more
@@ -47,27 +46,22 @@ class VLLM(OpenAI):
     checks_ids = True
     returns_eos = True
     grammars = frozenset({"json_schema", "regex"})
-    sampler = frozenset(
-        {
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-            *("logit_bias", "banned_tokens"),
-        }
-    )
+    sampler = frozenset({"temperature", *NEUTRAL, "logit_bias", "banned_tokens"})
 
     def recognise(self, probe: Probe) -> str | None:
-        """``/version``, and models that it owns."""
+        """By the owner of its models; the version is on ``/version``."""
         if any(entry.get("owned_by") == "vllm" for entry in probe.models):
             return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """From ``/v1/models``: an adapter's entry has its base as `parent`."""
+        """From ``/v1/models``, where the `parent` of an adapter is its base."""
         entry = entry_of(probe, model)
         adapters = tuple(each["id"] for each in probe.models if each.get("parent") == model and each["id"] != model)
         return Facts(model, whole(entry.get("max_model_len")), names_of(entry), adapters)
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """Four small requests and a full vector; the first one warms the server up, which can take half a minute.
+        """Sends four small requests and one for a full vector; the first warms the server up, which can take half a minute.
 
         A server with ``--runner pooling`` has embeddings alone.
         """
@@ -80,9 +74,9 @@ class VLLM(OpenAI):
             prompt_logprobs=True,
             sampling=self.sampler,
         )
-        ready = Completion(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
+        ready = CompletionRequest(model=facts.model, prompt=Prompt([], "Hello there"), alternatives=1, scored=1)
         path, body = self.request(ready, most, stream=False)
-        body["prompt"] = ready.prompt.text  # ids are known from the answer
+        body["prompt"] = ready.prompt.text  # the answer has the ids
         try:
             first = decoded(await client.post(path, body), _Readiness)
         except RemoteError as fault:
@@ -100,10 +94,10 @@ class VLLM(OpenAI):
                 "dialect='openai', or bring it up to date",
                 "missing",
             )
-        asked = Completion(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
-        (cap, full), orders, tokenizes, embeds = await asyncio.gather(
+        asked = CompletionRequest(model=facts.model, prompt=Prompt(ids, ""), alternatives=1)
+        (cap, full), priority, tokenizes, embeds = await asyncio.gather(
             self._cap(client, asked, most),
-            self._orders(client, asked, most),
+            self._takes_priority(client, asked, most),
             self._tokenizes(client, facts.model),
             self.has_embeddings(client, facts.model),
         )
@@ -115,29 +109,29 @@ class VLLM(OpenAI):
             ranks=scores,
             cached_tokens=first.usage is not None and first.usage.prompt_tokens_details is not None,
             cache_salt=True,
-            priority=orders,
+            priority=priority,
             tokenizer=tokenizes,
             chat=tokenizes,
             grammars=self.grammars,
             embeddings=embeds,
         )
 
-    async def _cap(self, client: HttpClient, asked: Completion, abilities: Abilities) -> tuple[int, bool]:
-        """How many alternatives at most, and whether all."""
+    async def _cap(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> tuple[int, bool]:
+        """The most alternatives per position, and whether they are the whole vocabulary."""
         try:
             chunk = await self.ask(client, replace(asked, alternatives=FULL), abilities)
         except InvalidRequestError as fault:
-            said = str(fault).partition("refuses the request:")[2]  # what stands before it is the host's name
-            named = re.search(r"max(?:imum)?[ a-z]*:? *(\d{1,9})\b", said)
+            message = str(fault).partition("refuses the request:")[2]  # without the host's name
+            named = re.search(r"max(?:imum)?[ a-z]*:? *(\d{1,9})\b", message)
             return (int(named[1]) if named and 0 < int(named[1]) < 1 << 24 else _DEFAULT_CAP), False
         found = chunk.pieces[0].alternatives if chunk.pieces else None
         count = 0 if found is None else len(found.keys)
-        if count <= _DEFAULT_CAP:  # a server that knows no -1
+        if count <= _DEFAULT_CAP:  # a server that does not know -1
             return max(count, 1), False
         return count, True
 
-    async def _orders(self, client: HttpClient, asked: Completion, abilities: Abilities) -> bool:
-        """Whether it takes a priority: vLLM 0.32 does, and goes by it with ``--scheduling-policy priority``."""
+    async def _takes_priority(self, client: HttpClient, asked: CompletionRequest, abilities: Abilities) -> bool:
+        """Whether requests may have a priority. vLLM 0.32 takes it, and heeds it with ``--scheduling-policy priority``."""
         try:
             await self.ask(client, replace(asked, priority=Priority.BACKGROUND), replace(abilities, priority=True))
         except RuntimeFault:
@@ -150,8 +144,8 @@ class VLLM(OpenAI):
         except RuntimeFault:
             return False
 
-    def request(self, asked: Completion, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
-        """``/v1/completions`` with what vLLM adds to it."""
+    def request(self, asked: CompletionRequest, abilities: Abilities, *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """``/v1/completions`` with vLLM's extensions."""
         path, body = super().request(asked, abilities, stream=stream)
         body |= {"prompt": asked.prompt.ids, "return_tokens_as_token_ids": True, "return_token_ids": True}
         if asked.alternatives:
@@ -165,7 +159,7 @@ class VLLM(OpenAI):
         if asked.salt:
             body["cache_salt"] = asked.salt
         if abilities.priority and asked.priority != Priority.INSPECTOR:
-            body["priority"] = asked.priority - Priority.INSPECTOR  # smaller first; 0 is that of requests that say nothing
+            body["priority"] = asked.priority - Priority.INSPECTOR  # smaller first; 0 is the default
         if asked.grammar is not None:
             if asked.grammar.kind not in self.grammars:
                 raise UnsupportedFeatureError(f"this server enforces no {asked.grammar.label}; give a JSON schema or a regex")
@@ -197,19 +191,19 @@ class VLLM(OpenAI):
         return list(decoded(await client.post("/tokenize", body), _Tokens).tokens)
 
     def embedding_inputs(self, paths: Sequence[Prompt]) -> list[Any]:
-        """Ids where they are known."""
+        """The ids where they are known, else the texts."""
         return [path.ids or path.text for path in paths]
 
 
 class Elsewise(VLLM):
-    """Another Elsewise (`elsewise serve`), which has vLLM's shapes and says more of its model."""
+    """Another Elsewise (`elsewise serve`): vLLM's shapes, and more facts about the model."""
 
     name = "elsewise"
     exact_bytes = True
     grammars = frozenset({"json_schema", "regex", "lark"})
 
     async def abilities(self, client: HttpClient, facts: Facts, probe: Probe) -> Abilities:
-        """As vLLM's, with chosen ids."""
+        """vLLM's, with chosen ids."""
         return replace(await super().abilities(client, facts, probe), chosen_ids=CHOSEN_IDS)
 
     async def token_bytes(self, client: HttpClient, model: str, ids: Sequence[int]) -> list[bytes]:
@@ -221,13 +215,13 @@ class Elsewise(VLLM):
         return [bytes.fromhex(piece) for piece in found]
 
     def recognise(self, probe: Probe) -> str | None:
-        """Models that it owns."""
+        """By the owner of its models."""
         if any(entry.get("owned_by") == "elsewise" for entry in probe.models):
             return probe.version("/version", "version")
         return None
 
     def facts(self, probe: Probe, model: str) -> Facts:
-        """With the digest of its tokenizer, and what ends its answers."""
+        """vLLM's, with the vocabulary size, the tokenizer's digest and the eos ids."""
         entry = entry_of(probe, model)
         eos = entry.get("eos_token_ids")
         return (

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from runtime.blocks.options import BlockOptions
 from runtime.blocks.store import BlockStore
-from runtime.blocks.thread import BlockThread, Urgency, told
+from runtime.blocks.thread import BlockThread, Urgency, one_line
 from runtime.dotted import resolve
 from runtime.errors import BlockFileError
 from runtime.info import BlocksSaved
@@ -139,7 +139,7 @@ class Blocks:
         """Logs and reports an error of the block file, each text once; the model works on without the file."""
         if self.thread is None:  # reported when it could not be opened
             return
-        text = f"the block file: {told(error)}; conversations reopen by computing them again"
+        text = f"the block file: {one_line(error)}; conversations reopen by computing them again"
         if text in self._reported:
             return
         self._reported.add(text)
@@ -160,7 +160,7 @@ class Blocks:
     def _opened(self, fault: Exception | None) -> None:
         if fault is not None:
             self.failed(fault)
-            self._fault = told(fault)
+            self._fault = one_line(fault)
             thread, self.thread = self.thread, None
             assert thread is not None
             thread.close(0.0)
