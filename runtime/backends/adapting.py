@@ -53,11 +53,13 @@ class LinearAdapters(ABC, Generic[M, A]):
     """The adapters of one model. Only modules that a loaded adapter changes are touched. Owner thread only.
 
     Args:
-        modules: The model's linear modules by path.
+        modules: The model's modules by path; those that are not linear are left out.
     """
 
     def __init__(self, modules: Mapping[str, M]) -> None:
-        self._modules = dict(modules)
+        shapes = {path: self._shape(module) for path, module in modules.items()}
+        self._shapes = {path: shape for path, shape in shapes.items() if shape is not None}
+        self._modules = {path: modules[path] for path in self._shapes}
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
         self._weights: dict[str, dict[str, Weights[A]]] = {}  # path -> digest -> A, B, scaling
         self._now: list[Change[A]] = []  # of the forward that runs
@@ -65,8 +67,7 @@ class LinearAdapters(ABC, Generic[M, A]):
     @property
     def targets(self) -> Mapping[str, ModuleShape]:
         """The model's linear modules: path -> (in, out)."""
-        shapes = {path: self._shape(module) for path, module in self._modules.items()}
-        return {path: shape for path, shape in shapes.items() if shape is not None}
+        return self._shapes
 
     def load(self, adapter: Adapter) -> int:
         """Puts an adapter's products beside the modules; the bytes they hold.
@@ -103,6 +104,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         for digest in list(self._loaded):
             self.unload(digest)
         self._modules.clear()
+        self._shapes.clear()
 
     @contextmanager
     def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:

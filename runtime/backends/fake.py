@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.base import ForwardInterrupted
+from runtime.backends.base import ROOT, ForwardInterrupted
 from runtime.backends.byte_text import VOCABULARY
 from runtime.backends.packs.chains import Bucket, joined, steps_of
 from runtime.backends.packs.packed import as_ids, chain_parents
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step
+from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step
 from runtime.backends.toy import ToyBackend, ToyPack, toy_info
 from runtime.errors import AdapterError
 from runtime.loading.model_folder import ModelFolder

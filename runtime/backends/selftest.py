@@ -6,8 +6,8 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from runtime.backends.base import Part
+from runtime.backends.base import ROOT, Part
 from runtime.backends.facts import KvFormat
 from runtime.backends.packs.packed import FirstForward, PackedBackend, chain_parents
-from runtime.backends.packs.tree import ROOT, Float32, Int64
+from runtime.backends.packs.tree import Float32, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
 from runtime.loading.measurements import keep_measurement, measurement
@@ -264,12 +264,10 @@ def check_finite(backend: PackedBackend[Any]) -> float:
     Raises:
         ModelLoadError: What it answers is no number; the message names the tensor.
     """
-    pack, started = backend.open_pack(), time.monotonic()
-    try:
+    with _packs(backend, 1) as (pack,):
+        started = time.monotonic()
         token = np.array([backend.info.vocab_size // 3])
         _, logits = backend.forward(pack, token, np.array([ROOT]), np.array([0]))
-    finally:
-        backend.close(pack)
     seconds = time.monotonic() - started
     if np.isfinite(logits).all():
         return seconds
@@ -355,9 +353,8 @@ def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     Returns:
         ``(len(tail), 20)`` absolute differences in nats, over the likeliest tokens after each of `tail`.
     """
-    packs = [backend.open_pack(), backend.open_pack()]
-    try:
-        slots, _ = backend.forward(packs[0], trunk, chain_parents(0, len(trunk), ROOT), np.empty(0, np.int64))
+    with _packs(backend, 2) as packs:
+        slots = _push(backend, packs[0], trunk)
         held = backend.load(packs[1], backend.take(packs[0], slots), ROOT)
         rows = []
         for pack, end in zip(packs, (slots[-1], held[-1]), strict=True):
@@ -366,9 +363,22 @@ def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
         likeliest = np.argsort(-rows[0], axis=-1)[:, :_TOP]
         gaps: Float32 = np.abs(np.take_along_axis(rows[1], likeliest, -1) - np.take_along_axis(rows[0], likeliest, -1))
         return gaps
+
+
+@contextmanager
+def _packs(backend: PackedBackend[Any], count: int) -> Iterator[list[Any]]:
+    """Empty packs, closed at the end."""
+    packs = [backend.open_pack() for _ in range(count)]
+    try:
+        yield packs
     finally:
         for pack in packs:
             backend.close(pack)
+
+
+def _push(backend: PackedBackend[Any], pack: Any, text: Int64) -> Int64:
+    """The slots of a text, pushed into an empty pack without reading logits."""
+    return backend.forward(pack, text, chain_parents(0, len(text), ROOT), np.empty(0, np.int64))[0]
 
 
 def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], tolerance: float) -> list[str]:
@@ -405,25 +415,24 @@ def _row_gaps(
     backend: PackedBackend[Any], stems: tuple[Int64, ...], tails: list[Int64], more: Int64, plain: list[Float32]
 ) -> tuple[list[float], str]:
     """How far rows over pasts of equal length come out, and rows over others; infinite from where the library fails."""
-    gaps, pack, n = [float("inf")] * 2, backend.open_pack(), len(stems[0])
+    gaps, n = [float("inf")] * 2, len(stems[0])
     try:
-        roots = np.concatenate([chain_parents(0, n, ROOT), chain_parents(n, n, ROOT)])
-        backend.forward(pack, np.concatenate([stems[0], stems[-1]]), roots, np.empty(0, np.int64))
-        tips = [n - 1 if stem is stems[0] else 2 * n - 1 for stem in stems]
-        for i, chains in enumerate((tails, [more] * len(tails))):
-            ends = np.cumsum([len(chain) for chain in chains])
-            base = backend.size(pack)
-            starts = base + ends - [len(chain) for chain in chains]
-            parents = [chain_parents(int(s), len(c), tip) for s, c, tip in zip(starts, chains, tips, strict=True)]
-            slots, logits = backend.forward(pack, np.concatenate(chains), np.concatenate(parents), ends - 1)
-            tips = slots[ends - 1].tolist()
-            gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
+        with _packs(backend, 1) as (pack,):
+            roots = np.concatenate([chain_parents(0, n, ROOT), chain_parents(n, n, ROOT)])
+            backend.forward(pack, np.concatenate([stems[0], stems[-1]]), roots, np.empty(0, np.int64))
+            tips = [n - 1 if stem is stems[0] else 2 * n - 1 for stem in stems]
+            for i, chains in enumerate((tails, [more] * len(tails))):
+                ends = np.cumsum([len(chain) for chain in chains])
+                base = backend.size(pack)
+                starts = base + ends - [len(chain) for chain in chains]
+                parents = [chain_parents(int(s), len(c), tip) for s, c, tip in zip(starts, chains, tips, strict=True)]
+                slots, logits = backend.forward(pack, np.concatenate(chains), np.concatenate(parents), ends - 1)
+                tips = slots[ends - 1].tolist()
+                gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
     except MemoryBudgetError:
         raise
     except Exception as error:  # noqa: BLE001  # the border to a library that may know no batches: then it gets none
         return gaps, f"failed ({type(error).__name__}: {error})"
-    finally:
-        backend.close(pack)
     return gaps, ""
 
 
@@ -432,44 +441,35 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
 
     A model that keeps a state in itself, not in its cache, goes on from the other's.
     """
-    pack, other = backend.open_pack(), backend.open_pack()
-    try:
-        nothing = np.empty(0, np.int64)
-        backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
-        backend.forward(other, trunk[::-1].copy(), chain_parents(0, len(trunk), ROOT), nothing)
+    with _packs(backend, 2) as (pack, other):
+        _push(backend, pack, trunk)
+        _push(backend, other, trunk[::-1].copy())
         parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
         last: Float32 = backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
         return last
-    finally:
-        backend.close(pack)
-        backend.close(other)
 
 
 def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
     """The rows before each of `ends`, of a text pushed in pieces that begin at `starts`."""
-    pack, rows = backend.open_pack(), []
-    try:
+    rows: list[Float32] = []
+    with _packs(backend, 1) as (pack,):
         for start, stop in pairwise([*starts, len(text)]):
             piece = text[start:stop]
             want = np.array([end - 1 - start for end in ends if start < end <= start + len(piece)], np.int64)
             parents = chain_parents(start, len(piece), start - 1 if start else ROOT)
             rows += list(backend.forward(pack, piece, parents, want)[1])
-        return rows
-    finally:
-        backend.close(pack)
+    return rows
 
 
 def _side_by_side(backend: PackedBackend[Any], text: Int64, cut: int, trunk: Int64, tail: Int64) -> Float32:
     """The last rows of a long text, whose tokens from `cut` on are pushed beside all of a short one."""
-    pack, rest = backend.open_pack(), text[cut:]
-    try:
-        backend.forward(pack, text[:cut], chain_parents(0, cut, ROOT), np.empty(0, np.int64))
+    rest = text[cut:]
+    with _packs(backend, 1) as (pack,):
+        _push(backend, pack, text[:cut])
         short = np.concatenate([trunk, tail])
         parents = np.concatenate([chain_parents(cut, len(rest), cut - 1), chain_parents(len(text), len(short), ROOT)])
         want = np.array([len(rest), len(rest) + len(short)]) - 1
         return backend.forward(pack, np.concatenate([rest, short]), parents, want)[1]
-    finally:
-        backend.close(pack)
 
 
 def _together_gap(
@@ -482,49 +482,48 @@ def _together_gap(
 ) -> float:
     """How far rows of several packs in one forward come out: a chain that goes on, a new one, branches, a long end."""
     cuts = [len(text) - 1, min(_PIECE, len(text) - 1)] if len(text) else []
-    n, packs, nothing = len(trunk), [backend.open_pack() for _ in range(3 + len(cuts))], np.empty(0, np.int64)
-    long = list(zip(packs[3:], cuts, strict=True))
-    stems = [(packs[0], trunk), (packs[2], trunk), *((pack, text[:cut]) for pack, cut in long)]
-    branches = np.concatenate([chain_parents(n, len(tails[1]), n - 1), chain_parents(n + len(tails[1]), len(tails[2]), n - 1)])
-    ends = np.cumsum([len(tails[1]), len(tails[2])]) - 1
+    n, first, second = len(trunk), len(tails[1]), len(tails[2])
+    branches = np.concatenate([chain_parents(n, first, n - 1), chain_parents(n + first, second, n - 1)])
+    fresh = np.concatenate([trunk, tails[0]])
     try:
-        for pack, stem in stems:
-            if len(stem):
-                backend.forward(pack, stem, chain_parents(0, len(stem), ROOT), nothing)
-        fresh = np.concatenate([trunk, tails[0]])
-        parts = [
-            Part(packs[0], tails[0], chain_parents(n, len(tails[0]), n - 1), np.array([len(tails[0]) - 1])),
-            Part(packs[1], fresh, chain_parents(0, len(fresh), ROOT), np.array([len(fresh) - 1])),
-            Part(packs[2], np.concatenate(tails[1:]), branches, ends),
-            *(
-                Part(pack, text[cut:], chain_parents(cut, len(text) - cut, cut - 1), np.array([len(text) - cut - 1]))
-                for pack, cut in long
-            ),
-        ]
-        got = backend.begin(parts)()
-        return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
+        with _packs(backend, 3 + len(cuts)) as packs:
+            parts = [
+                _chain(packs[0], tails[0], n),
+                _chain(packs[1], fresh, 0),
+                Part(packs[2], np.concatenate(tails[1:]), branches, np.cumsum([first, second]) - 1),
+                *(_chain(pack, text[cut:], cut) for pack, cut in zip(packs[3:], cuts, strict=True)),
+            ]
+            for pack, stem in (
+                (packs[0], trunk),
+                (packs[2], trunk),
+                *zip(packs[3:], (text[:cut] for cut in cuts), strict=True),
+            ):
+                if len(stem):
+                    _push(backend, pack, stem)
+            got = backend.begin(parts)()
+            return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise
     except Exception as error:  # noqa: BLE001  # the border to a library whose attention may not be ours
         log.debug("no forward over several packs of %s: %s", backend.info.name, error)
         return float("inf")
-    finally:
-        for pack in packs:
-            backend.close(pack)
+
+
+def _chain(pack: Any, tokens: Int64, base: int) -> Part:
+    """Tokens that go on from the `base` slots of a pack that is one chain; the last one's logits are wanted."""
+    parents = chain_parents(base, len(tokens), base - 1 if base else ROOT)
+    return Part(pack, tokens, parents, np.array([len(tokens) - 1]))
 
 
 def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
     """The last rows of all tails, pushed as one tree over the trunk."""
-    pack = backend.open_pack()
-    try:
-        base = len(trunk)
-        backend.forward(pack, trunk, chain_parents(0, base, ROOT), np.empty(0, np.int64))
+    base = len(trunk)
+    with _packs(backend, 1) as (pack,):
+        _push(backend, pack, trunk)
         starts = base + np.cumsum([0, *map(len, tails[:-1])])
         parents = [chain_parents(int(start), len(tail), base - 1) for start, tail in zip(starts, tails, strict=True)]
         want = np.cumsum([len(tail) for tail in tails]) - 1
         return backend.forward(pack, np.concatenate(tails), np.concatenate(parents), want)[1]
-    finally:
-        backend.close(pack)
 
 
 def _gap(a: Float32, b: Float32) -> float:

@@ -162,11 +162,10 @@ def _divided(config: Config) -> Config:
 
 def _fewer_experts(config: Config) -> Config:
     fewer = {key: min(value, 4) for key, value in config.items() if _EXPERTS.search(key) and _whole(value)}
-    return {**config, **fewer, **{k: min(v, 2 if "group" not in k else 1) for k, v in config.items() if _chosen(k, v)}}
-
-
-def _chosen(key: str, value: object) -> bool:
-    return _whole(value) and bool(_CHOSEN.search(key))
+    chosen = {
+        key: min(value, 1 if "group" in key else 2) for key, value in config.items() if _CHOSEN.search(key) and _whole(value)
+    }
+    return {**config, **fewer, **chosen}
 
 
 def _cut_lists(value: Any, before: int, after: int) -> Any:

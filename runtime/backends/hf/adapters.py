@@ -33,7 +33,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__({path: m for path, m in model.named_modules() if self._shape(m) is not None})
+        super().__init__(dict(model.named_modules()))
         self._head = model.get_output_embeddings()
         self._dtype, self._device = dtype, device
         self._hooks: dict[str, Any] = {}  # path -> handle

@@ -173,7 +173,7 @@ class HfBackend(PackedBackend[TorchPack]):
 
     @property
     def weight_bytes(self) -> int:
-        """Of linear modules: what a token of one stream reads."""
+        """Bytes of the linear modules' weights, which a token of one stream reads."""
         return weight_bytes(self.model)
 
     def count(self, tokens: int) -> None:
@@ -211,7 +211,7 @@ class HfBackend(PackedBackend[TorchPack]):
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
-                pack.clear_state()
+                pack.put_states([None])
             return logits.float().cpu().numpy(), state
 
     def launch(
@@ -279,7 +279,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 logits = logits[to_device(wanted, self._device)]
             if self.recurrent:
                 states = pack.get_states(rows)
-                pack.clear_state()
+                pack.put_states([None])
             return logits.float().cpu().numpy(), states
 
     def take(self, pack: TorchPack, slots: Int64) -> TorchPayload:

@@ -339,10 +339,6 @@ class TorchPack(WorkingPack):
                     found += [_rows_of(layer.conv_states[i], rows), _rows_of(layer.recurrent_states[i], rows)]
         return list(zip(*found, strict=True))
 
-    def clear_state(self) -> None:
-        """Lets the working copies of the states go."""
-        self.put_states([None])
-
 
 @dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same

@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from runtime.backends import facts
 from runtime.backends.hf.forward import OWN, attention_of, use_own_attention
-from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
+from runtime.backends.hf.offload import Offload, offloading
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights, pack_and_measure, quantization_of, replace_quantised
-from runtime.errors import ModelLoadError
+from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.config import quantisation_words, shown_json, sizes
 from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
@@ -59,7 +59,8 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     if options.threads is not None:
         CHOICE.set(options.threads)
     if isinstance(source, tuple):
-        check_not_offloaded(options)
+        if options.offload != "none":
+            raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
         model, device = source[0], source[0].device
         passed_over = check_weights(options, device, ready=True)
         attention = "sdpa" if attention_of(model) == OWN else attention_of(model)
@@ -181,7 +182,7 @@ def _silent() -> Iterator[None]:
 @contextmanager
 def _weights_told() -> Iterator[None]:
     """What transformers reads inside is told tensor by tensor, by the hook that it has for its own bar."""
-    if current_listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
+    if current_listener() is None:
         yield
         return
     before = logging.set_tqdm_hook(_bar)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from runtime.backends.hf.cache import to_device
-from runtime.backends.packs.logits import DeviceLogits, Int64
+from runtime.backends.packs.logits import DeviceLogits
+from runtime.backends.packs.tree import Int64
 from runtime.records import Float32
 
 

@@ -112,16 +112,6 @@ def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterato
         logging.getLogger("accelerate.big_modeling").setLevel(before)
 
 
-def check_not_offloaded(options: LoadOptions) -> None:
-    """A model that is in memory already cannot be offloaded.
-
-    Raises:
-        UnsupportedFeatureError: It was asked for.
-    """
-    if options.offload != "none":
-        raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
-
-
 def own_weight(module: Any) -> Float32:
     """A module's matrix in float32, read from disk if it is there."""
     if module.weight.is_meta:

@@ -32,7 +32,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
-        super().__init__({path: m for path, m in model.named_modules() if self._shape(m) is not None})
+        super().__init__(dict(model.named_modules()))
         self._folded = _folded(config)
         self._uncalled = _UNCALLED.get(str(config.get("model_type")), ())
         self._dtype = dtype

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.base import Cost, Part
+from runtime.backends.base import ROOT, Cost, Part
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, Blank, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
@@ -39,7 +39,7 @@ from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step, merged
+from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step, consecutive, merged
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
@@ -398,7 +398,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         """Rows that are converted or coded are there before they are stacked, all of them."""
         cost = super().take_cost(pack, slots)
         copied = self._codec.dtypes == (self._work_dtype,)
-        return cost if copied and _consecutive(slots) else Cost(cost.held, 2 * cost.held)
+        return cost if copied and consecutive(slots) else Cost(cost.held, 2 * cost.held)
 
     def take(self, pack: MlxPack, slots: Int64) -> MlxPayload:
         slots = np.asarray(slots, np.int64)
@@ -615,10 +615,6 @@ def _clear_streams() -> None:
     """A thread's last act with MLX, else the process may abort at its end (mlx pull 4373)."""
     if threading.current_thread() is not threading.main_thread():
         mx.clear_streams()
-
-
-def _consecutive(slots: Int64) -> bool:
-    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _name(dtype: mx.Dtype) -> str:

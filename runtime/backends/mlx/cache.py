@@ -253,7 +253,7 @@ class MlxPack(WorkingPack):
         if self.attention:
             shared, masks = bucket.shared, RowMasks(replace(bucket, states=None)) if bucket.masked else None
             seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
-            slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
+            slots, blank = to_index(bucket.slots.ravel()), None if shared is None else to_index(shared.blank)
             windows = {cache.window for cache in self.attention}
             firsts = None if shared is None else {window: bucket.first(window) for window in windows}
             end, past, positions = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
@@ -408,7 +408,7 @@ def _flat(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _to_index(slots: Int64) -> slice | mx.array:
+def to_index(slots: Int64) -> slice | mx.array:
     """Side-by-side slots as a slice, others as an array of indices."""
     if not len(slots):
         return slice(0, 0)

@@ -9,7 +9,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from runtime.backends.packs.logits import DeviceLogits, Int64
+from runtime.backends.packs.logits import DeviceLogits
+from runtime.backends.packs.tree import Int64
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import heated_masses, normalisers, score_logits
 from runtime.records import Float32

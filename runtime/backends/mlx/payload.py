@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.facts import KvFormat, group_width
-from runtime.backends.mlx.cache import Arrays, MlxPack
+from runtime.backends.mlx.cache import Arrays, MlxPack, to_index
 from runtime.backends.packs.tree import Int64
 from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
 from runtime.errors import SnapshotFormatError
@@ -128,8 +128,7 @@ class MlxPayload:
 
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
     """An immutable copy of slots, in their order, coded layer by layer."""
-    side_by_side = (np.diff(slots) == 1).all()  # of several chains not even the order is certain
-    index = slice(int(slots[0]), int(slots[-1]) + 1) if side_by_side else mx.array(slots.astype(np.int32))
+    index = to_index(slots)
     keys: list[mx.array] = []
     values: list[mx.array] = []
     for group in grouped(pack.attention, shapes):

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, SlotTree, State, Step
+from runtime.backends.base import ROOT
+from runtime.backends.packs.tree import Bool, Float32, Int64, SlotTree, State, Step
 
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.base import NORMALISED_HEAD, NormalisedRows
+from runtime.backends.packs.tree import Bool, Int64
 from runtime.numerics.ranking import Ranked, RankedRows, RankRequest, likeliest
 from runtime.numerics.scoring import asked_temperatures, empty_scores
 from runtime.records import Float32, Int32, Scores
@@ -18,9 +19,6 @@ from runtime.records import Float32, Int32, Scores
 BLOCK_ENTRIES = 1 << 24  # 64 MiB of float32: what is worked on at once takes four times that
 NAMED_ENTRIES = 1 << 18  # 1 MiB: what crosses at once of ids that are named, and stays until the rows were asked for
 SPARE = 6  # entries that are fetched beyond the k asked for, so that equals at the border are seen
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
 
 
 class DeviceLogits(ABC):
@@ -163,7 +161,7 @@ class DeviceLogits(ABC):
         row -= log_total
         return row
 
-    def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: npt.NDArray[np.int64], k: int) -> None:
+    def _keep_top(self, scores: Scores, values: Float32, ids: Int32, chosen: Int64, k: int) -> None:
         """The `k` likeliest of each row, ties by id; where more are equal than were fetched, the row itself is asked for."""
         if not k:
             return
@@ -183,7 +181,7 @@ def _mass(total: Float32, log_total: Float32) -> npt.NDArray[np.float64]:
         return np.multiply(total, np.exp(-log_total, dtype=np.float64), dtype=np.float64)
 
 
-def _head(values: Float32, ids: Int32, *, complete: bool) -> tuple[npt.NDArray[np.int64], Float32]:
+def _head(values: Float32, ids: Int32, *, complete: bool) -> tuple[Int64, Float32]:
     """What is known of a row's order by its largest entries, ties by id; nothing of those that equal the last of them."""
     held = len(values) if complete else int(np.count_nonzero(values > values[-1]))
     order = np.lexsort((ids[:held], -values[:held]))

@@ -29,7 +29,7 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Cost, Part, Payload
+from runtime.backends.base import ROOT, Cost, Part, Payload
 from runtime.backends.packs.chains import (
     UNBOUNDED,
     Bucket,
@@ -44,7 +44,19 @@ from runtime.backends.packs.chains import (
     worth_sharing,
 )
 from runtime.backends.packs.logits import DeviceLogits
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, Ragged, SlotTree, State, Step, Undo, count_chains, segments
+from runtime.backends.packs.tree import (
+    Bool,
+    Float32,
+    Int64,
+    Ragged,
+    SlotTree,
+    State,
+    Step,
+    Undo,
+    consecutive,
+    count_chains,
+    segments,
+)
 from runtime.backends.stored import Shape, StateShapes, Stored
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -327,8 +339,7 @@ class PackedBackend(ABC, Generic[P]):
         """``(size,)`` the slots whose keys, values and recurrent state are numbers; reads all of them."""
         sound = self.finite_slots(pack)
         for slot, state in pack.states.items():
-            parts = state if isinstance(state, tuple) else (state,)
-            sound[slot] &= all(self.finite(part) for part in parts if part is not None)
+            sound[slot] &= all(self.finite(part) for part in _state_parts(state) if part is not None)
         return sound
 
     def truncate(self, pack: P, size: int) -> None:
@@ -716,7 +727,7 @@ class PackedBackend(ABC, Generic[P]):
         stacks = None if step.stacks is None else step.stacks.part(indices)
         none = indices[:0]
         alone = Step(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
-        follows = _consecutive(slots)
+        follows = consecutive(slots)
         if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
             return alone
         if call.looks_in([row]):
@@ -760,7 +771,7 @@ class PackedBackend(ABC, Generic[P]):
 
         Growing: all buffers are new and the last old one is still there. Shrinking: all are old and one is new.
         """
-        before = self.capacity(pack)
+        before = pack.capacity
         if before == UNBOUNDED:
             return Cost(0, 0)
         held = (capacity - before) * self.slot_bytes
@@ -778,7 +789,7 @@ class PackedBackend(ABC, Generic[P]):
 
     def looks_back(self, pack: P) -> bool:
         """Whether any layer attends to what stands in the pack."""
-        return self.capacity(pack) != UNBOUNDED
+        return pack.capacity != UNBOUNDED
 
     def row_bytes(self, length: int) -> int:
         """What a chain that shares a forward has copied: its path in one layer, `length` tokens, and its state."""
@@ -842,17 +853,15 @@ def as_ids(ids: Sequence[int]) -> Int64:
     return np.asarray(ids, np.int64).reshape(-1)
 
 
-def _consecutive(slots: Int64) -> bool:
-    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
-
-
 def shapes_of(state: State) -> StateShapes:
     """The shapes of a recurrent state's parts."""
-    parts = state if isinstance(state, tuple) else (state,)
-    return tuple(None if part is None else tuple(part.shape) for part in parts)
+    return tuple(None if part is None else tuple(part.shape) for part in _state_parts(state))
 
 
 def state_size(states: Iterable[State]) -> int:
     """Bytes of recurrent states: arrays, or tuples of arrays some of which may be missing."""
-    parts = (part for state in states for part in (state if isinstance(state, tuple) else (state,)))
-    return sum(int(part.nbytes) for part in parts if part is not None)
+    return sum(int(part.nbytes) for state in states for part in _state_parts(state) if part is not None)
+
+
+def _state_parts(state: State) -> tuple[Any, ...]:
+    return state if isinstance(state, tuple) else (state,)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Stack, TokenStacks
+from runtime.backends.base import ROOT
 from runtime.errors import InvalidRequestError
 
 Int64 = npt.NDArray[np.int64]
@@ -23,7 +24,6 @@ Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 State = Any  # recurrent state after one token: a library's arrays, never changed once kept
 
-ROOT = -1
 _NO_BRANCH = -1
 
 
@@ -256,6 +256,11 @@ class SlotTree:
             grown: npt.NDArray[Any] = np.empty(capacity, np.int64)
             grown[: self.size] = getattr(self, name)[: self.size]
             setattr(self, name, grown)
+
+
+def consecutive(slots: Int64) -> bool:
+    """Whether ascending slots lie side by side."""
+    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:
