@@ -59,10 +59,7 @@ class Arguments:
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
         """For tokens that go on from a pack, as one row; the pack is prepared for them."""
         pack.begin(step, self._device)
-        arguments: dict[str, Any] = {"input_ids": to_device(step.tokens, self._device)[None], "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = to_device(step.positions, self._device)[None]
+        arguments = self._common(step.tokens[None], step.positions[None], pack.cache)
         if "logits_to_keep" in self._takes and step.read is None:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
         if step.mask is not None:  # a tree; else the library's own causal mask serves
@@ -126,13 +123,8 @@ class Arguments:
                     mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged))
-        arguments: dict[str, Any] = {
-            "input_ids": to_device(step.tokens, self._device)[None],
-            "position_ids": to_device(step.positions, self._device)[None],
-            "past_key_values": Cache(layers=joint),
-            "use_cache": True,
-            "attention_mask": self._unread,
-        }
+        arguments = self._common(step.tokens[None], step.positions[None], Cache(layers=joint))
+        arguments["attention_mask"] = self._unread
         if "logits_to_keep" in self._takes:
             every = len(step.want) == len(step.tokens)
             arguments["logits_to_keep"] = 0 if every else to_device(step.want, self._device)
@@ -141,15 +133,20 @@ class Arguments:
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
         """The same for chains side by side; the library's own causal mask serves where they are equally long."""
         pack.begin_rows(bucket, self._device)
-        arguments: dict[str, Any] = {"input_ids": to_device(bucket.tokens, self._device), "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = to_device(bucket.positions, self._device)
+        arguments = self._common(bucket.tokens, bucket.positions, pack.cache)
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
         if bucket.masked:
             masks = {w: self._mask(bucket.visible(w)[..., bucket.first(w) :]) for w in self._windows}
             arguments["attention_mask"] = self._by_kind(masks)
+        return arguments
+
+    def _common(self, tokens: Int64, positions: Int64, cache: Cache) -> dict[str, Any]:
+        """The arguments of every forward; `tokens` and `positions` are ``(rows, n)``."""
+        arguments: dict[str, Any] = {"input_ids": to_device(tokens, self._device), "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = to_device(positions, self._device)
         return arguments
 
     def _kept(self, want: Int64, n: int) -> int | torch.Tensor:

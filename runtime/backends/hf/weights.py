@@ -220,8 +220,7 @@ def pack_weights(model: Any, weights: str) -> None:
         if kind is None:
             continue
         packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach().clone())
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, packed.eval())
+        model.set_submodule(path, packed.eval())
         freed += matrix.nbytes
         if freed >= RETURN_BYTES:
             return_memory()
@@ -475,14 +474,9 @@ def replace_quantised(model: Any, config: AffineConfig) -> None:
         module = model.get_submodule(path)
         matrix = Affine(module.weight.data, module.scales.data, module.biases.data, form.group)
         if not isinstance(module, torch.nn.Embedding):
-            _put(model, path, AffineLinear(matrix, None if module.bias is None else module.bias.data))
+            model.set_submodule(path, AffineLinear(matrix, None if module.bias is None else module.bias.data).eval())
             continue
         if module is embedding and tied:
             model.set_output_embeddings(AffineLinear(matrix, None).eval())
         del module.scales, module.biases
-        _put(model, path, AffineEmbedding(matrix, module))
-
-
-def _put(model: Any, path: str, module: torch.nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module.eval())
+        model.set_submodule(path, AffineEmbedding(matrix, module).eval())

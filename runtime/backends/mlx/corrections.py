@@ -302,10 +302,8 @@ class SelectRows:
 
 def _check_pattern(config: Mapping[str, Any], where: str) -> None:
     """mlx-lm's gemma3 knows only "every n-th layer is full"."""
-    kinds, pattern = (
-        config.get("layer_types") or [],
-        config.get("sliding_window_pattern") or len(config.get("layer_types") or []) + 1,
-    )
+    kinds = config.get("layer_types") or []
+    pattern = config.get("sliding_window_pattern") or len(kinds) + 1
     expected = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(len(kinds))]
     if list(kinds) != expected or pattern > len(kinds) > 0:
         raise ModelLoadError(f"{where}: layer_types: mlx-lm's gemma3 has every n-th layer full, not {kinds}; use backend='hf'")

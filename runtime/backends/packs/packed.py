@@ -429,13 +429,7 @@ class PackedBackend(ABC, Generic[P]):
         Raises:
             MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
         """
-        undos: list[tuple[P, Undo]] = []
-        try:
-            packs, steps, by_chains = self._appended(parts, undos, read)
-            return (self._chains if by_chains else self.launch)(packs, steps, request)()
-        except BaseException:
-            _undo(undos)
-            raise
+        return self._begin(parts, request, read)()
 
     def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
@@ -444,9 +438,12 @@ class PackedBackend(ABC, Generic[P]):
             What waits for the answer; called once, before a pack is touched. Either half may raise as `forward` does; then
             every pack is as it was.
         """
+        return self._begin(parts, request)
+
+    def _begin(self, parts: Sequence[Part], request: RankRequest | None, read: str | None = None) -> Callable[[], Any]:
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, by_chains = self._appended(parts, undos)
+            packs, steps, by_chains = self._appended(parts, undos, read)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
         except BaseException:
             _undo(undos)

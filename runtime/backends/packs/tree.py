@@ -160,17 +160,13 @@ class SlotTree:
             raise InvalidRequestError(f"a pack of {self.size} slots cannot be cut back to {size}")
         touched = np.unique(self._branch[size : self.size]).tolist()
         self.size, self.depths = size, self._depth[:size]
-        self.linear = self.linear or not size or self._is_chain()
+        self.linear = self.linear or not size or np.array_equal(self._parent[:size], np.arange(-1, size - 1))
         for branch in reversed(touched):  # branches are numbered by their first slot: those that are gone come last
             left = np.flatnonzero(self._branch[:size] == branch)
             if left.size:
                 self._tips[branch] = int(left[-1])
             else:
                 del self._forks[branch:], self._tips[branch:]
-
-    def _is_chain(self) -> bool:
-        """Whether all slots form one chain 0, 1, 2, ..."""
-        return np.array_equal(self._parent[: self.size], np.arange(-1, self.size - 1))
 
     def retained(self, slots: Int64) -> SlotTree:
         """A tree of `slots` alone, numbered from 0 on in their order.
