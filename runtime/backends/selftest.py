@@ -32,16 +32,16 @@ Warnings = tuple[str, ...]
 T = TypeVar("T")
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
-WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
-WORTH_PARAMETERS = 20_000_000  # of a smaller model a first forward is slow by chance alone
-SLOW_SECONDS = 0.1  # for the first forward, beyond which the first chunk of a prompt is a small one
-_version = cache(version)  # which keeps an index of a folder for each time that the folder was changed
-_TOP = 20  # tokens whose numbers people look at
-_RESTED = 56  # tokens
+WORTH_SECONDS = 0.05  # of a first forward; the result of a slower one is saved for later loads
+WORTH_PARAMETERS = 20_000_000  # of a model whose measurements are saved; a smaller one is slow by chance alone
+SLOW_SECONDS = 0.1  # of a first forward; after a slower one the first chunk of a prompt is small
+_version = cache(version)  # itself it keeps an index of a folder for each change of the folder
+_TOP = 20  # likeliest tokens, whose log-probabilities are compared
+_KV_TOKENS = 56  # that `kv_warning` measures with
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
 _PIECE = 7  # tokens
-_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # that a copy's test decides on
+_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # attributes that the test of a copy sets
 
 
 class UnprovenError(ModelLoadError):
@@ -53,8 +53,8 @@ class Copy(NamedTuple):
 
     Attributes:
         make: Makes a backend over it.
-        lengths: Tokens at which something may change.
-        key: Of all that its numbers depend on; equal copies are tested once in a process.
+        lengths: Lengths in tokens at which the computation may change.
+        key: Equal for copies with equal numbers, which are tested once in a process.
     """
 
     make: Callable[[], PackedBackend[Any]]
@@ -62,18 +62,17 @@ class Copy(NamedTuple):
     key: Hashable
 
 
-proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # what came out of each copy: its warnings, and its `_WAYS`
+proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # by `Copy.key`: warnings, and values of `_WAYS`
 
 
 def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
-    """The self-test, on a small random copy in float32 of what was loaded; of each copy once in a process.
+    """Runs the self-test on a small random copy of the model in float32, once in a process for each copy.
 
-    Rounding to 16 bits has no part in it, nor has the model's depth. The ways of pushing that failed on the copy are switched
-    off in `backend`.
+    So neither rounding to 16 bits nor the model's depth matters. Switches off in `backend` the ways of pushing that failed.
 
     Args:
         backend: Of the model.
-        copies: The first that can be made and computes is tested.
+        copies: The first one that can be made and computes is tested.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -88,29 +87,25 @@ def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
                 copy.logits_uncached([1, 2])
             except MemoryBudgetError:
                 raise
-            except Exception as error:  # noqa: BLE001  # the border to a library: sizes that it cannot do; the next has others
+            except Exception as error:  # noqa: BLE001  # a library's own error on these sizes; the next copy has others
                 log.debug("no small copy of %s: %s", backend.info.name, error)
                 continue
-            warnings = _typed(copy, lengths, backend.info.name)
+            warnings = _guarded_test(copy, lengths, backend.info.name)
             proofs[key] = warnings, {way: getattr(copy, way) for way in _WAYS}
         warnings, ways = proofs[key]
         for way, works in ways.items():
             setattr(backend, way, works)
         return warnings
-    return _typed(backend, (), None, strict=_rounding(backend.info) == "float32")
+    return _guarded_test(backend, (), None, strict=_rounding(backend.info) == "float32")
 
 
-def _typed(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:
-    """`self_test`, of a library that may fail on what it is asked for.
-
-    Raises:
-        ModelLoadError: It failed; the message has its reason.
-    """
+def _guarded_test(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:
+    """`self_test`, with a library's own errors as `UnprovenError`."""
     try:
         return self_test(backend, lengths, name=name, strict=strict)
     except RuntimeFault:
         raise
-    except Exception as error:  # the border to a library that may know no cache of ours
+    except Exception as error:  # a library's own, where it cannot use our cache
         raise UnprovenError(
             f"{name or backend.info.name}: {backend.info.backend} fails on a text that is pushed in pieces "
             f"({type(error).__name__}: {str(error)[:200]}); this architecture is not supported"
@@ -122,14 +117,14 @@ def self_test(
 ) -> Warnings:
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
-    Sets `backend.tree`, `stepwise`, `buckets`, `ragged` and `shares`. About 90 tokens, 120 more where branches are no tree, 60
-    more where rows share a prefix, and some texts about as long as each of `lengths`.
+    Sets `backend.tree`, `stepwise`, `buckets`, `ragged`, `shares` and `together`. Computes about 90 tokens, 120 more where
+    branches are no tree, 60 more where rows share a prefix, and some texts about as long as each of `lengths`.
 
     Args:
         backend: Of the model, or of a copy.
-        lengths: Tokens at which something may change, within the context.
+        lengths: Lengths in tokens, within the context, at which the computation may change.
         name: Of the model, where `backend` is of a copy.
-        strict: Whether a chain that disagrees refuses the model; else it is said.
+        strict: Whether a chain that disagrees refuses the model; else it is a warning.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -146,11 +141,11 @@ def self_test(
     text = rng.integers(0, vocabulary, max(lengths, default=0))
     ends = sorted({n + d for n in lengths for d in (-1, 0, 1) if n + d <= len(text)})
     whole = [backend.logits_uncached(text[:end].tolist()) for end in ends]
-    few = min(_PIECE, len(text) - 1)  # tokens that the longest piece goes on from
+    few = min(_PIECE, len(text) - 1)  # tokens before the longest piece
     cuts = [range(0, len(text), _PIECE), (0, few)] if len(text) else []
 
     def cached() -> float:
-        """How far chains come out, in pieces."""
+        """The largest gap of chains that are pushed in pieces."""
         apart = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
         pieces = [row for starts in cuts for row in _in_pieces(backend, text, ends, starts)]
         return max([*apart, *map(_gap, pieces, whole * len(cuts))])
@@ -162,13 +157,13 @@ def self_test(
         off = cached()
         warnings.append("this library carries recurrent state over one token at a time: long prompts are slow to continue")
     if not off <= tolerance:
-        said = (
+        problem = (
             f"{backend.info.backend} answers {off:.3g} nats apart with and without a cache (allowed: {tolerance:g}"
             f"{', in a small copy of the model in float32' if name else ''})"
         )
         if strict:
-            raise UnprovenError(f"{name or backend.info.name}: {said}; this architecture is not supported")
-        warnings.append(said)
+            raise UnprovenError(f"{name or backend.info.name}: {problem}; this architecture is not supported")
+        warnings.append(problem)
     if not backend.chained:
         gap, failed = float("inf"), ""
         try:
@@ -178,40 +173,40 @@ def self_test(
             gap = max(gaps)
         except MemoryBudgetError:
             raise
-        except Exception as error:  # noqa: BLE001  # the border to a library that may take no mask of ours: then it gets none
+        except Exception as error:  # noqa: BLE001  # a library's own, where it takes no mask of ours: then it gets none
             failed = f"failed ({type(error).__name__}: {error})"
         if not gap <= tolerance:
             backend.tree = False
-            backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
+            backend.ragged = False  # a library that gets a tree's mask wrong is given no other mask
             found = failed or f"came out {gap:.3g} nats apart"
             warnings.append(f"branches are computed one by one or by equal length: as a tree they {found}")
     if backend.together and (backend.chained or not _together_gap(backend, trunk, tails, plain, text, whole) <= tolerance):
-        backend.together = False  # one pack after the other: the numbers are the same
+        backend.together = False  # packs are then computed one after the other, with the same numbers
     if backend.chained:
         warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What was measured of one form of a model on this machine, with these versions.
+class Measurements:
+    """Saved measurements of a model in one form on this machine, with these versions.
 
     Attributes:
-        weights: Their digest; None: nothing is remembered.
-        conditions: On which the numbers depend, in words.
+        weights: Digest of the weights; None: nothing is saved.
+        conditions: What the measurements depend on, as text; part of their key.
     """
 
     weights: str | None
     conditions: str
 
     @classmethod
-    def of(cls, info: ModelInfo, weights: str | None, libraries: Sequence[str]) -> Memory:
-        """Of a model whose first forward is worth remembering; of a smaller one it is slow by chance alone.
+    def of(cls, info: ModelInfo, weights: str | None, libraries: Sequence[str]) -> Measurements:
+        """The measurements of a model; those of a small model are not saved.
 
         Args:
-            info: Of the model, described.
-            weights: Their digest.
-            libraries: Distributions that compute.
+            info: Of the model, complete.
+            weights: Digest of the weights.
+            libraries: Names of the distributions that compute.
         """
         form = [str(info.options.get(name)) for name in ("device", "dtype", "weights", "offload")]
         machine = [platform.machine(), f"{os.cpu_count()} cores"]
@@ -220,33 +215,33 @@ class Memory:
             weights if info.parameters >= WORTH_PARAMETERS else None, ", ".join([__version__, *versions, *form, *machine])
         )
 
-    def recall(self, what: str, kind: type[T]) -> T | None:
-        """What was kept; None where nothing was, or what is read there is something else."""
+    def read(self, what: str, kind: type[T]) -> T | None:
+        """A saved measurement; None where there is none, or it is not of this kind."""
         if self.weights is None:
             return None
         with suppress(msgspec.ValidationError):
             return msgspec.convert(measurement(self.weights, f"{what}, {self.conditions}"), kind, strict=True)
         return None
 
-    def keep(self, what: str, found: msgspec.Struct) -> None:
-        """For `recall` at the next load."""
+    def save(self, what: str, found: msgspec.Struct) -> None:
+        """Saves a measurement for later loads."""
         if self.weights is not None:
             keep_measurement(self.weights, f"{what}, {self.conditions}", msgspec.to_builtins(found))
 
 
-def first_forward(backend: PackedBackend[Any], memory: Memory) -> FirstForward:
-    """One token through the model as it is loaded, or what an earlier load remembers of it: all weights would be read.
+def first_forward(backend: PackedBackend[Any], measured: Measurements) -> FirstForward:
+    """Pushes one token through the loaded model, or reads the result of an earlier load: a forward reads all weights.
 
     Raises:
         ModelLoadError: As `check_finite`.
     """
     report_checking()
-    found = memory.recall("first forward", FirstForward)
+    found = measured.read("first forward", FirstForward)
     if found is None:
         seconds = check_finite(backend)
         found = FirstForward(seconds, backend.shapes, backend.state_shapes, backend.state_bytes)
         if seconds > WORTH_SECONDS:
-            memory.keep("first forward", found)
+            measured.save("first forward", found)
     else:
         backend.learn_unread(found)
         backend.state_shapes, backend.state_bytes = found.state_shapes, found.state_bytes
@@ -256,13 +251,13 @@ def first_forward(backend: PackedBackend[Any], memory: Memory) -> FirstForward:
 
 
 def check_finite(backend: PackedBackend[Any]) -> float:
-    """One token through the model as it is loaded.
+    """Pushes one token through the loaded model.
 
     Returns:
         Seconds.
 
     Raises:
-        ModelLoadError: What it answers is no number; the message names the tensor.
+        ModelLoadError: Its logits are not finite; the message names a broken tensor, where one is found.
     """
     with _packs(backend, 1) as (pack,):
         started = time.monotonic()
@@ -282,39 +277,39 @@ def check_finite(backend: PackedBackend[Any]) -> float:
 
 
 def _rounding(info: ModelInfo) -> str:
-    """The narrowest dtype that activations pass through: weights in few bits have kernels for bfloat16 alone."""
+    """The narrowest dtype of the activations: kernels for weights in few bits take bfloat16 alone."""
     return "bfloat16" if info.options.get("weights") in ("bfloat16", "int8", "int4") else info.dtype
 
 
 class Seconds(msgspec.Struct, frozen=True):
-    """Of one forward."""
+    """The duration of one forward."""
 
     seconds: float
 
 
 class KvGaps(msgspec.Struct, frozen=True):
-    """Differences of log-probabilities in nats, among the likeliest tokens, that quantised KV makes."""
+    """Differences of log-probabilities by quantised KV, in nats, among the likeliest tokens."""
 
     most: float
     mean: float
 
 
-def kv_warning(backend: PackedBackend[Any], kv: KvFormat, memory: Memory) -> tuple[str, ...]:
-    """What quantised KV costs in exactness, measured on this model: about 70 tokens, at its first load in this form."""
-    n = min(_RESTED, backend.info.context_length)
+def kv_warning(backend: PackedBackend[Any], kv: KvFormat, measured: Measurements) -> tuple[str, ...]:
+    """Warns of the inexactness of quantised KV, measured on this model with about 70 tokens at its first load in this form."""
+    n = min(_KV_TOKENS, backend.info.context_length)
     if kv.bits is None or n < 2:
         return ()
     if not backend.slot_bytes:
         return (
             f"kv_dtype {kv.name} has no meaning here: the model keeps no keys and values, and its state is never quantised",
         )
-    found = memory.recall(f"kv {kv.name}", KvGaps)
+    found = measured.read(f"kv {kv.name}", KvGaps)
     if found is None:
         rng = np.random.default_rng(20_260_102)
         trunk, tail = np.split(rng.integers(0, backend.info.vocab_size, n), [n - n // 4])
         gaps = kv_gaps(backend, trunk, tail)
         found = KvGaps(float(gaps.max()), float(gaps.mean()))
-        memory.keep(f"kv {kv.name}", found)
+        measured.save(f"kv {kv.name}", found)
     return (
         f"KV of idle segments is held in {kv.bits} bits: answers after a cached prefix differ from uncached ones, here by "
         f"{found.most:.2g} nats at most and {found.mean:.2g} on average among the {_TOP} likeliest tokens",
@@ -322,14 +317,14 @@ def kv_warning(backend: PackedBackend[Any], kv: KvFormat, memory: Memory) -> tup
 
 
 def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = False) -> tuple[str, ...]:
-    """That one seed may draw other tokens in other company, where numbers are rounded so that a draw can see it.
+    """Warns that the same seed may draw other tokens in a batch or after a cached prefix.
 
-    Sums come out in another order beside other rows, in the last bit of float32. What rounds them to 16 bits afterwards makes
-    that bit a step of its own; so does KV that comes back with fewer bits than it was computed with.
+    Beside other rows sums are added up in another order and differ in the last bit of float32. Rounding to 16 bits turns that
+    bit into a whole step of 16 bits; so does KV that is cached in fewer bits than it was computed in.
 
     Args:
-        backend: Of the model, described.
-        kv: How its KV rests.
+        backend: Of the model, its `info` complete.
+        kv: Format of its cached KV.
         even: Whether the library adds up a row of 16 bits in one order, whatever is computed beside it.
     """
     info, rounding = backend.info, _rounding(backend.info)
@@ -348,7 +343,7 @@ def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = Fa
 
 
 def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """How far log-probabilities move when the KV of `trunk` has rested in a payload.
+    """How far log-probabilities move when the KV of `trunk` comes from a payload.
 
     Returns:
         ``(len(tail), 20)`` absolute differences in nats, over the likeliest tokens after each of `tail`.
@@ -382,11 +377,11 @@ def _push(backend: PackedBackend[Any], pack: Any, text: Int64) -> Int64:
 
 
 def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], tolerance: float) -> list[str]:
-    """Chains as rows of one forward, of equal and of different length, against single runs; off where they disagree."""
+    """Compares chains of equal and different length as rows of one forward with single runs; switches off what disagrees."""
     stems, more = (trunk, trunk, trunk[::-1]), trunk[:2]
     even = [np.concatenate([stem, tail]) for stem, tail in zip(stems, tails, strict=True)]
     plain = [backend.logits_uncached(text.tolist()) for text in (*even, *(np.append(text, more) for text in even))]
-    shares, backend.shares = backend.shares, False  # first each over a copy of its own, to which the others fall back
+    shares, backend.shares = backend.shares, False  # first over copies, which rows over shared buffers fall back to
     gaps, failed = _row_gaps(backend, stems, tails, more, plain)
     if not gaps[0] <= tolerance:
         backend.buckets = False
@@ -398,7 +393,7 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
 
 
 def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[float], str]], tolerance: float) -> list[str]:
-    """The same rows over the pack's own buffers, whether it is worth while or not."""
+    """Compares the same rows over the pack's own buffers, even where copies cost less."""
     backend.shares, vain, backend.vain = True, backend.vain, float("inf")
     try:
         gaps, failed = push()
@@ -414,7 +409,7 @@ def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[flo
 def _row_gaps(
     backend: PackedBackend[Any], stems: tuple[Int64, ...], tails: list[Int64], more: Int64, plain: list[Float32]
 ) -> tuple[list[float], str]:
-    """How far rows over pasts of equal length come out, and rows over others; infinite from where the library fails."""
+    """The largest gaps of rows over pasts of equal and of different length, and the error, after which gaps are infinite."""
     gaps, n = [float("inf")] * 2, len(stems[0])
     try:
         with _packs(backend, 1) as (pack,):
@@ -431,15 +426,15 @@ def _row_gaps(
                 gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # the border to a library that may know no batches: then it gets none
+    except Exception as error:  # noqa: BLE001  # a library's own, where it computes no batches: then it gets none
         return gaps, f"failed ({type(error).__name__}: {error})"
     return gaps, ""
 
 
 def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """The last row of trunk + tail, pushed as one chain in two pieces, between which another text is pushed.
+    """The last row of trunk + tail, pushed as one chain in two pieces, with another text pushed in between.
 
-    A model that keeps a state in itself, not in its cache, goes on from the other's.
+    That shows a model that keeps its state in itself instead of its cache: it goes on from the other text's state.
     """
     with _packs(backend, 2) as (pack, other):
         _push(backend, pack, trunk)
@@ -450,7 +445,7 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
 
 
 def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
-    """The rows before each of `ends`, of a text pushed in pieces that begin at `starts`."""
+    """The logits before each of `ends` of a text that is pushed in pieces, which begin at `starts`."""
     rows: list[Float32] = []
     with _packs(backend, 1) as (pack,):
         for start, stop in pairwise([*starts, len(text)]):
@@ -480,7 +475,7 @@ def _together_gap(
     text: Int64,
     whole: list[Float32],
 ) -> float:
-    """How far rows of several packs in one forward come out: a chain that goes on, a new one, branches, a long end."""
+    """The largest gap of a forward over several packs: a continued chain, a new one, branches, long texts."""
     cuts = [len(text) - 1, min(_PIECE, len(text) - 1)] if len(text) else []
     n, first, second = len(trunk), len(tails[1]), len(tails[2])
     branches = np.concatenate([chain_parents(n, first, n - 1), chain_parents(n + first, second, n - 1)])
@@ -504,7 +499,7 @@ def _together_gap(
             return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # the border to a library whose attention may not be ours
+    except Exception as error:  # noqa: BLE001  # a library's own, where its attention is not ours
         log.debug("no forward over several packs of %s: %s", backend.info.name, error)
         return float("inf")
 

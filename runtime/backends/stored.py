@@ -1,7 +1,7 @@
-"""KV as plain arrays by name: what a backend exports and takes back, and the one thing that is the same for all of them.
+"""KV as plain arrays by name: the form that all backends export and restore.
 
-Arrays whose names begin with ``keys``, ``values``, ``kv`` or ``tokens`` hold one entry for each token; ``n`` counts the
-tokens; whatever else there is belongs to the last token (recurrent state).
+Arrays whose names begin with ``keys``, ``values``, ``kv`` or ``tokens`` hold one entry for each token; ``n`` is the number
+of tokens; all others belong to the last token (recurrent state).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from runtime.errors import SnapshotFormatError
 
-Array = TypeVar("Array")  # a library's own, as the next two
+Array = TypeVar("Array")  # of a library, as the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
 Stored = dict[str, npt.NDArray[np.generic]]
@@ -46,7 +46,7 @@ def concatenated(parts: Sequence[Stored]) -> Stored:
 
 
 def count(arrays: Stored) -> int:
-    """How many tokens some arrays hold; -1 where they do not say, or disagree."""
+    """The number of tokens in some arrays; -1 where no array shows it, or two disagree."""
     found = {int(arrays["n"])} if "n" in arrays else set()
     for name, array in arrays.items():
         axis = _TOKEN_AXES.get(name.partition(".")[0])
@@ -56,18 +56,18 @@ def count(arrays: Stored) -> int:
 
 
 def check_shapes(what: str, found: Sequence[tuple[int, ...] | None], expected: Sequence[tuple[int, ...] | None]) -> None:
-    """Raises `SnapshotFormatError` where stored arrays have not the model's shapes."""
+    """Raises `SnapshotFormatError` unless stored arrays have the model's shapes."""
     if list(found) != list(expected):
         raise SnapshotFormatError(f"stored {what} of shapes {list(found)}, where the model's are {list(expected)}")
 
 
 def nbytes(arrays: Stored) -> int:
-    """Bytes that they hold."""
+    """Bytes of all arrays."""
     return sum(int(array.nbytes) for array in arrays.values())
 
 
 def first(arrays: Stored, tokens: int) -> Stored:
-    """The first tokens alone, as views; what belongs to the last one is gone with it."""
+    """The first tokens as views, without the arrays that belong to the last token."""
     found: Stored = {}
     for name, array in arrays.items():
         axis = _TOKEN_AXES.get(name.partition(".")[0])
@@ -80,7 +80,7 @@ def first(arrays: Stored, tokens: int) -> Stored:
 
 @dataclass(frozen=True, slots=True)
 class Restored(Generic[Array]):
-    """What stored arrays say, in a library's own: keys and values as ``(layers, kv_heads, n, ...)``, the state after them."""
+    """Stored KV in a library's arrays: keys and values as ``(layers, kv_heads, n, ...)``, the state after the last token."""
 
     n: int
     keys: tuple[Array, ...]
@@ -95,7 +95,7 @@ def exported(
     n: int,
     plain: Callable[[Array], npt.NDArray[np.generic]],
 ) -> Stored:
-    """Some tokens' KV by name, and where it is given the state after them; `plain` makes numpy's of a library's array."""
+    """The KV of `n` tokens by name, and their last state unless it is None; `plain` converts to a numpy array."""
     arrays: Stored = {"n": np.array(n)}
     for i, (key, value) in enumerate(zip(keys, values, strict=True)):
         arrays[f"keys.{i}"], arrays[f"values.{i}"] = plain(key), plain(value)
@@ -111,10 +111,10 @@ def restored(
     """The inverse of `exported`.
 
     Args:
-        arrays: What was exported, or claims to be.
-        dtypes: Of the parts in which keys and values rest.
+        arrays: Exported arrays, not checked yet.
+        dtypes: Of the codec's parts of keys and values.
         state_dtype: Of most arrays of a recurrent state.
-        own: Makes a library's array of one dtype; raises ValueError where another one was stored.
+        own: Converts to a library's array of a dtype; raises ValueError where another one was stored.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another dtype, or not of `n` tokens.
@@ -143,14 +143,14 @@ def check_layers(
     state_shapes: StateShapes | None,
     widths: Callable[[int], Iterable[int]],
 ) -> None:
-    """Layers, heads and widths are the model's, else `SnapshotFormatError`.
+    """Raises `SnapshotFormatError` unless layers, heads and widths are the model's.
 
     Args:
-        found: What was stored.
+        found: The stored KV.
         shape_of: The shape of a library's array.
         shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where that is not known.
-        widths: Of the parts in which a row of so many numbers rests.
+        state_shapes: Of its recurrent state; None where they are not known.
+        widths: The widths of the codec's parts of a row, by the width of the row.
     """
     for at, (what, arrays) in enumerate((("keys", found.keys), ("values", found.values))):
         expected = [

@@ -67,7 +67,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
             return int(module.weight.shape[0]), int(module.weight.shape[1])
         return None
 
-    def _own(self, module: torch.nn.Module) -> Float32 | None:
+    def _base_weight(self, module: torch.nn.Module) -> Float32 | None:
         if isinstance(module, PackedLinear):
             return None
         own = own_weight(module)
@@ -82,16 +82,16 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     def _after(self, path: str, _: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:
         if self._seen is not None:
             self._seen.add(path)
-        return self._added(path, args[0], y) if self._now else None
+        return self._with_adapters(path, args[0], y) if self._active else None
 
-    def _made(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Weights:
         a, b = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device, self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
     def _scales(self, scales: Float32) -> torch.Tensor:
         return to_device(scales, self._device).to(self._dtype)
 
-    def _places(self, rows: Int64) -> torch.Tensor:
+    def _indices(self, rows: Int64) -> torch.Tensor:
         return to_device(rows, self._device)
 
     def _tokens(self, x: torch.Tensor) -> int:
@@ -100,7 +100,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     def _is_head(self, path: str) -> bool:
         return self._modules[path] is self._head
 
-    def _plus(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
+    def _add_product(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
         rows, scale = change.rows, change.scale * pair[2]
         if rows is None:
             return y + _product(x, pair) * scale

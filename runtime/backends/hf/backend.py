@@ -34,7 +34,7 @@ from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
 from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
-from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.selftest import Copy, Measurements, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -134,14 +134,14 @@ class HfBackend(PackedBackend[TorchPack]):
             ModelLoadError: They depend on how tokens are pushed, or are no numbers.
         """
         loaded = self._loaded
-        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
-        first_forward(self, memory)
+        measured = Measurements.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
+        first_forward(self, measured)
         with one_thread():
             warnings = prove(self, self._copies(options))
-        warnings += kv_warning(self, self._kv, memory) + self._weights_warning()
+        warnings += kv_warning(self, self._kv, measured) + self._weights_warning()
         warnings += stream_warning(self, self._kv) + loaded.passed_over + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:
-            warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
+            warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, measured)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             self._threads = CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
@@ -157,15 +157,15 @@ class HfBackend(PackedBackend[TorchPack]):
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> HfBackend:
         return HfBackend(random_copy(self._loaded, config), options)
 
-    def _offloaded_seconds(self, offload: Offload, memory: Memory) -> float:
+    def _offloaded_seconds(self, offload: Offload, measured: Measurements) -> float:
         """What a forward takes that reads its weights from disk: the second one after the load, or after an earlier load."""
         what = f"forward with {offload.on_disk} bytes on disk"
-        found = memory.recall(what, Seconds)
+        found = measured.read(what, Seconds)
         if found is None:
             started = time.monotonic()
             self.logits_uncached([1])
             found = Seconds(time.monotonic() - started)
-            memory.keep(what, found)
+            measured.save(what, found)
         return found.seconds
 
     def learn_unread(self, found: FirstForward) -> None:

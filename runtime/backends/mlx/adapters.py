@@ -62,10 +62,10 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
         if path.endswith(self._uncalled):
             raise AdapterError(f"{path} is never called where adapters of this architecture are trained (transformers)")
 
-    def _own(self, module: Any) -> Float32 | None:
+    def _base_weight(self, module: Any) -> Float32 | None:
         return None if module.weight.dtype == mx.uint32 else np.array(module.weight.astype(mx.float32))
 
-    def _settle(self, made: Mapping[str, Weights]) -> None:
+    def _evaluate(self, made: Mapping[str, Weights]) -> None:
         mx.eval([[a, b] for a, b, _ in made.values()])
 
     def _extend(self, path: str) -> None:
@@ -75,23 +75,23 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
 
         def call(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
             y: mx.array = base.__call__(self, x, *args, **kwargs)
-            if not adapters._now or not x.size:  # nothing: the head, where no logits are wanted
+            if not adapters._active or not x.size:  # nothing: the head, where no logits are wanted
                 return y
-            return adapters._added(path, x, y)
+            return adapters._with_adapters(path, x, y)
 
         module.__class__ = type(base.__name__, (base,), {"__call__": call})
 
     def _restore(self, path: str) -> None:
         self._modules[path].__class__ = self._classes.pop(path)
 
-    def _made(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Weights:
         a, b = (mx.array(np.ascontiguousarray(part.T)).astype(self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
     def _scales(self, scales: Float32) -> mx.array:
         return mx.array(scales).astype(self._dtype)
 
-    def _places(self, rows: Int64) -> mx.array:
+    def _indices(self, rows: Int64) -> mx.array:
         return mx.array(rows.astype(np.int32))
 
     def _tokens(self, x: mx.array) -> int:
@@ -100,7 +100,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)
 
-    def _plus(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
+    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
         a, b, scaling = pair
         scale, rows = change.scale * scaling, change.rows
         if rows is None:

@@ -43,7 +43,7 @@ from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step, conse
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
-    Memory,
+    Measurements,
     UnprovenError,
     first_forward,
     kv_warning,
@@ -139,10 +139,10 @@ class MlxBackend(PackedBackend[MlxPack]):
         """
         loaded = self._loaded
         on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
-        self._last = 1, first_forward(self, memory).seconds
+        measured = Measurements.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
+        self._last = 1, first_forward(self, measured).seconds
         self._check_tables(options)
-        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
+        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, measured)
         warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
