@@ -394,11 +394,11 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
 
 def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[float], str]], tolerance: float) -> list[str]:
     """Compares the same rows over the pack's own buffers, even where copies cost less."""
-    backend.shares, vain, backend.vain = True, backend.vain, float("inf")
+    backend.shares, before, backend.masked_per_copy = True, backend.masked_per_copy, float("inf")
     try:
         gaps, failed = push()
     finally:
-        backend.vain = vain
+        backend.masked_per_copy = before
     if not max(gaps) <= tolerance:
         backend.shares = False
         found = failed or f"came out {max(gaps):.3g} nats apart"

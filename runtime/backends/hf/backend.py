@@ -81,7 +81,9 @@ class HfBackend(PackedBackend[TorchPack]):
 
     readings = frozenset(Readings.TABLE)
     layer_bytes = 1_500  # that the objects of each layer of a pack take, as `PACK_BYTES` of a pack
-    vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    masked_per_copy = (
+        8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    )
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
