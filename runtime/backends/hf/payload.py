@@ -1,7 +1,7 @@
-"""Cached tokens as torch tensors: what leaves a pack, rests in the trie and goes to disk.
+"""Cached tokens as torch tensors: copied from a pack, stored in the trie and on disk.
 
-KV rests in the trie as it is, in fewer bits of floating point, or quantised. Rows are coded token by token, so that an edge
-can be cut anywhere and both parts are what they were.
+Cached KV has the packs' dtype, a narrower floating-point dtype, or is quantised. Rows are coded token by token, so that an edge
+can be split at any token without coding it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Plain:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of each part."""
+        """Dtype of each part."""
         return (self.dtype,)
 
     def row_bytes(self, width: int) -> int:
@@ -44,19 +44,19 @@ class Plain:
         return (rows.to(self.dtype),)
 
     def decode(self, parts: Parts, width: int) -> torch.Tensor:  # noqa: ARG002  # the codecs' common signature
-        """The inverse."""
+        """The inverse of `encode`."""
         return parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Whole numbers of 8 or 4 bits between the lowest and the highest of each group along the width, both in float32."""
+    """Integers of 8 or 4 bits for each group along the width, with a step and a minimum in float32."""
 
     bits: int
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of the codes, the steps and the lowest values."""
+        """Dtypes of the codes, the steps and the minima."""
         return torch.uint8, torch.float32, torch.float32
 
     def row_bytes(self, width: int) -> int:
@@ -64,7 +64,7 @@ class Affine:
         return width * self.bits // 8 + width // group_width(width) * 8
 
     def encode(self, rows: torch.Tensor) -> Parts:
-        """From ``(heads, n, width)``: codes ``(heads, n, width * bits / 8)``, steps and lowest ``(heads, n, groups)``."""
+        """From ``(heads, n, width)``: codes ``(heads, n, width * bits / 8)``, steps and minima ``(heads, n, groups)``."""
         grouped = rows.float().unflatten(-1, (-1, group_width(rows.shape[-1])))  # (heads, n, groups, group)
         low, high = grouped.aminmax(dim=-1)
         step = (high - low) / (2**self.bits - 1)
@@ -95,7 +95,7 @@ def codec_of(kv: KvFormat) -> Codec:
 class TorchPayload:
     """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
 
-    Where the codec has several parts they come one after the other for each shape; tokens are on axis 2 of all.
+    The parts of a codec are consecutive for each shape; tokens are on axis 2 of all tensors.
     """
 
     n: int
@@ -135,7 +135,7 @@ def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, dev
 
 
 def take_many(pack: TorchPack, chains: Sequence[Int64], codec: Codec, device: torch.device) -> list[TorchPayload]:
-    """Copies of several chains without recurrent state: gathered together, then cut apart."""
+    """Copies of several chains without recurrent state: gathered at once, then split."""
     whole = take(pack, np.concatenate(chains), None, codec, device)
     lengths = [len(slots) for slots in chains]
     keys, values = (zip(*(t.split(lengths, 2) for t in tensors), strict=True) for tensors in (whole.keys, whole.values))
@@ -169,12 +169,12 @@ def restore(
     """The inverse of `export`.
 
     Args:
-        arrays: What was exported, or claims to be.
-        codec: In which keys and values rest.
+        arrays: Exported arrays, not checked yet.
+        codec: Of the stored keys and values.
         shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where that is not known.
-        state_dtype: Of most of its arrays.
-        device: Where to.
+        state_shapes: Of its recurrent state; None where they are not known.
+        state_dtype: Of most arrays of the state.
+        device: Of the payload.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
@@ -193,14 +193,14 @@ def restore(
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """By the sum first, which takes no memory; a sum may be too large where no number is."""
+    """Whether all numbers are finite. Tries the sum first, which needs no memory but may overflow."""
     if not tensor.dtype.is_floating_point:
         return True
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
-    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part: no more than one layer's is there twice."""
+    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of one layer alone."""
     if isinstance(index, slice) and isinstance(codec, Plain) and codec.dtype == buffers[0].dtype:
         return [torch.stack([buffer[0, :, index] for buffer in buffers])]  # of views
     stacked: list[torch.Tensor] = []
@@ -214,8 +214,8 @@ def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Co
 
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """The same numbers, side by side; payloads never change, so a whole one of the processor's is not copied."""
-    whole = tensor.nbytes == tensor.untyped_storage().nbytes()  # else a part would keep all of it
+    """A contiguous numpy array; payloads never change, so a whole CPU tensor is not copied."""
+    whole = tensor.nbytes == tensor.untyped_storage().nbytes()  # a part would keep the whole storage alive
     tensor = tensor.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
     array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
     return array
