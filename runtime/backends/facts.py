@@ -80,7 +80,7 @@ def rope_warning(config: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def passed_over(options: LoadOptions, name: str, why: str) -> str:
+def ignored_option(options: LoadOptions, name: str, why: str) -> str:
     """The warning about an option that has no effect on this model and was set for all models.
 
     Args:
@@ -96,8 +96,8 @@ def passed_over(options: LoadOptions, name: str, why: str) -> str:
     return f"{why}; it is set for all models, and has no effect on this one"
 
 
-def as_it_is(options: LoadOptions, **own: str) -> tuple[str, ...]:
-    """`passed_over` for the options that differ from a ready model, which is not changed.
+def ignored_by_ready_model(options: LoadOptions, **own: str) -> tuple[str, ...]:
+    """`ignored_option` for the options that differ from a ready model, which is not changed.
 
     Args:
         options: The load options.
@@ -111,7 +111,7 @@ def as_it_is(options: LoadOptions, **own: str) -> tuple[str, ...]:
         wanted = getattr(options, name)
         if wanted not in ("auto", there, there.partition(":")[0]):  # a device's kind alone
             why = f"takes a model folder; a model that is in memory already is used as it is, with {there}"
-            found.append(passed_over(options, name, f"{name}={wanted!r} {why}"))
+            found.append(ignored_option(options, name, f"{name}={wanted!r} {why}"))
     return tuple(found)
 
 

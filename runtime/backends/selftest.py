@@ -389,14 +389,11 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
     if not gaps[1] <= tolerance:
         backend.ragged = False
         return [f"only rows of equal length share a forward: others {failed or f'came out {gaps[1]:.3g} nats apart'}"]
-    return _check_shared(backend, lambda: _row_gaps(backend, stems, tails, more, plain), tolerance) if shares else []
-
-
-def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[float], str]], tolerance: float) -> list[str]:
-    """Compares the same rows over the pack's own buffers, even where copies cost less."""
-    backend.shares, before, backend.masked_per_copy = True, backend.masked_per_copy, float("inf")
+    if not shares:
+        return []
+    backend.shares, before, backend.masked_per_copy = True, backend.masked_per_copy, float("inf")  # even where copies cost less
     try:
-        gaps, failed = push()
+        gaps, failed = _row_gaps(backend, stems, tails, more, plain)
     finally:
         backend.masked_per_copy = before
     if not max(gaps) <= tolerance:

@@ -127,7 +127,7 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
         UnsupportedFeatureError: Quantised KV, offload or other weights were asked for.
     """
     warnings = tuple(
-        facts.passed_over(options, name, f"{name}={given!r}: the {backend} backend has no weights")
+        facts.ignored_option(options, name, f"{name}={given!r}: the {backend} backend has no weights")
         for name, given, plain in (("offload", options.offload, "none"), ("weights", options.weights, "auto"))
         if given != plain
     )

@@ -141,7 +141,7 @@ class HfBackend(PackedBackend[TorchPack]):
         with one_thread():
             warnings = prove(self, self._copies(options))
         warnings += kv_warning(self, self._kv, measured) + self._weights_warning()
-        warnings += stream_warning(self, self._kv) + loaded.passed_over + facts.rope_warning(loaded.config.to_dict())
+        warnings += stream_warning(self, self._kv) + loaded.ignored + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:
             warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, measured)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:

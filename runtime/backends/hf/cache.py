@@ -145,11 +145,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             self.grow(end)
         if place.seen is not None:
             seen = place.seen[:, self._first_seen() :]
-            return _exchanged(self.keys, key_states, place.slots, seen), _exchanged(
+            return _write_rows(self.keys, key_states, place.slots, seen), _write_rows(
                 self.values, value_states, place.slots, seen
             )
         if place.path is not None:
-            return self._gathered(place.path, key_states, value_states)
+            return self._write_path(place.path, key_states, value_states)
         if place.firsts is not None:
             for buffer, new in ((self.keys, key_states), (self.values, value_states)):
                 buffer[0, :, place.blank] = 0
@@ -176,7 +176,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         values.select(2, start).copy_(value)
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
-    def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _write_path(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.place.slots, keys)
         self.values.index_copy_(2, self.place.slots, values)
         past = path[self._first_seen() :]
@@ -392,11 +392,11 @@ def layer_plan(config: Any) -> LayerPlan:
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedFeatureError("chunked attention is not supported; use another model")
-    plan: LayerPlan = [_ours(layer) for layer in DynamicCache(config=config).layers]
+    plan: LayerPlan = [_slot_layer(layer) for layer in DynamicCache(config=config).layers]
     return plan or [partial(SlotLayer)] * config.num_hidden_layers
 
 
-def _ours(layer: Any) -> Callable[[], Any]:
+def _slot_layer(layer: Any) -> Callable[[], Any]:
     window = getattr(layer, "sliding_window", None)
     if isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer):
         return partial(HybridSlotLayer, window, layer.number_of_states)
@@ -430,7 +430,9 @@ def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | 
     return [None] * rows if tensor is None else [row.clone() for row in tensor.split(1)]
 
 
-def _exchanged(buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor) -> torch.Tensor:
+def _write_rows(
+    buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor
+) -> torch.Tensor:
     """Writes ``(rows, heads, width, dim)`` to a buffer; returns what each row sees of it, ``(rows, heads, seen, dim)``."""
     _, heads, _, dim = new.shape
     buffer[0, :, slots] = _side_by_side(new)

@@ -46,7 +46,7 @@ class LoadedModel:
     perplexities: Perplexities | None = None  # where its linear weights were packed into fewer bits
     weights: str = "auto"  # form of the weights: the option's, or plain
     quantisation: str | None = None  # of the folder itself, as in "4 and 6 bits, groups of 16 and 32"
-    passed_over: tuple[str, ...] = ()  # warnings about options without effect
+    ignored: tuple[str, ...] = ()  # warnings about options without effect
     undo: ExitStack = field(default_factory=ExitStack)  # closed at unload, or when the load fails
 
 
@@ -62,17 +62,17 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         if options.offload != "none":
             raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
         model, device = source[0], source[0].device
-        passed_over = check_weights(options, device, ready=True)
+        ignored = check_weights(options, device, ready=True)
         attention = "sdpa" if attention_of(model) == OWN else attention_of(model)
         dtype = str(model.dtype).removeprefix("torch.")
-        passed_over += facts.as_it_is(options, dtype=dtype, device=str(device), attention=attention)
-        return _adopted(*source, passed_over)
+        ignored += facts.ignored_by_ready_model(options, dtype=dtype, device=str(device), attention=attention)
+        return _ready_model(*source, ignored)
     device = pick_device(options.device)
     quantization = quantization_of(source)
     if quantization is not None:
         _check_quantised(source, options, device)
-    passed_over = check_weights(options, device, quantised=quantization is not None)
-    weights = "auto" if passed_over else options.weights
+    ignored = check_weights(options, device, quantised=quantization is not None)
+    weights = "auto" if ignored else options.weights
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
@@ -120,7 +120,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         perplexities=perplexities,
         weights=weights,
         quantisation=source.quantisation and quantisation_words(source.config),
-        passed_over=passed_over,
+        ignored=ignored,
         undo=undo,
     )
 
@@ -274,7 +274,7 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> LoadedModel:
+def _ready_model(model: Any, tokenizer: Any, ignored: tuple[str, ...]) -> LoadedModel:
     check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
     with ExitStack() as undo:
         before = attention_of(model)
@@ -292,7 +292,7 @@ def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> Loaded
             folder=False,
             device=model.device,
             parameters=sum(p.numel() for p in model.parameters()),
-            passed_over=passed_over,
+            ignored=ignored,
             undo=undo.pop_all(),
         )
 

@@ -197,7 +197,7 @@ def check_weights(
         why = "takes a model folder; a model that is in memory already is used as it is"
     elif weights == "float16" and not has_float16():
         why = "needs FBGEMM, which torch has on x86 alone; choose bfloat16 or int8"
-    return (facts.passed_over(options, "weights", f"weights={weights!r} {why}"),) if why else ()
+    return (facts.ignored_option(options, "weights", f"weights={weights!r} {why}"),) if why else ()
 
 
 def has_float16() -> bool:

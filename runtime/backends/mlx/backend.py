@@ -83,14 +83,14 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
             'start the process by spawn instead: multiprocessing.get_context("spawn")'
         )
     _take_stream()
-    passed_over = check_fits(source, options)
+    ignored = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     try:
         loaded = load_model(source, options)
         try:
             backend = MlxBackend(loaded, options)
-            backend.check(options, passed_over)
+            backend.check(options, ignored)
             return backend
         except BaseException:
             loaded.limits.reset()
@@ -131,7 +131,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.on_device = self.together and on_gpu and as_on_host(self._vocabulary)
         self.info = self._describe(options, warnings=())
 
-    def check(self, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:
+    def check(self, options: LoadOptions, ignored: tuple[str, ...] = ()) -> None:
         """Tests the numbers on a small copy, and adds warnings to `info`.
 
         Raises:
@@ -143,7 +143,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._last = 1, first_forward(self, measured).seconds
         self._check_tables(options)
         warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, measured)
-        warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
+        warnings += stream_warning(self, self._kv, even=on_cpu) + ignored + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
@@ -240,7 +240,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         due: list[mx.array] = []
         answer: Callable[[], Float32 | RankedRows] = partial(self._on_host, due)
         with self.computing():
-            if request is None and not self._goes_together(steps):
+            if request is None and not self._is_joint(steps):
                 for part, rows in self._parts(steps[0]):
                     self.count(len(part.tokens))
                     due += self._forward(packs[0], part, rows=rows)[0]
@@ -248,10 +248,10 @@ class MlxBackend(PackedBackend[MlxPack]):
             else:
                 self.count(n)
                 if request is None:
-                    due += self._forward_together(packs, steps)
+                    due += self._joint_forward(packs, steps)
                 else:
-                    staying = self._staying(packs, steps)
-                    answer, due = staying.begin_ranked(request), staying.due
+                    logits = self._device_logits(packs, steps)
+                    answer, due = logits.begin_ranked(request), logits.due
                 mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
         return partial(self._awaited, packs, due, n, started, answer)
 
@@ -259,7 +259,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
         """Builds the graph of a forward; its tokens are written into its input later."""
-        together = self._goes_together(steps)
+        together = self._is_joint(steps)
         (part, rows), *more = [(steps[0], False)] if together else self._parts(steps[0])
         n = sum(len(step.tokens) for step in steps)
         if more or self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
@@ -269,10 +269,10 @@ class MlxBackend(PackedBackend[MlxPack]):
         with self.computing(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
             if request is not None:
-                staying = self._staying(packs, steps, blank.array)
-                answer, due = staying.begin_ranked(request), staying.due
+                logits = self._device_logits(packs, steps, blank.array)
+                answer, due = logits.begin_ranked(request), logits.due
             elif together:
-                due = self._forward_together(packs, steps, tokens=blank.array)
+                due = self._joint_forward(packs, steps, tokens=blank.array)
             else:
                 due = self._forward(packs[0], part, rows=rows, tokens=blank.array)[0]
             if request is None:
@@ -295,13 +295,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = self._takes_long(n)
         with self.computing():
             self.count(n)
-            staying = self._staying(packs, steps)
-        return self._awaited(packs, staying.due, n, started, lambda: staying)
+            logits = self._device_logits(packs, steps)
+        return self._awaited(packs, logits.due, n, started, lambda: logits)
 
-    def _staying(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
+    def _device_logits(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
         """The graph of a forward whose logits stay on the device; not evaluated."""
-        if self._goes_together(steps):
-            found = self._forward_together(packs, steps, tokens)
+        if self._is_joint(steps):
+            found = self._joint_forward(packs, steps, tokens)
         else:
             *before, (last, _) = [(steps[0], False)] if tokens is not None else self._parts(steps[0])
             for part, rows in before:
@@ -311,13 +311,11 @@ class MlxBackend(PackedBackend[MlxPack]):
         (logits,) = found or [mx.zeros((0, self._vocabulary))]
         return MlxLogits(logits, self.computing)
 
-    def _goes_together(self, steps: Sequence[Step]) -> bool:
+    def _is_joint(self, steps: Sequence[Step]) -> bool:
         """Whether the tokens are rows of width 1, each of which attends to its own pack."""
         return self.together and (len(steps) > 1 or steps[0].mask is not None)
 
-    def _forward_together(
-        self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None
-    ) -> list[mx.array]:
+    def _joint_forward(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> list[mx.array]:
         """One call of the model over the tokens of all packs, as rows of width 1; not evaluated."""
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, rows=False)

@@ -78,13 +78,13 @@ class SlotCache:
         if self.keys is None or place.end > self.keys.shape[2]:
             self.grow(place.end, keys, values)
         if place.seen is not None:
-            return self._exchanged(place.seen, keys, values)
+            return self._write_rows(place.seen, keys, values)
         if place.firsts is not None:
-            return self._entered(place.firsts[self.window], keys, values)
+            return self._write_shared(place.firsts[self.window], keys, values)
         assert self.keys is not None
         assert self.values is not None
         if place.path is not None:
-            return self._gathered(place.path, keys, values)
+            return self._write_path(place.path, keys, values)
         self.keys[..., place.start : place.end, :] = keys
         self.values[..., place.start : place.end, :] = values
         first = self._first_seen()
@@ -143,7 +143,7 @@ class SlotCache:
         """Bytes of both buffers."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
-    def _gathered(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _write_path(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, self.place.slots] = keys
@@ -154,7 +154,7 @@ class SlotCache:
             mx.concatenate([mx.take(self.values, past, axis=2), values], axis=2),
         )
 
-    def _exchanged(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _write_rows(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, heads, width, dim)``; returns a copy of what each row sees."""
         seen = seen[:, self._first_seen() :]
         answers = []
@@ -166,7 +166,7 @@ class SlotCache:
             answers.append(gathered.swapaxes(0, 1))
         return answers[0], answers[1]
 
-    def _entered(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _write_shared(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Writes ``(rows, heads, width, dim)``; returns the buffers for every row, without a copy."""
         answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
@@ -388,10 +388,10 @@ def make_caches(model: Any, window: int | None, on_layer: OnLayer) -> list[Any]:
     Raises:
         UnsupportedFeatureError: A kind of cache that our buffers cannot replace.
     """
-    return [_ours(cache, window, on_layer) for cache in make_prompt_cache(model)]
+    return [_slot_cache(cache, window, on_layer) for cache in make_prompt_cache(model)]
 
 
-def _ours(cache: Any, window: int | None, on_layer: OnLayer) -> Any:
+def _slot_cache(cache: Any, window: int | None, on_layer: OnLayer) -> Any:
     if type(cache) is KVCache:
         return SlotCache(on_layer, window)
     if type(cache) is RotatingKVCache and not cache.keep:
@@ -399,7 +399,7 @@ def _ours(cache: Any, window: int | None, on_layer: OnLayer) -> Any:
     if type(cache) is ArraysCache:
         return ArraysCache(size=len(cache.cache))
     if type(cache) is CacheList:
-        return CacheList(*(_ours(part, window, on_layer) for part in cache.caches))
+        return CacheList(*(_slot_cache(part, window, on_layer) for part in cache.caches))
     raise UnsupportedFeatureError(f"this model's {type(cache).__name__} cannot be kept in a token tree; use another model")
 
 

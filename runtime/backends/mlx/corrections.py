@@ -68,13 +68,13 @@ _ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # names in a con
 )
 
 
-def honoured(source: ModelFolder) -> dict[str, Any]:
+def corrected_config(source: ModelFolder) -> dict[str, Any]:
     """A folder's configuration for mlx-lm's class, completed so that its numbers are those of transformers.
 
     Raises:
         ModelLoadError: Names a key that changes the model's numbers and that the class does not read.
     """
-    full, where = _filled(source.config), f"{source.path}/config.json"
+    full, where = _with_defaults(source.config), f"{source.path}/config.json"
     inner = full.get("text_config")
     config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
     kind = str(full.get("model_type"))
@@ -84,7 +84,7 @@ def honoured(source: ModelFolder) -> dict[str, Any]:
             f"{where}: {name} is {shown_json(config.get(name))}, which mlx-lm's {kind} does not follow: "
             "its numbers would be wrong; use backend='hf'"
         )
-    return _fitted(_completed(full, where), source.weights, where)
+    return _with_head(_with_own_keys(full, where), source.weights, where)
 
 
 def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
             yield "sliding_window"
     if kind in _WINDOWED:  # our window is in all layers
         follows = kinds in ({"full_attention"}, {"sliding_attention"}, set())
-    elif kind in ("gemma2", "gemma3_text"):  # `gemma2.correct` handles the first, `_completed` checks the other's order
+    elif kind in ("gemma2", "gemma3_text"):  # `gemma2.correct` handles the first, `_with_own_keys` checks the other's order
         follows = kinds <= {"full_attention", "sliding_attention"}
     else:
         follows = kinds - {"full_attention"} <= read
@@ -120,7 +120,7 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         yield from (name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name, 1) is None)
 
 
-def _completed(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _with_own_keys(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A config with the keys that mlx-lm's model classes need.
 
     Raises:
@@ -138,7 +138,7 @@ def _completed(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return full
 
 
-def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with transformers' defaults for missing keys, which may differ from mlx-lm's."""
     if config.get("model_type") not in PROVEN:
         return dict(config)
@@ -163,7 +163,7 @@ def hidden_window(config: Mapping[str, Any]) -> int | None:
     return config.get("sliding_window") if config.get("model_type") in _WINDOWED else None
 
 
-def _fitted(config: Mapping[str, Any], weights: Iterable[Path], where: str) -> dict[str, Any]:
+def _with_head(config: Mapping[str, Any], weights: Iterable[Path], where: str) -> dict[str, Any]:
     """A config with an untied head where the weights have one that differs from the embedding, as transformers reads them.
 
     Raises:

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from runtime.backends import facts
-from runtime.backends.mlx.corrections import class_lookup, correct, honoured, without_small_groups
+from runtime.backends.mlx.corrections import class_lookup, correct, corrected_config, without_small_groups
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
 from runtime.loading.config import quantisation_words, sizes
@@ -58,9 +58,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     _set_device(options.device)
     if isinstance(source, tuple):
-        return _adopted(*source, options)
+        return _ready_model(*source, options)
     with library_faults(source, "mlx-lm"):
-        config = honoured(source)
+        config = corrected_config(source)
         try:
             model, config = load_mlx_model(
                 source.path, model_config=without_small_groups(config), lazy=True, **class_lookup(config)
@@ -138,7 +138,7 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
     if options.weights != "auto":
         form = f"weights={options.weights!r}"
         why = f"{form} is for hf on a processor; MLX runs quantised folders: `elsewise models convert SOURCE`"
-        found.append(facts.passed_over(options, "weights", why))
+        found.append(facts.ignored_option(options, "weights", why))
     if options.offload != "none":
         weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)
         free = free_beside(0)
@@ -147,9 +147,9 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
             f"{free:,} are free here: use backend='hf', or import a quantised model"
         )
         wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice what 16 bits do
-        found.append(facts.passed_over(wished, "offload", why))
+        found.append(facts.ignored_option(wished, "offload", why))
     if isinstance(source, tuple):
-        found += facts.as_it_is(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
+        found += facts.ignored_by_ready_model(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
     return tuple(found)
 
 
@@ -210,7 +210,7 @@ def count_parameters(model: Any) -> int:
     return total
 
 
-def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
+def _ready_model(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
     check_ropes(config, "mlx", type(model).__name__)
     changing = next((kind for kind in rope_types(config) if kind in LENGTH_LIMITS), None)

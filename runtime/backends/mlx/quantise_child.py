@@ -19,7 +19,7 @@ import mlx.core as mx
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config, save_model
 from mlx_lm.utils import load_model as load_mlx_model
 
-from runtime.backends.mlx.corrections import class_lookup, honoured
+from runtime.backends.mlx.corrections import class_lookup, corrected_config
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.child_process import end_with_parent, say
@@ -48,7 +48,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     """
     folder = open_folder(source, backend="mlx")
     try:
-        config = honoured(folder)
+        config = corrected_config(folder)
         model, config = load_mlx_model(source, model_config=config, lazy=True, **class_lookup(config))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{source}: mlx_lm cannot load it: {error}") from error
