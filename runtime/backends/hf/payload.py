@@ -18,7 +18,7 @@ import torch
 from runtime.backends.facts import KvFormat, group_width
 from runtime.backends.hf.cache import Tensors, TorchPack, to_index
 from runtime.backends.packs.tree import Int64
-from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import LayerPayload, Shape, StateShapes, Stored, grouped, restored
 from runtime.errors import SnapshotFormatError
 
 Parts = tuple[torch.Tensor, ...]  # of one buffer; tokens along the last axis but one
@@ -91,22 +91,10 @@ def codec_of(kv: KvFormat) -> Codec:
     return Plain(getattr(torch, kv.name)) if kv.bits is None else Affine(kv.bits)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TorchPayload:
-    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+class TorchPayload(LayerPayload[torch.Tensor]):
+    """KV of `n` consecutive tokens as torch tensors."""
 
-    The parts of a codec are consecutive for each shape; tokens are on axis 2 of all tensors.
-    """
-
-    n: int
-    keys: tuple[torch.Tensor, ...]  # per shape, in order of first appearance
-    values: tuple[torch.Tensor, ...]
-    state: Tensors | None  # recurrent state after the last token
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(int(t.nbytes) for t in (*self.keys, *self.values, *(self.state or ())) if t is not None)
+    __slots__ = ()
 
     def split(self, n: int) -> tuple[TorchPayload, TorchPayload]:
         """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
@@ -117,10 +105,13 @@ class TorchPayload:
         keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (self.keys, self.values))
         return TorchPayload(part.stop - part.start, keys, values, state)
 
-    def export(self, start: int, stop: int) -> Stored:
-        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-        keys, values = ([t[:, :, start:stop] for t in arrays] for arrays in (self.keys, self.values))
-        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+    @staticmethod
+    def plain(array: torch.Tensor) -> npt.NDArray[np.generic]:
+        """The tensor as a contiguous numpy array; payloads never change, so a whole CPU tensor is not copied."""
+        whole = array.nbytes == array.untyped_storage().nbytes()  # a part would keep the whole storage alive
+        tensor = array.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
+        found: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+        return found
 
 
 def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, device: torch.device) -> TorchPayload:
@@ -179,17 +170,15 @@ def restore(
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    found = restored(arrays, codec.dtypes, state_dtype, partial(_tensor, device=device))
-    check_layers(
-        found,
-        lambda t: tuple(t.shape),
-        shapes,
-        state_shapes,
-        lambda n: [p.shape[-1] for p in codec.encode(torch.zeros(1, 1, n))],
-    )
-    if not all(_finite(t) for t in (*found.keys, *found.values, *(found.state or ())) if t is not None):
+
+    def widths(n: int) -> list[int]:
+        return [part.shape[-1] for part in codec.encode(torch.zeros(1, 1, n))]
+
+    own = partial(_tensor, device=device)
+    payload = TorchPayload(*restored(arrays, own, codec.dtypes, widths, shapes, state_dtype, state_shapes))
+    if not all(_finite(t) for t in (*payload.keys, *payload.values, *(payload.state or ())) if t is not None):
         raise SnapshotFormatError("stored KV holds numbers that are not finite")
-    return TorchPayload(found.n, found.keys, found.values, found.state)
+    return payload
 
 
 def _finite(tensor: torch.Tensor) -> bool:
@@ -211,14 +200,6 @@ def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Co
         for whole, part in zip(stacked, parts, strict=True):
             whole[i] = part
     return stacked
-
-
-def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A contiguous numpy array; payloads never change, so a whole CPU tensor is not copied."""
-    whole = tensor.nbytes == tensor.untyped_storage().nbytes()  # a part would keep the whole storage alive
-    tensor = tensor.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
-    array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return array
 
 
 def _tensor(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

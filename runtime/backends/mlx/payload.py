@@ -17,7 +17,7 @@ import numpy.typing as npt
 from runtime.backends.facts import KvFormat, group_width
 from runtime.backends.mlx.cache import Arrays, MlxPack, to_index
 from runtime.backends.packs.tree import Int64
-from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import LayerPayload, Shape, StateShapes, Stored, grouped, restored
 from runtime.errors import SnapshotFormatError
 
 Parts = tuple[mx.array, ...]  # of one buffer; tokens along the last axis but one
@@ -93,22 +93,10 @@ def _padded(width: int) -> int:
     return -(-width // LEAST_GROUP) * LEAST_GROUP
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MlxPayload:
-    """KV of `n` consecutive tokens, evaluated. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+class MlxPayload(LayerPayload[mx.array]):
+    """KV of `n` consecutive tokens as evaluated mlx arrays."""
 
-    The parts of a codec are consecutive for each shape; tokens are on axis 2 of all arrays.
-    """
-
-    n: int
-    keys: tuple[mx.array, ...]  # per shape, in order of first appearance
-    values: tuple[mx.array, ...]
-    state: Arrays | None  # recurrent state after the last token
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(a.nbytes for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
+    __slots__ = ()
 
     def split(self, n: int) -> tuple[MlxPayload, MlxPayload]:
         """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
@@ -120,10 +108,10 @@ class MlxPayload:
             MlxPayload(self.n - n, tuple(tail[:count]), tuple(tail[count:]), self.state),
         )
 
-    def export(self, start: int, stop: int) -> Stored:
-        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-        keys, values = ([a[:, :, start:stop] for a in arrays] for arrays in (self.keys, self.values))
-        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+    @staticmethod
+    def plain(array: mx.array) -> npt.NDArray[np.generic]:
+        """The array in numpy's memory."""
+        return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
@@ -191,12 +179,13 @@ def restore(
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    found = restored(arrays, codec.dtypes, state_dtype, _array)
-    check_layers(
-        found, lambda a: a.shape, shapes, state_shapes, lambda n: [p.shape[-1] for p in codec.encode(mx.zeros((1, 1, n)))]
-    )
-    _check_finite([a for a in (*found.keys, *found.values, *(found.state or ())) if a is not None])
-    return MlxPayload(found.n, found.keys, found.values, found.state)
+
+    def widths(n: int) -> list[int]:
+        return [part.shape[-1] for part in codec.encode(mx.zeros((1, 1, n)))]
+
+    payload = MlxPayload(*restored(arrays, _array, codec.dtypes, widths, shapes, state_dtype, state_shapes))
+    _check_finite([a for a in (*payload.keys, *payload.values, *(payload.state or ())) if a is not None])
+    return payload
 
 
 def _check_finite(arrays: Sequence[mx.array]) -> None:
@@ -213,11 +202,6 @@ def _stacked(buffers: list[Any], index: slice | mx.array, codec: Codec) -> list[
     rows = [buffer[0, :, index] if isinstance(index, slice) else mx.take(buffer[0], index, axis=1) for buffer in buffers]
     parts = zip(*(codec.encode(row) for row in rows), strict=True)
     return [mx.stack(list(part)) if len(part) > 1 else mx.contiguous(part[0])[None] for part in parts]
-
-
-def _numpy(array: mx.array) -> npt.NDArray[np.generic]:
-    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(plain)
 
 
 def _array(array: npt.NDArray[Any], dtype: mx.Dtype) -> mx.array:
