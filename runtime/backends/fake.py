@@ -83,7 +83,7 @@ class FakeBackend(ToyBackend):
         self._adapters: dict[str, Adapter] = {}  # by digest
         self.slot_bytes, self.state_bytes = 2 * WIDTH * 8, WIDTH * 8 * self.recurrent
         kinds = ("recurrent",) if self.recurrent else ("full",)
-        self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
+        self.info = toy_info("fake", options, CONTEXT, kv_bytes=2 * WIDTH * 8, kinds=kinds)
 
     def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))

@@ -35,8 +35,7 @@ class MockBackend(ToyBackend):
     readings = frozenset({"hidden", "layers"})
 
     def __init__(self, options: LoadOptions) -> None:
-        config = {"max_position_embeddings": CONTEXT}
-        self.info = toy_info("mock", options, config, kv_bytes=SLOT_BYTES, kinds=("full",))
+        self.info = toy_info("mock", options, CONTEXT, kv_bytes=SLOT_BYTES, kinds=("full",))
 
     def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))

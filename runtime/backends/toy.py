@@ -120,7 +120,7 @@ class ToyBackend(PackedBackend[ToyPack]):
         """Does nothing: all memory is Python's."""
 
 
-def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
+def toy_info(backend: str, options: LoadOptions, context: int, kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
     """The facts of a toy model.
 
     Raises:
@@ -135,6 +135,7 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"
         )
+    config = {"max_position_embeddings": context}
     kv_print = facts.kv_fingerprint(backend, backend, "float32", "float32", {"kinds": kinds})
     return ModelInfo(
         name=backend,

@@ -88,8 +88,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self.model = loaded.model  # the library's; owner thread only
-        accepted = inspect.signature(self.model.forward).parameters
-        self._takes = frozenset(accepted)
+        self._takes = frozenset(inspect.signature(self.model.forward).parameters)
         if not self._takes & {"past_key_values", "cache_params"}:
             raise UnsupportedFeatureError(f"{type(self.model).__name__} takes no cache, so its tokens cannot be reused")
         self._device: torch.device = loaded.device

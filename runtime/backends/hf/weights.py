@@ -50,7 +50,10 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
         in_features: Width of the input.
         out_features: Width of the output.
         weight: Shape and dtype without data (on the device "meta"), for code that reads the dtype of a head.
+        nbytes: Bytes of the weights.
     """
+
+    nbytes: int
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -69,11 +72,6 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """``(rows, in)`` to ``(rows, out) float32``, without the bias."""
 
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-
 
 class Float16Linear(PackedLinear):
     """Half the bytes; sums are float32."""
@@ -81,14 +79,11 @@ class Float16Linear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.nbytes = 2 * weight.numel()
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return y
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * int(self.weight.numel())
 
 
 class Bfloat16Linear(PackedLinear):
@@ -97,13 +92,10 @@ class Bfloat16Linear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self._packed = weight.bfloat16()
+        self.nbytes = self._packed.nbytes
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x.bfloat16(), self._packed).float()
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes)
 
 
 class Int8Linear(PackedLinear):
@@ -113,6 +105,7 @@ class Int8Linear(PackedLinear):
         super().__init__(weight, bias)
         self._steps = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)  # (out,)
         self._packed = (weight / self._steps[:, None]).round().to(torch.int8)
+        self.nbytes = self._packed.nbytes + self._steps.nbytes
         self._ones = torch.ones(
             len(weight), dtype=torch.bfloat16
         )  # the kernel rounds steps to bfloat16, so `product` multiplies by them
@@ -130,10 +123,6 @@ class Int8Linear(PackedLinear):
             y = linear(rows, self._packed.bfloat16())  # exact: bfloat16 has eight bits of precision
         return y.float() * self._steps
 
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes + self._steps.nbytes)
-
 
 class Int4Linear(PackedLinear):
     """Half a byte for a weight, a step and a middle in bfloat16 for 32 of a row."""
@@ -148,6 +137,7 @@ class Int4Linear(PackedLinear):
         whole = quantised.view_as(weight).to(torch.int32)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, INNER_K)  # noqa: SLF001  # its only name
         self._scales = torch.stack([steps, middles], -1).transpose(0, 1).contiguous().bfloat16()  # (groups, out, 2)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
@@ -158,10 +148,6 @@ class Int4Linear(PackedLinear):
         multiply = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001  # its only name
         y: torch.Tensor = multiply(x.bfloat16(), self._packed, GROUP, self._scales)
         return y.float()
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes + self._scales.nbytes)
 
 
 def check_weights(
@@ -362,16 +348,12 @@ class AffineLinear(PackedLinear):
 
     def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(matrix.shape, device="meta"), bias)
-        self.matrix = matrix
+        self.matrix, self.nbytes = matrix, matrix.nbytes
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         step = max(BLOCK // self.in_features, 1)
         starts = range(0, self.out_features, step)
         return torch.cat([x @ self.matrix.rows(slice(start, start + step)).T for start in starts], 1)
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes
 
 
 class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy

@@ -127,13 +127,14 @@ def _with_own_keys(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         ModelLoadError: Layers in an order that mlx-lm's class cannot express.
     """
     full = for_mlx(config)
-    if full.get("model_type") in _WINDOWED:
-        if full["model_type"] == "mistral" and set(full.get("layer_types") or ()) == {"full_attention"}:  # phi3 ignores kinds
+    kind = full.get("model_type")
+    if kind in _WINDOWED:
+        if kind == "mistral" and set(full.get("layer_types") or ()) == {"full_attention"}:  # phi3 ignores kinds
             full["sliding_window"] = None
         full["layer_types"] = None  # see `hidden_window`; without the key mlx-lm would keep the file's value
-    if full.get("model_type") == "gpt2":
+    if kind == "gpt2":
         full.setdefault("n_ctx", full["n_positions"])
-    if full.get("model_type") == "gemma3_text":
+    if kind == "gemma3_text":
         _check_pattern(full, where)
     return full
 
@@ -241,14 +242,15 @@ def _unpacked(form: SmallGroups, words: mx.array, scales: mx.array, biases: mx.a
 
 def correct(model: Any, config: Mapping[str, Any]) -> None:
     """Corrects a loaded model in place where its class computes other numbers than transformers."""
-    if config.get("model_type") == "gemma3_text":
+    kind = config.get("model_type")
+    if kind == "gemma3_text":
         _exact_embedding_scale(model.model, int(config["hidden_size"]))
-    if config.get("model_type") == "gemma2":
+    if kind == "gemma2":
         gemma2.correct(model, config)
-    if config.get("model_type") == "mamba":
+    if kind == "mamba":
         for norm in (model.backbone.norm_f, *(layer.norm for layer in model.backbone.layers)):
             norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has a fixed 1e-5
-    if config.get("model_type") == "falcon_h1":
+    if kind == "falcon_h1":
         for layer in model.model.layers:  # mlx-lm folds these into q alone, and into a name that does not exist
             _scale(layer.self_attn.k_proj, float(config.get("key_multiplier", 1.0)), bias=True)
             _scale(layer.self_attn.v_proj, float(config.get("attention_in_multiplier", 1.0)), bias=False)
