@@ -25,9 +25,7 @@ from runtime.backends.packs.tree import Bool, Int64, Step
 FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`Arguments._with_folded`)
 FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # transformers' names of layers
 WIDEST_SHARED = 256  # largest head dimension for which the library lets query heads share keys without a mask
-_SHARED_KEYS = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)  # older versions need no argument
+_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else needs none
 OWN = "elsewise_sdpa"  # the name it is registered under
 
 
@@ -277,9 +275,7 @@ def own_sdpa(
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
     rows, heads, n, width = query.shape
     folded: torch.Tensor | None = getattr(attention_mask, "folded", None)
-    if (
-        bare and folded is not None and folded.shape[2] == n * heads // key.shape[1]
-    ):  # else it is for another layer's number of heads
+    if bare and folded is not None and folded.shape[2] == n * heads // key.shape[1]:  # else for another number of heads
         query, scale = query.reshape(1, key.shape[1], -1, width), kwargs.get("scaling")
         attended = scaled_dot_product_attention(query, key, value, attn_mask=folded, scale=scale)
         return attended.reshape(1, heads, n, -1).transpose(1, 2).contiguous(), None

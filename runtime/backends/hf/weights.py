@@ -106,9 +106,7 @@ class Int8Linear(PackedLinear):
         self._steps = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)  # (out,)
         self._packed = (weight / self._steps[:, None]).round().to(torch.int8)
         self.nbytes = self._packed.nbytes + self._steps.nbytes
-        self._ones = torch.ones(
-            len(weight), dtype=torch.bfloat16
-        )  # the kernel rounds steps to bfloat16, so `product` multiplies by them
+        self._ones = torch.ones(len(weight), dtype=torch.bfloat16)  # the kernel's own steps would be rounded to bfloat16
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:

@@ -513,9 +513,7 @@ class PackedBackend(ABC, Generic[P]):
                 new = min(len(positions), deepest)
                 raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
             mask = ragged = None
-            if self.tree and not (
-                self.recurrent or pack.tree.linear
-            ):  # else the pack is one chain, or is computed chain by chain
+            if self.tree and not (self.recurrent or pack.tree.linear):  # else one chain, or computed chain by chain
                 ragged = self.ragged_chains(pack, undo.size, part.parents) if self.on_device else None
                 mask = pack.tree.visible(undo.size) if ragged is None else None
             slots = np.arange(undo.size, undo.size + len(part.tokens))
