@@ -104,7 +104,6 @@ class LinearAdapters(ABC, Generic[M, A]):
         for digest in list(self._loaded):
             self.unload(digest)
         self._modules.clear()
-        self._shapes.clear()
 
     @contextmanager
     def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:
