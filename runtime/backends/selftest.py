@@ -40,7 +40,7 @@ _TOP = 20  # likeliest tokens, whose log-probabilities are compared
 _KV_TOKENS = 56  # that `kv_warning` measures with
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
-_PIECE = 7  # tokens
+_CHUNK = 7  # tokens
 _WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # attributes that the test of a copy sets
 
 
@@ -141,13 +141,13 @@ def self_test(
     text = rng.integers(0, vocabulary, max(lengths, default=0))
     ends = sorted({n + d for n in lengths for d in (-1, 0, 1) if n + d <= len(text)})
     whole = [backend.logits_uncached(text[:end].tolist()) for end in ends]
-    few = min(_PIECE, len(text) - 1)  # tokens before the longest piece
-    cuts = [range(0, len(text), _PIECE), (0, few)] if len(text) else []
+    few = min(_CHUNK, len(text) - 1)  # tokens before the longest piece
+    cuts = [range(0, len(text), _CHUNK), (0, few)] if len(text) else []
 
     def cached() -> float:
         """The largest gap of chains that are pushed in pieces."""
-        apart = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
-        pieces = [row for starts in cuts for row in _in_pieces(backend, text, ends, starts)]
+        apart = [_gap(_as_chain(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+        pieces = [row for starts in cuts for row in _in_chunks(backend, text, ends, starts)]
         return max([*apart, *map(_gap, pieces, whole * len(cuts))])
 
     warnings = []
@@ -167,7 +167,7 @@ def self_test(
     if not backend.chained:
         gap, failed = float("inf"), ""
         try:
-            gaps = [_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True)]
+            gaps = [_gap(a, b) for a, b in zip(_as_tree(backend, trunk, tails), plain, strict=True)]
             for cut in (len(text) - 1, few) if len(text) else ():
                 gaps += map(_gap, _side_by_side(backend, text, cut, trunk, tails[0]), (whole[-1], plain[0]))
             gap = max(gaps)
@@ -428,7 +428,7 @@ def _row_gaps(
     return gaps, ""
 
 
-def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
+def _as_chain(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
     """The last row of trunk + tail, pushed as one chain in two pieces, with another text pushed in between.
 
     That shows a model that keeps its state in itself instead of its cache: it goes on from the other text's state.
@@ -441,7 +441,7 @@ def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
         return last
 
 
-def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
+def _in_chunks(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
     """The logits before each of `ends` of a text that is pushed in pieces, which begin at `starts`."""
     rows: list[Float32] = []
     with _packs(backend, 1) as (pack,):
@@ -473,7 +473,7 @@ def _together_gap(
     whole: list[Float32],
 ) -> float:
     """The largest gap of a forward over several packs: a continued chain, a new one, branches, long texts."""
-    cuts = [len(text) - 1, min(_PIECE, len(text) - 1)] if len(text) else []
+    cuts = [len(text) - 1, min(_CHUNK, len(text) - 1)] if len(text) else []
     n, first, second = len(trunk), len(tails[1]), len(tails[2])
     branches = np.concatenate([chain_parents(n, first, n - 1), chain_parents(n + first, second, n - 1)])
     fresh = np.concatenate([trunk, tails[0]])
@@ -507,7 +507,7 @@ def _chain(pack: Any, tokens: Int64, base: int) -> Part:
     return Part(pack, tokens, parents, np.array([len(tokens) - 1]))
 
 
-def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
+def _as_tree(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
     """The last rows of all tails, pushed as one tree over the trunk."""
     base = len(trunk)
     with _packs(backend, 1) as (pack,):

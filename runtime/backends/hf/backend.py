@@ -180,7 +180,7 @@ class HfBackend(PackedBackend[TorchPack]):
     def count(self, tokens: int) -> None:
         super().count(tokens)
         if self._threads is not None and (tokens >= MANY_TOKENS or time.monotonic() >= self._threads.due):
-            self._threads.take(tokens)
+            self._threads.set_for(tokens)
 
     @staticmethod
     @contextmanager

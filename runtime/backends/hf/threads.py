@@ -66,9 +66,9 @@ class ThreadChoice:
         kept = measurement(digest, key)
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
-            others = Others()
+            others = OtherProcesses()
             found = probe(forward, most, torch.set_num_threads)
-            if others.cores(0.0) <= QUIET * _logical():
+            if others.busy_cores(0.0) <= QUIET * _logical():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         few = fastest(found)
         self.set(few)
@@ -96,33 +96,33 @@ class Threads:
 
     Attributes:
         count: Of the last forward.
-        due: Monotonic seconds after which a forward over few tokens must call `take`; one over many always must.
+        due: Monotonic seconds after which a forward over few tokens must call `set_for`; one over many always must.
     """
 
     def __init__(self, choice: ThreadChoice, few: int, many: int) -> None:
         self._choice, self._few, self._many = choice, few, many
-        self._others = Others()
+        self._others = OtherProcesses()
         self.count, self.due = few, 0.0
 
-    def take(self, tokens: int) -> None:
+    def set_for(self, tokens: int) -> None:
         """Sets the count for the next forward: at most the cores that other processes leave idle, or half of all cores."""
         count = self._many if tokens >= MANY_TOKENS else self._few
         lasts = math.inf if count == 1 else AGAIN_SECONDS
         self.due = 0.0 if tokens >= MANY_TOKENS else time.monotonic() + lasts
         if count > 1:
-            count = min(count, max(self._many - round(self._others.cores()), (self._many + 1) // 2))
+            count = min(count, max(self._many - round(self._others.busy_cores()), (self._many + 1) // 2))
         if count != self.count:
             self.count = count
             self._choice.change(count)
 
 
-class Others:
+class OtherProcesses:
     """The load of other processes on the cores that this one may use."""
 
     def __init__(self) -> None:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
-    def cores(self, least: float = LOOK_SECONDS) -> float:
+    def busy_cores(self, least: float = LOOK_SECONDS) -> float:
         """Number of cores kept busy since the last call; the last result again within `least` seconds of it."""
         passed = time.perf_counter() - self._began
         if passed >= least:

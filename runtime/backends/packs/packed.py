@@ -277,7 +277,7 @@ class PackedBackend(ABC, Generic[P]):
         """The last layer's output for each token, after the final norm, by the library's plain forward; stores no KV.
 
         Args:
-            tokens: ``(rows, length)`` ids; shorter rows are padded on the right, where no earlier token sees.
+            tokens: ``(rows, length)`` ids; shorter rows are padded on the right, which no earlier token sees.
             stacks: The adapters, the same for all tokens; None: no adapters.
 
         Returns:
