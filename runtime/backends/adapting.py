@@ -1,4 +1,4 @@
-"""What the adapters of one model have in common, whatever library computes: which are loaded, and what the forward changes."""
+"""The adapters of one model, independent of the library: which are loaded, and what each changes in the running forward."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change(Generic[A]):
-    """One adapter in the forward that runs.
+    """The effect of one adapter on the running forward.
 
     Attributes:
-        digest: Which.
-        tokens: How many a module is given; the head may be given the wanted ones alone.
-        rows: ``(k,)`` those of them that it applies to; None for all.
-        scale: One for all, or ``(k, 1)``.
-        head: The same for a head that is given the wanted tokens alone.
+        digest: Of the adapter.
+        tokens: Number of tokens in a module's input.
+        rows: ``(k,)`` indices of the tokens that it applies to; None: all.
+        scale: One factor for all tokens, or ``(k, 1)``.
+        head: The change for a head whose input is the wanted tokens alone.
     """
 
     digest: str
@@ -53,34 +53,35 @@ class LinearAdapters(ABC, Generic[M, A]):
     """The adapters of one model. Only modules that a loaded adapter changes are touched. Owner thread only.
 
     Args:
-        modules: The model's linear modules by path.
+        modules: The model's modules by path; those that are not linear are left out.
     """
 
     def __init__(self, modules: Mapping[str, M]) -> None:
-        self._modules = dict(modules)
+        shapes = {path: self._shape(module) for path, module in modules.items()}
+        self._shapes = {path: shape for path, shape in shapes.items() if shape is not None}
+        self._modules = {path: modules[path] for path in self._shapes}
         self._loaded: dict[str, tuple[str, ...]] = {}  # digest -> the paths that it changes
         self._weights: dict[str, dict[str, Weights[A]]] = {}  # path -> digest -> A, B, scaling
-        self._now: list[Change[A]] = []  # of the forward that runs
+        self._active: list[Change[A]] = []  # of the running forward
 
     @property
     def targets(self) -> Mapping[str, ModuleShape]:
         """The model's linear modules: path -> (in, out)."""
-        shapes = {path: self._shape(module) for path, module in self._modules.items()}
-        return {path: shape for path, shape in shapes.items() if shape is not None}
+        return self._shapes
 
     def load(self, adapter: Adapter) -> int:
-        """Puts an adapter's products beside the modules; the bytes they hold.
+        """Loads an adapter's matrices beside the modules; returns their bytes.
 
         Raises:
-            AdapterError: It brings weights of its own that are not the model's, or is for what is never called.
+            AdapterError: Its copy of a base weight differs from the model's, or the model never calls a module that it changes.
         """
         if adapter.digest not in self._loaded:
             for path, pair in adapter.modules.items():
                 self._check(path)
                 if pair.base is not None:
-                    check_copy(path, pair.base, self._own(self._modules[path]))
-            made = {path: self._made(pair) for path, pair in adapter.modules.items()}
-            self._settle(made)
+                    check_copy(path, pair.base, self._base_weight(self._modules[path]))
+            made = {path: self._matrices(pair) for path, pair in adapter.modules.items()}
+            self._evaluate(made)
             for path, weights in made.items():
                 if path not in self._weights:
                     self._weights[path] = {}
@@ -91,7 +92,7 @@ class LinearAdapters(ABC, Generic[M, A]):
         return sum(int(a.nbytes) + int(b.nbytes) for a, b, _ in held)
 
     def unload(self, digest: str) -> None:
-        """Forgets an adapter; a module that no other one changes is as it was found."""
+        """Unloads an adapter; restores the modules that no other adapter changes."""
         for path in self._loaded.pop(digest, ()):
             del self._weights[path][digest]
             if not self._weights[path]:
@@ -99,22 +100,22 @@ class LinearAdapters(ABC, Generic[M, A]):
                 self._restore(path)
 
     def close(self) -> None:
-        """Leaves the model as it was found."""
+        """Unloads all adapters and restores the model."""
         for digest in list(self._loaded):
             self.unload(digest)
         self._modules.clear()
 
     @contextmanager
     def under(self, stacks: TokenStacks | None, want: Int64) -> Iterator[None]:
-        """The forward that runs inside is computed under these stacks; `want`: the tokens whose logits it gives."""
+        """Applies these stacks to the forward that runs inside; `want`: the indices of the tokens whose logits it computes."""
         if stacks is None:
             yield
             return
-        self._now = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
+        self._active = [self._change(use, len(stacks.of), want) for use in uses(stacks)]
         try:
             yield
         finally:
-            self._now = []
+            self._active = []
 
     def _change(self, use: Use, n: int, want: Int64) -> Change[A]:
         if use.digest not in self._loaded:
@@ -127,15 +128,15 @@ class LinearAdapters(ABC, Generic[M, A]):
         return replace(self._limited(use, use.rows, np.ones(len(use.rows), bool), n), head=head)
 
     def _limited(self, use: Use, rows: Int64, which: Bool, tokens: int) -> Change[A]:
-        """For some rows alone; `which` of the use's they are."""
+        """The change of tokens `rows` among `tokens`; `which` selects their scales from the use's."""
         given = use.scale
         scale = given if isinstance(given, float) else self._scales(given[which, None])
-        return Change(use.digest, tokens, self._places(rows), scale)
+        return Change(use.digest, tokens, self._indices(rows), scale)
 
-    def _added(self, path: str, x: A, y: A) -> A:
-        """What a module answers to `x`, with what the adapters of the forward that runs add to its own answer `y`."""
+    def _with_adapters(self, path: str, x: A, y: A) -> A:
+        """A module's output for `x`: its own output `y` plus the products of the running forward's adapters."""
         weights = self._weights[path]
-        for each in self._now:
+        for each in self._active:
             change, pair = each, weights.get(each.digest)
             if pair is None:
                 continue
@@ -147,53 +148,53 @@ class LinearAdapters(ABC, Generic[M, A]):
                     raise UnsupportedFeatureError(
                         f"{path} is not given its tokens in order: it takes one stack of adapters at a time"
                     )
-            y = self._plus(x, y, pair, change)
+            y = self._add_product(x, y, pair, change)
         return y
 
-    # ---- what each library does in its own way ---------------------------------------------------------------------
+    # ---- implemented for each library ------------------------------------------------------------------------------
 
     @abstractmethod
     def _shape(self, module: M) -> ModuleShape | None:
-        """(in, out) of a linear module; None of any other."""
+        """(in, out) of a linear module; None for other modules."""
 
     @abstractmethod
-    def _own(self, module: M) -> Float32 | None:
+    def _base_weight(self, module: M) -> Float32 | None:
         """A module's own matrix ``(out, in)``; None where it is quantised."""
 
     @abstractmethod
     def _extend(self, path: str) -> None:
-        """From now on the module's answers go through `_added`."""
+        """Passes the module's output through `_with_adapters` from now on."""
 
     @abstractmethod
     def _restore(self, path: str) -> None:
         """The inverse of `_extend`."""
 
     @abstractmethod
-    def _made(self, pair: LowRank) -> Weights[A]:
-        """An adapter's matrices for one module, as `_plus` wants them."""
+    def _matrices(self, pair: LowRank) -> Weights[A]:
+        """An adapter's matrices for one module, as `_add_product` takes them."""
 
     @abstractmethod
     def _scales(self, scales: Float32) -> A:
         """``(k, 1)`` as an array of the library, in the width of the products."""
 
     @abstractmethod
-    def _places(self, rows: Int64) -> A:
+    def _indices(self, rows: Int64) -> A:
         """``(k,)`` as an array of the library."""
 
     @abstractmethod
     def _tokens(self, x: A) -> int:
-        """How many tokens a module is given."""
+        """Number of tokens in a module's input."""
 
     @abstractmethod
     def _is_head(self, path: str) -> bool:
-        """Whether the module may be given the wanted tokens alone."""
+        """Whether the module's input may be the wanted tokens alone."""
 
     @abstractmethod
-    def _plus(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:
-        """`y` and an adapter's product of `x`, of all rows or of the change's."""
+    def _add_product(self, x: A, y: A, pair: Weights[A], change: Change[A]) -> A:
+        """`y` plus an adapter's product of `x`, for all rows or for the change's."""
 
     def _check(self, path: str) -> None:
         """Raises `AdapterError` for a module that no adapter can change."""
 
-    def _settle(self, made: Mapping[str, Weights[A]]) -> None:
-        """Computes what was only written down so far."""
+    def _evaluate(self, made: Mapping[str, Weights[A]]) -> None:
+        """Evaluates lazy arrays."""

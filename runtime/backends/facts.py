@@ -1,4 +1,4 @@
-"""What every backend says of itself in the same way: fingerprints, context length, the options in force."""
+"""Facts that all backends derive alike: fingerprints, context length, KV format, options in force."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from runtime.loading.rope import length_limit
 from runtime.options.load import LoadOptions
 
-KV_FORMAT = 1  # of payloads on disk; a change makes every stored KV block a stranger
+KV_FORMAT = 1  # of payloads on disk; a change invalidates every stored KV block
 UNBOUNDED_CONTEXT = 131_072  # tokens; for models that name no limit (recurrent ones)
 
 LEAST_BUDGET = 64 << 20  # bytes
-BUDGET_SHARE = 4  # KV gets this fraction of the memory that is left after the weights
+BUDGET_SHARE = 4  # KV gets one part in so many of the memory left after the weights
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 
@@ -27,32 +27,32 @@ def digest(*parts: Any) -> str:
 
 
 def kv_fingerprint(weights_digest: str, backend: str, dtype: str, kv_dtype: str, geometry: Mapping[str, Any]) -> str:
-    """Guards KV: equal only where keys and values mean the same numbers."""
+    """Identifies KV: equal only where keys and values are interchangeable."""
     return digest("kv", KV_FORMAT, weights_digest, backend, dtype, kv_dtype, dict(geometry))
 
 
 def model_fingerprint(kv: str, text_digest: str) -> str:
-    """Guards text and ids: the KV fingerprint, tokenizer and template."""
+    """Identifies a model with its texts: KV fingerprint, tokenizer and chat template."""
     return digest("model", kv, text_digest)
 
 
 def kv_budget(options: LoadOptions, free: int) -> int:
-    """Bytes for KV: what was asked for, or a quarter of what is `free` once the weights are in place."""
+    """Bytes for KV: `kv_cache_bytes`, or a quarter of the memory that is `free` once the weights are loaded."""
     return options.kv_cache_bytes or max(free // BUDGET_SHARE, LEAST_BUDGET)
 
 
 def whole_context(config: Mapping[str, Any]) -> int:
-    """Tokens that the model was made for, up to the limit of a rope type that changes with the length of the text."""
+    """The model's own context in tokens, up to the limit of a rope type that changes with the length of the text."""
     limits = [config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)]
     edge = length_limit(config)
     return min(int(limits[0]) if limits else UNBOUNDED_CONTEXT, edge[1] if edge else UNBOUNDED_CONTEXT)
 
 
 def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
-    """Tokens that fit: what was asked for, or what the model was made for.
+    """The context in tokens: the option's, or the model's own.
 
     Raises:
-        InvalidRequestError: More was asked for than the model has positions.
+        InvalidRequestError: The option exceeds the model's positions.
     """
     limit = whole_context(config)
     if options.context_length is None or (options.context_length > limit and "context_length" in options.wishes):
@@ -69,7 +69,7 @@ def context_length(config: Mapping[str, Any], options: LoadOptions) -> int:
 
 
 def rope_warning(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """That the context ends before what the model names, where a rope type changes there."""
+    """Warns of a context shorter than the model's own, where the rope type changes before its end."""
     edge = length_limit(config)
     named = next((config[key] for key in CONTEXT_KEYS if isinstance(config.get(key), int)), 0)
     if edge is None or named <= edge[1]:
@@ -80,44 +80,44 @@ def rope_warning(config: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def passed_over(options: LoadOptions, name: str, why: str) -> str:
-    """What a model says whose engine cannot have an option, where that was but a wish.
+def ignored_option(options: LoadOptions, name: str, why: str) -> str:
+    """The warning about an option that has no effect on this model and was set for all models.
 
     Args:
-        options: As they were given.
+        options: The load options.
         name: Of the option.
-        why: It cannot be had, and what can.
+        why: The reason, with the alternative.
 
     Raises:
-        UnsupportedFeatureError: It was asked for.
+        UnsupportedFeatureError: The option was set for this model.
     """
     if name not in options.wishes:
         raise UnsupportedFeatureError(why)
     return f"{why}; it is set for all models, and has no effect on this one"
 
 
-def as_it_is(options: LoadOptions, **own: str) -> tuple[str, ...]:
-    """`passed_over` of the options that a ready model would have to be changed for.
+def ignored_by_ready_model(options: LoadOptions, **own: str) -> tuple[str, ...]:
+    """`ignored_option` for the options that differ from a ready model, which is not changed.
 
     Args:
-        options: As they were given.
-        own: What the model has, by the option's name.
+        options: The load options.
+        own: The model's value of each option.
 
     Raises:
-        UnsupportedFeatureError: One was asked for.
+        UnsupportedFeatureError: Such an option was set for this model.
     """
     found = []
     for name, there in own.items():
         wanted = getattr(options, name)
         if wanted not in ("auto", there, there.partition(":")[0]):  # a device's kind alone
             why = f"takes a model folder; a model that is in memory already is used as it is, with {there}"
-            found.append(passed_over(options, name, f"{name}={wanted!r} {why}"))
+            found.append(ignored_option(options, name, f"{name}={wanted!r} {why}"))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """How cached KV rests: a floating-point dtype, or whole numbers of so many bits.
+    """The format of cached KV: a floating-point dtype, or integers of some bits.
 
     Attributes:
         name: "float32", "float16", "bfloat16", "q8" or "q4"; part of the KV fingerprint.
@@ -136,12 +136,12 @@ def kv_format(options: LoadOptions, compute: str) -> KvFormat:
 
 
 def group_width(width: int) -> int:
-    """Numbers that share a step and a lowest value, along the width of a head: 64, 32, or all of them."""
+    """Size of the groups along the width of a head that share a step and a minimum: 64, 32, or the whole width."""
     return next((group for group in (64, 32) if width % group == 0), width)
 
 
 def options_in_force(options: LoadOptions, **chosen: Any) -> dict[str, Any]:
-    """Every load option as it is, "auto" replaced by what was chosen."""
+    """Every load option, with "auto" replaced by the chosen value."""
     return {**asdict(options), "max_batch_rows": options.batch_rows, **chosen}
 
 

@@ -1,7 +1,7 @@
-"""A real little model in numpy, with faults on demand: what the engine is tested with.
+"""A small working model in numpy with faults on demand, for tests of the engine.
 
-One attention layer (or a recurrent one) over 256 bytes and three specials. Keys and values stand in packs and payloads
-and nowhere else, so a wrong prefix, a wrong parent or a wrong depth shows in the numbers. Needs no files:
+One attention layer (or a recurrent one) over 256 bytes and three specials. Packs and payloads are the only place of keys
+and values, so a wrong prefix, a wrong parent or a wrong depth shows in the numbers. Needs no files:
 `load("anything", backend="fake")`.
 """
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks, Use, uses
-from runtime.backends.base import ForwardInterrupted
+from runtime.backends.base import ROOT, ForwardInterrupted
 from runtime.backends.byte_text import VOCABULARY
 from runtime.backends.packs.chains import Bucket, joined, steps_of
 from runtime.backends.packs.packed import as_ids, chain_parents
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step
+from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step
 from runtime.backends.toy import ToyBackend, ToyPack, toy_info
 from runtime.errors import AdapterError
 from runtime.loading.model_folder import ModelFolder
@@ -36,7 +36,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Behaviour:
-    """What goes wrong, and when. May be changed while the model is in use, on its owner thread.
+    """The faults and their triggers. May be changed while the model is in use, on its owner thread.
 
     Attributes:
         raise_on: A forward that holds the token raises this.
@@ -45,8 +45,8 @@ class Behaviour:
         delay_on: Seconds that a forward with the token takes longer.
         before_forward: Called with the tokens of each forward.
         recurrent: The model has a recurrent layer instead of attention (read at load).
-        overlaps: A forward that was begun is computed as late as can be, when its logits are fetched (read at load).
-        interruptible: A forward can be given up in its middle, after `before_forward` (read at load).
+        overlaps: A forward that was begun is computed only when its logits are fetched (read at load).
+        interruptible: A forward can be abandoned after `before_forward` (read at load).
     """
 
     raise_on: Mapping[int, BaseException] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class Behaviour:
 
 
 def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> FakeBackend:
-    """The registry's factory; `source` is ignored, but for a pair that starts with a `Behaviour`."""
+    """The registry's factory; `source` is ignored unless it is a pair that starts with a `Behaviour`."""
     behaviour = source[0] if isinstance(source, tuple) and isinstance(source[0], Behaviour) else Behaviour()
     return FakeBackend(options, behaviour)
 
 
 class FakeBackend(ToyBackend):
-    """The little model and its faults. `behaviour` may be exchanged at any time."""
+    """The model and its faults. `behaviour` may be replaced at any time."""
 
     blank, stored = np.empty((0, 2 * WIDTH)), "kv"  # keys, then values
     readings = frozenset({"hidden", "layers"})
@@ -83,7 +83,7 @@ class FakeBackend(ToyBackend):
         self._adapters: dict[str, Adapter] = {}  # by digest
         self.slot_bytes, self.state_bytes = 2 * WIDTH * 8, WIDTH * 8 * self.recurrent
         kinds = ("recurrent",) if self.recurrent else ("full",)
-        self.info = toy_info("fake", options, {"max_position_embeddings": CONTEXT}, kv_bytes=2 * WIDTH * 8, kinds=kinds)
+        self.info = toy_info("fake", options, CONTEXT, kv_bytes=2 * WIDTH * 8, kinds=kinds)
 
     def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))
@@ -136,7 +136,7 @@ class FakeBackend(ToyBackend):
         pack, counted = self.open_pack(), (self.forwards, self.pushed)
         try:
             _, logits = self.forward(pack, tokens, chain_parents(0, len(tokens), ROOT), np.array([len(tokens) - 1]), stacks)
-        finally:  # as of every backend, what is computed beside the cache is not counted
+        finally:  # no backend counts what it computes without the cache
             self.forwards, self.pushed = counted
         last: Float32 = logits[0]
         return last
@@ -159,7 +159,7 @@ class FakeBackend(ToyBackend):
         self._adapters.pop(digest, None)
 
     def _adapted(self, module: str, x: Float64, y: Float64, changes: Sequence[Use]) -> Float64:
-        """What a module answers, with what the adapters add to it."""
+        """A module's output `y` plus the products of the adapters."""
         for use in changes:
             if use.digest not in self._adapters:
                 raise AdapterError(f"the adapter {use.digest[:12]} is not loaded")
@@ -197,7 +197,7 @@ class FakeBackend(ToyBackend):
             hidden = self._attend(pack, step, embedded)
         wanted = hidden if step.read == "hidden" else self._adapted("head", hidden, hidden @ self._head, changes)
         logits = wanted[step.want].astype(np.float32)
-        if step.read == "layers":  # one layer: the embedding's answer goes before its own
+        if step.read == "layers":  # one layer, whose logits follow the embedding's
             before = self._adapted("head", embedded, embedded @ self._head, changes)[step.want]
             logits = np.stack([before.astype(np.float32), logits], axis=1)
         logits[np.isin(step.tokens[step.want], list(self.behaviour.nan_on))] = np.nan

@@ -28,21 +28,20 @@ def load(source: ModelFolder | tuple[Any, Any] | str, options: LoadOptions) -> M
 
 
 class MockBackend(ToyBackend):
-    """Logits are ``RandomState(sum((i + 1) * id_i)).rand(vocab)``; no keys, no values: a row is the token itself."""
+    """Logits are ``RandomState(sum((i + 1) * id_i)).rand(vocab)``; without keys and values, a slot's row is its token."""
 
     blank, stored = np.empty(0, np.int64), "tokens"
     slot_bytes = SLOT_BYTES
     readings = frozenset({"hidden", "layers"})
 
     def __init__(self, options: LoadOptions) -> None:
-        config = {"max_position_embeddings": CONTEXT}
-        self.info = toy_info("mock", options, config, kv_bytes=SLOT_BYTES, kinds=("full",))
+        self.info = toy_info("mock", options, CONTEXT, kv_bytes=SLOT_BYTES, kinds=("full",))
 
     def push(self, pack: ToyPack, step: Step) -> tuple[Float32, State | None]:
         self.count(len(step.tokens))
         pack.write(int(step.slots[0]), step.tokens)
         rows = [_logits(pack.rows[pack.tree.path(int(step.slots[j]))]) for j in step.want]
-        if step.read == "layers":  # one layer, which adds the text to the token's own answer
+        if step.read == "layers":  # one layer: first the logits of the token alone, then those of the text
             return np.stack([[_logits(step.tokens[j : j + 1]), row] for j, row in zip(step.want, rows, strict=True)]), None
         width = VOCABULARY if step.read is None else self.info.hidden_size
         return np.stack(rows)[:, :width] if rows else np.empty((0, width), np.float32), None

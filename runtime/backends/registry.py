@@ -1,7 +1,7 @@
-"""Which backends there are, whether they can run here, and how a name becomes a factory.
+"""The known backends, whether they can run here, and the factory behind a name.
 
-A backend is a factory ``(source, options) -> Backend``, known by a name and a dotted "module:function", so that another
-process can be told about it. A factory with an `own_text` (see `runtime.backends.byte_text`) is given no folder.
+A backend is a factory ``(source, options) -> Backend`` with a name and a dotted "module:function", by which another
+process can import it. A factory with `own_text` (see `runtime.backends.byte_text`) needs no folder.
 Backends come from three places: built in, `register_backend`, and the entry-point group `elsewise.backends`; a
 registered name wins over an entry point, both over a built-in one.
 """
@@ -108,13 +108,13 @@ def dotted_backends() -> dict[str, str]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> dict[str, str]:
-    """The entry points of what is installed there; reading the metadata of all packages takes 20 ms."""
-    del path  # what it depends on
+    """The entry points of the packages on `path`; cached, as reading the metadata of all packages takes 20 ms."""
+    del path  # the key of the cache
     return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
 def default_backend() -> str:
-    """What "auto" means here: mlx on Apple silicon, and where torch is not installed; hf elsewhere, and where mlx is not."""
+    """The backend of "auto": mlx on Apple silicon or where hf is not installed; hf elsewhere and where mlx is not installed."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     return "mlx" if not _missing("mlx") and (apple or _missing("hf")) else "hf"
 
@@ -125,7 +125,7 @@ def _missing(name: str) -> list[str]:
 
 
 def check_backend(name: str | None = None) -> str:
-    """The name that is meant, if that backend can run here; imports none.
+    """The name of a backend that can run here, "auto" resolved; imports none.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: As `resolve_backend`.
@@ -142,7 +142,7 @@ def check_backend(name: str | None = None) -> str:
 def brings_text(name: str) -> bool:
     """Whether a backend brings tokenizer and template of its own and needs no model folder; imports nothing."""
     toys = {built_in.dotted for built_in in _BUILT_IN.values() if built_in.own_text}
-    return dotted_backends().get(name) in toys  # whatever it is called
+    return dotted_backends().get(name) in toys  # also under another name
 
 
 def resolve_backend(name: str | None = None) -> Factory:
@@ -172,7 +172,7 @@ def _imported(name: str, dotted: str) -> Factory:
 
 
 def _dotted(factory: Factory) -> str | None:
-    """Where a callable can be imported from again; None for one that cannot (a lambda, a method, of a script)."""
+    """The import name of a callable; None for a lambda, a method, or a function of a script."""
     module, qualified = getattr(factory, "__module__", None), getattr(factory, "__qualname__", "<>")
     if module in (None, "__main__") or "<" in qualified or "." in qualified:
         return None

@@ -6,8 +6,8 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from runtime.backends.base import Part
+from runtime.backends.base import ROOT, Part
 from runtime.backends.facts import KvFormat
 from runtime.backends.packs.packed import FirstForward, PackedBackend, chain_parents
-from runtime.backends.packs.tree import ROOT, Float32, Int64
+from runtime.backends.packs.tree import Float32, Int64
 from runtime.errors import MemoryBudgetError, ModelLoadError, RuntimeFault
 from runtime.info import ModelInfo
 from runtime.loading.measurements import keep_measurement, measurement
@@ -32,16 +32,16 @@ Warnings = tuple[str, ...]
 T = TypeVar("T")
 
 TOLERANCES = {"float32": 1e-3, "float16": 6e-2, "bfloat16": 4e-1}  # nats between log-probabilities
-WORTH_SECONDS = 0.05  # for the first forward, beyond which it is worth remembering that it gave numbers
-WORTH_PARAMETERS = 20_000_000  # of a smaller model a first forward is slow by chance alone
-SLOW_SECONDS = 0.1  # for the first forward, beyond which the first chunk of a prompt is a small one
-_version = cache(version)  # which keeps an index of a folder for each time that the folder was changed
-_TOP = 20  # tokens whose numbers people look at
-_RESTED = 56  # tokens
+WORTH_SECONDS = 0.05  # of a first forward; the result of a slower one is saved for later loads
+WORTH_PARAMETERS = 20_000_000  # of a model whose measurements are saved; a smaller one is slow by chance alone
+SLOW_SECONDS = 0.1  # of a first forward; after a slower one the first chunk of a prompt is small
+_version = cache(version)  # itself it keeps an index of a folder for each change of the folder
+_TOP = 20  # likeliest tokens, whose log-probabilities are compared
+_KV_TOKENS = 56  # that `kv_warning` measures with
 _TRUNK = 9  # tokens
 _TAILS = (5, 1, 3)  # tokens of the branches: ragged on purpose
-_PIECE = 7  # tokens
-_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # that a copy's test decides on
+_CHUNK = 7  # tokens
+_WAYS = ("tree", "stepwise", "buckets", "ragged", "shares", "together")  # attributes that the test of a copy sets
 
 
 class UnprovenError(ModelLoadError):
@@ -53,8 +53,8 @@ class Copy(NamedTuple):
 
     Attributes:
         make: Makes a backend over it.
-        lengths: Tokens at which something may change.
-        key: Of all that its numbers depend on; equal copies are tested once in a process.
+        lengths: Lengths in tokens at which the computation may change.
+        key: Equal for copies with equal numbers, which are tested once in a process.
     """
 
     make: Callable[[], PackedBackend[Any]]
@@ -62,18 +62,17 @@ class Copy(NamedTuple):
     key: Hashable
 
 
-proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # what came out of each copy: its warnings, and its `_WAYS`
+proofs: dict[Hashable, tuple[Warnings, dict[str, bool]]] = {}  # by `Copy.key`: warnings, and values of `_WAYS`
 
 
 def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
-    """The self-test, on a small random copy in float32 of what was loaded; of each copy once in a process.
+    """Runs the self-test on a small random copy of the model in float32, once in a process for each copy.
 
-    Rounding to 16 bits has no part in it, nor has the model's depth. The ways of pushing that failed on the copy are switched
-    off in `backend`.
+    So neither rounding to 16 bits nor the model's depth matters. Switches off in `backend` the ways of pushing that failed.
 
     Args:
         backend: Of the model.
-        copies: The first that can be made and computes is tested.
+        copies: The first one that can be made and computes is tested.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -88,29 +87,25 @@ def prove(backend: PackedBackend[Any], copies: Iterable[Copy]) -> Warnings:
                 copy.logits_uncached([1, 2])
             except MemoryBudgetError:
                 raise
-            except Exception as error:  # noqa: BLE001  # the border to a library: sizes that it cannot do; the next has others
+            except Exception as error:  # noqa: BLE001  # a library's own error on these sizes; the next copy has others
                 log.debug("no small copy of %s: %s", backend.info.name, error)
                 continue
-            warnings = _typed(copy, lengths, backend.info.name)
+            warnings = _guarded_test(copy, lengths, backend.info.name)
             proofs[key] = warnings, {way: getattr(copy, way) for way in _WAYS}
         warnings, ways = proofs[key]
         for way, works in ways.items():
             setattr(backend, way, works)
         return warnings
-    return _typed(backend, (), None, strict=_rounding(backend.info) == "float32")
+    return _guarded_test(backend, (), None, strict=_rounding(backend.info) == "float32")
 
 
-def _typed(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:
-    """`self_test`, of a library that may fail on what it is asked for.
-
-    Raises:
-        ModelLoadError: It failed; the message has its reason.
-    """
+def _guarded_test(backend: PackedBackend[Any], lengths: Sequence[int], name: str | None, *, strict: bool = True) -> Warnings:
+    """`self_test`, with a library's own errors as `UnprovenError`."""
     try:
         return self_test(backend, lengths, name=name, strict=strict)
     except RuntimeFault:
         raise
-    except Exception as error:  # the border to a library that may know no cache of ours
+    except Exception as error:  # a library's own, where it cannot use our cache
         raise UnprovenError(
             f"{name or backend.info.name}: {backend.info.backend} fails on a text that is pushed in pieces "
             f"({type(error).__name__}: {str(error)[:200]}); this architecture is not supported"
@@ -122,14 +117,14 @@ def self_test(
 ) -> Warnings:
     """Pushes a small tree in every way and switches off the ways that disagree with plain single runs.
 
-    Sets `backend.tree`, `stepwise`, `buckets`, `ragged` and `shares`. About 90 tokens, 120 more where branches are no tree, 60
-    more where rows share a prefix, and some texts about as long as each of `lengths`.
+    Sets `backend.tree`, `stepwise`, `buckets`, `ragged`, `shares` and `together`. Computes about 90 tokens, 120 more where
+    branches are no tree, 60 more where rows share a prefix, and some texts about as long as each of `lengths`.
 
     Args:
         backend: Of the model, or of a copy.
-        lengths: Tokens at which something may change, within the context.
+        lengths: Lengths in tokens, within the context, at which the computation may change.
         name: Of the model, where `backend` is of a copy.
-        strict: Whether a chain that disagrees refuses the model; else it is said.
+        strict: Whether a chain that disagrees refuses the model; else it is a warning.
 
     Returns:
         Warnings for `ModelInfo.warnings`, empty when all is well.
@@ -146,13 +141,13 @@ def self_test(
     text = rng.integers(0, vocabulary, max(lengths, default=0))
     ends = sorted({n + d for n in lengths for d in (-1, 0, 1) if n + d <= len(text)})
     whole = [backend.logits_uncached(text[:end].tolist()) for end in ends]
-    few = min(_PIECE, len(text) - 1)  # tokens that the longest piece goes on from
-    cuts = [range(0, len(text), _PIECE), (0, few)] if len(text) else []
+    few = min(_CHUNK, len(text) - 1)  # tokens before the longest piece
+    cuts = [range(0, len(text), _CHUNK), (0, few)] if len(text) else []
 
     def cached() -> float:
-        """How far chains come out, in pieces."""
-        apart = [_gap(_alone(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
-        pieces = [row for starts in cuts for row in _in_pieces(backend, text, ends, starts)]
+        """The largest gap of chains that are pushed in pieces."""
+        apart = [_gap(_as_chain(backend, trunk, tail), row) for tail, row in zip(tails, plain, strict=True)]
+        pieces = [row for starts in cuts for row in _in_chunks(backend, text, ends, starts)]
         return max([*apart, *map(_gap, pieces, whole * len(cuts))])
 
     warnings = []
@@ -162,56 +157,56 @@ def self_test(
         off = cached()
         warnings.append("this library carries recurrent state over one token at a time: long prompts are slow to continue")
     if not off <= tolerance:
-        said = (
+        problem = (
             f"{backend.info.backend} answers {off:.3g} nats apart with and without a cache (allowed: {tolerance:g}"
             f"{', in a small copy of the model in float32' if name else ''})"
         )
         if strict:
-            raise UnprovenError(f"{name or backend.info.name}: {said}; this architecture is not supported")
-        warnings.append(said)
+            raise UnprovenError(f"{name or backend.info.name}: {problem}; this architecture is not supported")
+        warnings.append(problem)
     if not backend.chained:
         gap, failed = float("inf"), ""
         try:
-            gaps = [_gap(a, b) for a, b in zip(_branching(backend, trunk, tails), plain, strict=True)]
+            gaps = [_gap(a, b) for a, b in zip(_as_tree(backend, trunk, tails), plain, strict=True)]
             for cut in (len(text) - 1, few) if len(text) else ():
                 gaps += map(_gap, _side_by_side(backend, text, cut, trunk, tails[0]), (whole[-1], plain[0]))
             gap = max(gaps)
         except MemoryBudgetError:
             raise
-        except Exception as error:  # noqa: BLE001  # the border to a library that may take no mask of ours: then it gets none
+        except Exception as error:  # noqa: BLE001  # a library's own, where it takes no mask of ours: then it gets none
             failed = f"failed ({type(error).__name__}: {error})"
         if not gap <= tolerance:
             backend.tree = False
-            backend.ragged = False  # a library that got a tree's mask wrong is asked to honour no other
+            backend.ragged = False  # a library that gets a tree's mask wrong is given no other mask
             found = failed or f"came out {gap:.3g} nats apart"
             warnings.append(f"branches are computed one by one or by equal length: as a tree they {found}")
     if backend.together and (backend.chained or not _together_gap(backend, trunk, tails, plain, text, whole) <= tolerance):
-        backend.together = False  # one pack after the other: the numbers are the same
+        backend.together = False  # packs are then computed one after the other, with the same numbers
     if backend.chained:
         warnings += _check_rows(backend, trunk, tails, tolerance)
     return tuple(warnings)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What was measured of one form of a model on this machine, with these versions.
+class Measurements:
+    """Saved measurements of a model in one form on this machine, with these versions.
 
     Attributes:
-        weights: Their digest; None: nothing is remembered.
-        conditions: On which the numbers depend, in words.
+        weights: Digest of the weights; None: nothing is saved.
+        conditions: What the measurements depend on, as text; part of their key.
     """
 
     weights: str | None
     conditions: str
 
     @classmethod
-    def of(cls, info: ModelInfo, weights: str | None, libraries: Sequence[str]) -> Memory:
-        """Of a model whose first forward is worth remembering; of a smaller one it is slow by chance alone.
+    def of(cls, info: ModelInfo, weights: str | None, libraries: Sequence[str]) -> Measurements:
+        """The measurements of a model; those of a small model are not saved.
 
         Args:
-            info: Of the model, described.
-            weights: Their digest.
-            libraries: Distributions that compute.
+            info: Of the model, complete.
+            weights: Digest of the weights.
+            libraries: Names of the distributions that compute.
         """
         form = [str(info.options.get(name)) for name in ("device", "dtype", "weights", "offload")]
         machine = [platform.machine(), f"{os.cpu_count()} cores"]
@@ -220,33 +215,33 @@ class Memory:
             weights if info.parameters >= WORTH_PARAMETERS else None, ", ".join([__version__, *versions, *form, *machine])
         )
 
-    def recall(self, what: str, kind: type[T]) -> T | None:
-        """What was kept; None where nothing was, or what is read there is something else."""
+    def read(self, what: str, kind: type[T]) -> T | None:
+        """A saved measurement; None where there is none, or it is not of this kind."""
         if self.weights is None:
             return None
         with suppress(msgspec.ValidationError):
             return msgspec.convert(measurement(self.weights, f"{what}, {self.conditions}"), kind, strict=True)
         return None
 
-    def keep(self, what: str, found: msgspec.Struct) -> None:
-        """For `recall` at the next load."""
+    def save(self, what: str, found: msgspec.Struct) -> None:
+        """Saves a measurement for later loads."""
         if self.weights is not None:
             keep_measurement(self.weights, f"{what}, {self.conditions}", msgspec.to_builtins(found))
 
 
-def first_forward(backend: PackedBackend[Any], memory: Memory) -> FirstForward:
-    """One token through the model as it is loaded, or what an earlier load remembers of it: all weights would be read.
+def first_forward(backend: PackedBackend[Any], measured: Measurements) -> FirstForward:
+    """Pushes one token through the loaded model, or reads the result of an earlier load: a forward reads all weights.
 
     Raises:
         ModelLoadError: As `check_finite`.
     """
     report_checking()
-    found = memory.recall("first forward", FirstForward)
+    found = measured.read("first forward", FirstForward)
     if found is None:
         seconds = check_finite(backend)
         found = FirstForward(seconds, backend.shapes, backend.state_shapes, backend.state_bytes)
         if seconds > WORTH_SECONDS:
-            memory.keep("first forward", found)
+            measured.save("first forward", found)
     else:
         backend.learn_unread(found)
         backend.state_shapes, backend.state_bytes = found.state_shapes, found.state_bytes
@@ -256,20 +251,18 @@ def first_forward(backend: PackedBackend[Any], memory: Memory) -> FirstForward:
 
 
 def check_finite(backend: PackedBackend[Any]) -> float:
-    """One token through the model as it is loaded.
+    """Pushes one token through the loaded model.
 
     Returns:
         Seconds.
 
     Raises:
-        ModelLoadError: What it answers is no number; the message names the tensor.
+        ModelLoadError: Its logits are not finite; the message names a broken tensor, where one is found.
     """
-    pack, started = backend.open_pack(), time.monotonic()
-    try:
+    with _packs(backend, 1) as (pack,):
+        started = time.monotonic()
         token = np.array([backend.info.vocab_size // 3])
         _, logits = backend.forward(pack, token, np.array([ROOT]), np.array([0]))
-    finally:
-        backend.close(pack)
     seconds = time.monotonic() - started
     if np.isfinite(logits).all():
         return seconds
@@ -284,39 +277,39 @@ def check_finite(backend: PackedBackend[Any]) -> float:
 
 
 def _rounding(info: ModelInfo) -> str:
-    """The narrowest dtype that activations pass through: weights in few bits have kernels for bfloat16 alone."""
+    """The narrowest dtype of the activations: kernels for weights in few bits take bfloat16 alone."""
     return "bfloat16" if info.options.get("weights") in ("bfloat16", "int8", "int4") else info.dtype
 
 
 class Seconds(msgspec.Struct, frozen=True):
-    """Of one forward."""
+    """The duration of one forward."""
 
     seconds: float
 
 
 class KvGaps(msgspec.Struct, frozen=True):
-    """Differences of log-probabilities in nats, among the likeliest tokens, that quantised KV makes."""
+    """Differences of log-probabilities by quantised KV, in nats, among the likeliest tokens."""
 
     most: float
     mean: float
 
 
-def kv_warning(backend: PackedBackend[Any], kv: KvFormat, memory: Memory) -> tuple[str, ...]:
-    """What quantised KV costs in exactness, measured on this model: about 70 tokens, at its first load in this form."""
-    n = min(_RESTED, backend.info.context_length)
+def kv_warning(backend: PackedBackend[Any], kv: KvFormat, measured: Measurements) -> tuple[str, ...]:
+    """Warns of the inexactness of quantised KV, measured on this model with about 70 tokens at its first load in this form."""
+    n = min(_KV_TOKENS, backend.info.context_length)
     if kv.bits is None or n < 2:
         return ()
     if not backend.slot_bytes:
         return (
             f"kv_dtype {kv.name} has no meaning here: the model keeps no keys and values, and its state is never quantised",
         )
-    found = memory.recall(f"kv {kv.name}", KvGaps)
+    found = measured.read(f"kv {kv.name}", KvGaps)
     if found is None:
         rng = np.random.default_rng(20_260_102)
         trunk, tail = np.split(rng.integers(0, backend.info.vocab_size, n), [n - n // 4])
         gaps = kv_gaps(backend, trunk, tail)
         found = KvGaps(float(gaps.max()), float(gaps.mean()))
-        memory.keep(f"kv {kv.name}", found)
+        measured.save(f"kv {kv.name}", found)
     return (
         f"KV of idle segments is held in {kv.bits} bits: answers after a cached prefix differ from uncached ones, here by "
         f"{found.most:.2g} nats at most and {found.mean:.2g} on average among the {_TOP} likeliest tokens",
@@ -324,14 +317,14 @@ def kv_warning(backend: PackedBackend[Any], kv: KvFormat, memory: Memory) -> tup
 
 
 def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = False) -> tuple[str, ...]:
-    """That one seed may draw other tokens in other company, where numbers are rounded so that a draw can see it.
+    """Warns that the same seed may draw other tokens in a batch or after a cached prefix.
 
-    Sums come out in another order beside other rows, in the last bit of float32. What rounds them to 16 bits afterwards makes
-    that bit a step of its own; so does KV that comes back with fewer bits than it was computed with.
+    Beside other rows sums are added up in another order and differ in the last bit of float32. Rounding to 16 bits turns that
+    bit into a whole step of 16 bits; so does KV that is cached in fewer bits than it was computed in.
 
     Args:
-        backend: Of the model, described.
-        kv: How its KV rests.
+        backend: Of the model, its `info` complete.
+        kv: Format of its cached KV.
         even: Whether the library adds up a row of 16 bits in one order, whatever is computed beside it.
     """
     info, rounding = backend.info, _rounding(backend.info)
@@ -350,14 +343,13 @@ def stream_warning(backend: PackedBackend[Any], kv: KvFormat, *, even: bool = Fa
 
 
 def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """How far log-probabilities move when the KV of `trunk` has rested in a payload.
+    """How far log-probabilities move when the KV of `trunk` comes from a payload.
 
     Returns:
         ``(len(tail), 20)`` absolute differences in nats, over the likeliest tokens after each of `tail`.
     """
-    packs = [backend.open_pack(), backend.open_pack()]
-    try:
-        slots, _ = backend.forward(packs[0], trunk, chain_parents(0, len(trunk), ROOT), np.empty(0, np.int64))
+    with _packs(backend, 2) as packs:
+        slots = _push(backend, packs[0], trunk)
         held = backend.load(packs[1], backend.take(packs[0], slots), ROOT)
         rows = []
         for pack, end in zip(packs, (slots[-1], held[-1]), strict=True):
@@ -366,17 +358,30 @@ def kv_gaps(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
         likeliest = np.argsort(-rows[0], axis=-1)[:, :_TOP]
         gaps: Float32 = np.abs(np.take_along_axis(rows[1], likeliest, -1) - np.take_along_axis(rows[0], likeliest, -1))
         return gaps
+
+
+@contextmanager
+def _packs(backend: PackedBackend[Any], count: int) -> Iterator[list[Any]]:
+    """Empty packs, closed at the end."""
+    packs = [backend.open_pack() for _ in range(count)]
+    try:
+        yield packs
     finally:
         for pack in packs:
             backend.close(pack)
 
 
+def _push(backend: PackedBackend[Any], pack: Any, text: Int64) -> Int64:
+    """The slots of a text, pushed into an empty pack without reading logits."""
+    return backend.forward(pack, text, chain_parents(0, len(text), ROOT), np.empty(0, np.int64))[0]
+
+
 def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], tolerance: float) -> list[str]:
-    """Chains as rows of one forward, of equal and of different length, against single runs; off where they disagree."""
+    """Compares chains of equal and different length as rows of one forward with single runs; switches off what disagrees."""
     stems, more = (trunk, trunk, trunk[::-1]), trunk[:2]
     even = [np.concatenate([stem, tail]) for stem, tail in zip(stems, tails, strict=True)]
     plain = [backend.logits_uncached(text.tolist()) for text in (*even, *(np.append(text, more) for text in even))]
-    shares, backend.shares = backend.shares, False  # first each over a copy of its own, to which the others fall back
+    shares, backend.shares = backend.shares, False  # first over copies, which rows over shared buffers fall back to
     gaps, failed = _row_gaps(backend, stems, tails, more, plain)
     if not gaps[0] <= tolerance:
         backend.buckets = False
@@ -384,16 +389,13 @@ def _check_rows(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64], t
     if not gaps[1] <= tolerance:
         backend.ragged = False
         return [f"only rows of equal length share a forward: others {failed or f'came out {gaps[1]:.3g} nats apart'}"]
-    return _check_shared(backend, lambda: _row_gaps(backend, stems, tails, more, plain), tolerance) if shares else []
-
-
-def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[float], str]], tolerance: float) -> list[str]:
-    """The same rows over the pack's own buffers, whether it is worth while or not."""
-    backend.shares, vain, backend.vain = True, backend.vain, float("inf")
+    if not shares:
+        return []
+    backend.shares, before, backend.masked_per_copy = True, backend.masked_per_copy, float("inf")  # even where copies cost less
     try:
-        gaps, failed = push()
+        gaps, failed = _row_gaps(backend, stems, tails, more, plain)
     finally:
-        backend.vain = vain
+        backend.masked_per_copy = before
     if not max(gaps) <= tolerance:
         backend.shares = False
         found = failed or f"came out {max(gaps):.3g} nats apart"
@@ -404,72 +406,62 @@ def _check_shared(backend: PackedBackend[Any], push: Callable[[], tuple[list[flo
 def _row_gaps(
     backend: PackedBackend[Any], stems: tuple[Int64, ...], tails: list[Int64], more: Int64, plain: list[Float32]
 ) -> tuple[list[float], str]:
-    """How far rows over pasts of equal length come out, and rows over others; infinite from where the library fails."""
-    gaps, pack, n = [float("inf")] * 2, backend.open_pack(), len(stems[0])
+    """The largest gaps of rows over pasts of equal and of different length, and the error, after which gaps are infinite."""
+    gaps, n = [float("inf")] * 2, len(stems[0])
     try:
-        roots = np.concatenate([chain_parents(0, n, ROOT), chain_parents(n, n, ROOT)])
-        backend.forward(pack, np.concatenate([stems[0], stems[-1]]), roots, np.empty(0, np.int64))
-        tips = [n - 1 if stem is stems[0] else 2 * n - 1 for stem in stems]
-        for i, chains in enumerate((tails, [more] * len(tails))):
-            ends = np.cumsum([len(chain) for chain in chains])
-            base = backend.size(pack)
-            starts = base + ends - [len(chain) for chain in chains]
-            parents = [chain_parents(int(s), len(c), tip) for s, c, tip in zip(starts, chains, tips, strict=True)]
-            slots, logits = backend.forward(pack, np.concatenate(chains), np.concatenate(parents), ends - 1)
-            tips = slots[ends - 1].tolist()
-            gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
+        with _packs(backend, 1) as (pack,):
+            roots = np.concatenate([chain_parents(0, n, ROOT), chain_parents(n, n, ROOT)])
+            backend.forward(pack, np.concatenate([stems[0], stems[-1]]), roots, np.empty(0, np.int64))
+            tips = [n - 1 if stem is stems[0] else 2 * n - 1 for stem in stems]
+            for i, chains in enumerate((tails, [more] * len(tails))):
+                ends = np.cumsum([len(chain) for chain in chains])
+                base = backend.size(pack)
+                starts = base + ends - [len(chain) for chain in chains]
+                parents = [chain_parents(int(s), len(c), tip) for s, c, tip in zip(starts, chains, tips, strict=True)]
+                slots, logits = backend.forward(pack, np.concatenate(chains), np.concatenate(parents), ends - 1)
+                tips = slots[ends - 1].tolist()
+                gaps[i] = max(map(_gap, logits, plain[i * len(tails) :]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # the border to a library that may know no batches: then it gets none
+    except Exception as error:  # noqa: BLE001  # a library's own, where it computes no batches: then it gets none
         return gaps, f"failed ({type(error).__name__}: {error})"
-    finally:
-        backend.close(pack)
     return gaps, ""
 
 
-def _alone(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
-    """The last row of trunk + tail, pushed as one chain in two pieces, between which another text is pushed.
+def _as_chain(backend: PackedBackend[Any], trunk: Int64, tail: Int64) -> Float32:
+    """The last row of trunk + tail, pushed as one chain in two pieces, with another text pushed in between.
 
-    A model that keeps a state in itself, not in its cache, goes on from the other's.
+    That shows a model that keeps its state in itself instead of its cache: it goes on from the other text's state.
     """
-    pack, other = backend.open_pack(), backend.open_pack()
-    try:
-        nothing = np.empty(0, np.int64)
-        backend.forward(pack, trunk, chain_parents(0, len(trunk), ROOT), nothing)
-        backend.forward(other, trunk[::-1].copy(), chain_parents(0, len(trunk), ROOT), nothing)
+    with _packs(backend, 2) as (pack, other):
+        _push(backend, pack, trunk)
+        _push(backend, other, trunk[::-1].copy())
         parents = chain_parents(len(trunk), len(tail), len(trunk) - 1)
         last: Float32 = backend.forward(pack, tail, parents, np.array([len(tail) - 1]))[1][0]
         return last
-    finally:
-        backend.close(pack)
-        backend.close(other)
 
 
-def _in_pieces(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
-    """The rows before each of `ends`, of a text pushed in pieces that begin at `starts`."""
-    pack, rows = backend.open_pack(), []
-    try:
+def _in_chunks(backend: PackedBackend[Any], text: Int64, ends: Sequence[int], starts: Sequence[int]) -> list[Float32]:
+    """The logits before each of `ends` of a text that is pushed in pieces, which begin at `starts`."""
+    rows: list[Float32] = []
+    with _packs(backend, 1) as (pack,):
         for start, stop in pairwise([*starts, len(text)]):
             piece = text[start:stop]
             want = np.array([end - 1 - start for end in ends if start < end <= start + len(piece)], np.int64)
             parents = chain_parents(start, len(piece), start - 1 if start else ROOT)
             rows += list(backend.forward(pack, piece, parents, want)[1])
-        return rows
-    finally:
-        backend.close(pack)
+    return rows
 
 
 def _side_by_side(backend: PackedBackend[Any], text: Int64, cut: int, trunk: Int64, tail: Int64) -> Float32:
     """The last rows of a long text, whose tokens from `cut` on are pushed beside all of a short one."""
-    pack, rest = backend.open_pack(), text[cut:]
-    try:
-        backend.forward(pack, text[:cut], chain_parents(0, cut, ROOT), np.empty(0, np.int64))
+    rest = text[cut:]
+    with _packs(backend, 1) as (pack,):
+        _push(backend, pack, text[:cut])
         short = np.concatenate([trunk, tail])
         parents = np.concatenate([chain_parents(cut, len(rest), cut - 1), chain_parents(len(text), len(short), ROOT)])
         want = np.array([len(rest), len(rest) + len(short)]) - 1
         return backend.forward(pack, np.concatenate([rest, short]), parents, want)[1]
-    finally:
-        backend.close(pack)
 
 
 def _together_gap(
@@ -480,51 +472,50 @@ def _together_gap(
     text: Int64,
     whole: list[Float32],
 ) -> float:
-    """How far rows of several packs in one forward come out: a chain that goes on, a new one, branches, a long end."""
-    cuts = [len(text) - 1, min(_PIECE, len(text) - 1)] if len(text) else []
-    n, packs, nothing = len(trunk), [backend.open_pack() for _ in range(3 + len(cuts))], np.empty(0, np.int64)
-    long = list(zip(packs[3:], cuts, strict=True))
-    stems = [(packs[0], trunk), (packs[2], trunk), *((pack, text[:cut]) for pack, cut in long)]
-    branches = np.concatenate([chain_parents(n, len(tails[1]), n - 1), chain_parents(n + len(tails[1]), len(tails[2]), n - 1)])
-    ends = np.cumsum([len(tails[1]), len(tails[2])]) - 1
+    """The largest gap of a forward over several packs: a continued chain, a new one, branches, long texts."""
+    cuts = [len(text) - 1, min(_CHUNK, len(text) - 1)] if len(text) else []
+    n, first, second = len(trunk), len(tails[1]), len(tails[2])
+    branches = np.concatenate([chain_parents(n, first, n - 1), chain_parents(n + first, second, n - 1)])
+    fresh = np.concatenate([trunk, tails[0]])
     try:
-        for pack, stem in stems:
-            if len(stem):
-                backend.forward(pack, stem, chain_parents(0, len(stem), ROOT), nothing)
-        fresh = np.concatenate([trunk, tails[0]])
-        parts = [
-            Part(packs[0], tails[0], chain_parents(n, len(tails[0]), n - 1), np.array([len(tails[0]) - 1])),
-            Part(packs[1], fresh, chain_parents(0, len(fresh), ROOT), np.array([len(fresh) - 1])),
-            Part(packs[2], np.concatenate(tails[1:]), branches, ends),
-            *(
-                Part(pack, text[cut:], chain_parents(cut, len(text) - cut, cut - 1), np.array([len(text) - cut - 1]))
-                for pack, cut in long
-            ),
-        ]
-        got = backend.begin(parts)()
-        return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
+        with _packs(backend, 3 + len(cuts)) as packs:
+            parts = [
+                _chain(packs[0], tails[0], n),
+                _chain(packs[1], fresh, 0),
+                Part(packs[2], np.concatenate(tails[1:]), branches, np.cumsum([first, second]) - 1),
+                *(_chain(pack, text[cut:], cut) for pack, cut in zip(packs[3:], cuts, strict=True)),
+            ]
+            for pack, stem in (
+                (packs[0], trunk),
+                (packs[2], trunk),
+                *zip(packs[3:], (text[:cut] for cut in cuts), strict=True),
+            ):
+                if len(stem):
+                    _push(backend, pack, stem)
+            got = backend.begin(parts)()
+            return max(map(_gap, got, [plain[0], plain[0], plain[1], plain[2], *whole[-1:] * len(cuts)]))
     except MemoryBudgetError:
         raise
-    except Exception as error:  # noqa: BLE001  # the border to a library whose attention may not be ours
+    except Exception as error:  # noqa: BLE001  # a library's own, where its attention is not ours
         log.debug("no forward over several packs of %s: %s", backend.info.name, error)
         return float("inf")
-    finally:
-        for pack in packs:
-            backend.close(pack)
 
 
-def _branching(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
+def _chain(pack: Any, tokens: Int64, base: int) -> Part:
+    """Tokens that go on from the `base` slots of a pack that is one chain; the last one's logits are wanted."""
+    parents = chain_parents(base, len(tokens), base - 1 if base else ROOT)
+    return Part(pack, tokens, parents, np.array([len(tokens) - 1]))
+
+
+def _as_tree(backend: PackedBackend[Any], trunk: Int64, tails: list[Int64]) -> Float32:
     """The last rows of all tails, pushed as one tree over the trunk."""
-    pack = backend.open_pack()
-    try:
-        base = len(trunk)
-        backend.forward(pack, trunk, chain_parents(0, base, ROOT), np.empty(0, np.int64))
+    base = len(trunk)
+    with _packs(backend, 1) as (pack,):
+        _push(backend, pack, trunk)
         starts = base + np.cumsum([0, *map(len, tails[:-1])])
         parents = [chain_parents(int(start), len(tail), base - 1) for start, tail in zip(starts, tails, strict=True)]
         want = np.cumsum([len(tail) for tail in tails]) - 1
         return backend.forward(pack, np.concatenate(tails), np.concatenate(parents), want)[1]
-    finally:
-        backend.close(pack)
 
 
 def _gap(a: Float32, b: Float32) -> float:

@@ -1,8 +1,8 @@
-"""A small random copy of an architecture, as a configuration: what the load-time self-test computes with.
+"""Configurations of small random copies of an architecture, for the self-test at load.
 
 Few and narrow layers, two of each kind, a small vocabulary, and every length that the configuration names (a window, a chunk,
-the context, the border between two sets of rotary frequencies) so short that some dozen tokens lie on both sides of it. What
-decides how tokens see each other stays: kinds of layers in their order, groups of heads, rope types, masks, caps.
+the context, the border between two sets of rotary frequencies) so short that some dozen tokens lie on both sides of it.
+Unchanged is what decides how tokens attend to each other: kinds and order of layers, groups of heads, rope types, masks, caps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _INNER = re.compile(r"intermediate|inner|ffn|ff_dim|d_ssm|mlp_dim")
 _PERIOD = re.compile(r"period|interval|pattern|sparse_step")
-_SHARED = "num_kv_shared_layers"  # the last so many, which look into the keys of earlier ones
+_SHARED = "num_kv_shared_layers"  # the number of last layers, which attend to the keys of earlier ones
 _EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _CHOSEN = re.compile(r"experts_per_tok|top_?k|moe_k|n_group|topk_group")
 _OWN_HEADS = re.compile(r"rotary_dim|mrope|(qk|v|rope|global)_.*head_dim|v_head_dim|d_kv|head_size")
@@ -42,9 +42,9 @@ class Small:
     """One way to make an architecture small.
 
     Attributes:
-        config: As the library's own class of configuration takes it.
-        context: Tokens, in place of those that the load offers.
-        lengths: Tokens at which something may change, within that context.
+        config: As the library's class of configurations takes it.
+        context: Its context length in tokens.
+        lengths: Lengths in tokens, within that context, at which the computation may change.
     """
 
     config: Config
@@ -53,11 +53,11 @@ class Small:
 
 
 def small_copies(config: Mapping[str, Any], context: int) -> Iterator[Small]:
-    """The narrowest first; those that follow are for architectures whose widths depend on each other in other ways.
+    """Copies to try in order, the narrowest first; the others suit architectures with other dependencies between widths.
 
     Args:
-        config: Of a text model, complete.
-        context: Tokens that the load offers.
+        config: The complete configuration of a text model.
+        context: The loaded model's context length in tokens.
     """
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
@@ -83,7 +83,7 @@ def _whole(value: object) -> bool:
 
 
 def _fewer_layers(config: Config) -> Config:
-    """Two layers of each kind, in their order; where kinds come round, two rounds of two."""
+    """Two layers of each kind, in their order; where kinds are periodic, two periods of two layers."""
     found = _first(config, _LAYERS)
     if found is None:
         return config
@@ -114,7 +114,7 @@ def _fewer_layers(config: Config) -> Config:
 
 
 def _narrow(config: Config) -> Config:
-    """Two or four heads; everything that was as wide as the model is as wide as those."""
+    """Two or four heads; every width that equals the model's becomes the width of those heads."""
     hidden, heads = _first(config, _HIDDEN), _first(config, _HEADS)
     if hidden is None or heads is None:
         return _divided(config)
@@ -162,15 +162,14 @@ def _divided(config: Config) -> Config:
 
 def _fewer_experts(config: Config) -> Config:
     fewer = {key: min(value, 4) for key, value in config.items() if _EXPERTS.search(key) and _whole(value)}
-    return {**config, **fewer, **{k: min(v, 2 if "group" not in k else 1) for k, v in config.items() if _chosen(k, v)}}
-
-
-def _chosen(key: str, value: object) -> bool:
-    return _whole(value) and bool(_CHOSEN.search(key))
+    chosen = {
+        key: min(value, 1 if "group" in key else 2) for key, value in config.items() if _CHOSEN.search(key) and _whole(value)
+    }
+    return {**config, **fewer, **chosen}
 
 
 def _cut_lists(value: Any, before: int, after: int) -> Any:
-    """Lists of numbers with one for each pair of a head's, such as longrope's factors, as long as the smaller head needs."""
+    """Shortens lists with a number for each pair of a head's dimensions, such as longrope's factors, to the smaller head."""
     if isinstance(value, dict):
         return {key: _cut_lists(item, before, after) for key, item in value.items()}
     numbers = isinstance(value, list) and len(value) > 4 and all(isinstance(item, int | float) for item in value)
@@ -180,7 +179,7 @@ def _cut_lists(value: Any, before: int, after: int) -> Any:
 
 
 def _clean(config: Config, padding: int | None) -> Config:
-    """A small vocabulary, and nothing that is about stored weights."""
+    """A small vocabulary, and no keys about stored weights."""
     dropped = ("quantization", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
     made: Config = {}
     for key, value in config.items():
@@ -189,7 +188,7 @@ def _clean(config: Config, padding: int | None) -> Config:
         if key.startswith("vocab_size"):
             made[key] = VOCABULARY
         elif key == "pad_token_id":
-            made[key] = padding  # random texts have none; some classes do not go without
+            made[key] = padding  # random texts have no padding; some classes require the id
         elif key.endswith(("_token_id", "_token_index")):
             made[key] = _token(value)
         elif key == "initializer_range":
@@ -211,14 +210,14 @@ def _weights(config: Mapping[str, Any]) -> int:
 
 
 def _images(config: Mapping[str, Any], context: int) -> dict[int, int]:
-    """Short lengths in the order of the long ones, equal where those are."""
+    """The short length for each length of the configuration, in the same order."""
     found = {context}
     _walk(config, found.add)
     return {value: _STEP * rank for rank, value in enumerate(sorted(found), 2)}
 
 
 def _walk(value: Any, change: Callable[[int], Any], key: str = "") -> Any:
-    """A copy, in which every length is what `change` makes of it."""
+    """A copy with `change` applied to every length."""
     if isinstance(value, Mapping):
         return {name: _walk(item, change, str(name)) for name, item in value.items()}
     if _whole(value) and value > 1 and _length(key):

@@ -1,22 +1,34 @@
-"""KV as plain arrays by name: what a backend exports and takes back, and the one thing that is the same for all of them.
+"""KV as plain arrays by name: the form that all backends export and restore.
 
-Arrays whose names begin with ``keys``, ``values``, ``kv`` or ``tokens`` hold one entry for each token; ``n`` counts the
-tokens; whatever else there is belongs to the last token (recurrent state).
+Arrays whose names begin with ``keys``, ``values``, ``kv`` or ``tokens`` hold one entry for each token; ``n`` is the number
+of tokens; all others belong to the last token (recurrent state).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import SnapshotFormatError
 
-Array = TypeVar("Array")  # a library's own, as the next two
+
+class _Tensor(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+Array = TypeVar("Array", bound=_Tensor)  # of a library, as the next two
 Dtype = TypeVar("Dtype")
 Layer = TypeVar("Layer")
 Stored = dict[str, npt.NDArray[np.generic]]
@@ -46,7 +58,7 @@ def concatenated(parts: Sequence[Stored]) -> Stored:
 
 
 def count(arrays: Stored) -> int:
-    """How many tokens some arrays hold; -1 where they do not say, or disagree."""
+    """The number of tokens in some arrays; -1 where no array shows it, or two disagree."""
     found = {int(arrays["n"])} if "n" in arrays else set()
     for name, array in arrays.items():
         axis = _TOKEN_AXES.get(name.partition(".")[0])
@@ -55,19 +67,13 @@ def count(arrays: Stored) -> int:
     return found.pop() if len(found) == 1 else -1
 
 
-def check_shapes(what: str, found: Sequence[tuple[int, ...] | None], expected: Sequence[tuple[int, ...] | None]) -> None:
-    """Raises `SnapshotFormatError` where stored arrays have not the model's shapes."""
-    if list(found) != list(expected):
-        raise SnapshotFormatError(f"stored {what} of shapes {list(found)}, where the model's are {list(expected)}")
-
-
 def nbytes(arrays: Stored) -> int:
-    """Bytes that they hold."""
+    """Bytes of all arrays."""
     return sum(int(array.nbytes) for array in arrays.values())
 
 
 def first(arrays: Stored, tokens: int) -> Stored:
-    """The first tokens alone, as views; what belongs to the last one is gone with it."""
+    """The first tokens as views, without the arrays that belong to the last token."""
     found: Stored = {}
     for name, array in arrays.items():
         axis = _TOKEN_AXES.get(name.partition(".")[0])
@@ -78,46 +84,62 @@ def first(arrays: Stored, tokens: int) -> Stored:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Restored(Generic[Array]):
-    """What stored arrays say, in a library's own: keys and values as ``(layers, kv_heads, n, ...)``, the state after them."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPayload(ABC, Generic[Array]):
+    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+
+    The parts of a codec are consecutive for each shape; tokens are on axis 2 of all arrays.
+    """
 
     n: int
-    keys: tuple[Array, ...]
+    keys: tuple[Array, ...]  # per shape, in order of first appearance
     values: tuple[Array, ...]
-    state: tuple[Array | None, ...] | None
+    state: tuple[Array | None, ...] | None  # recurrent state after the last token
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(int(a.nbytes) for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
 
-def exported(
-    keys: Sequence[Array],
-    values: Sequence[Array],
-    state: Sequence[Array | None] | None,
-    n: int,
-    plain: Callable[[Array], npt.NDArray[np.generic]],
-) -> Stored:
-    """Some tokens' KV by name, and where it is given the state after them; `plain` makes numpy's of a library's array."""
-    arrays: Stored = {"n": np.array(n)}
-    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
-        arrays[f"keys.{i}"], arrays[f"values.{i}"] = plain(key), plain(value)
-    if state is not None:
-        arrays["states"] = np.array(len(state))
-        arrays |= {f"state.{i}": plain(array) for i, array in enumerate(state) if array is not None}
-    return arrays
+    def export(self, start: int, stop: int) -> Stored:
+        """Some of the tokens as plain arrays by name, with the state if they are the last; bfloat16 as uint16."""
+        arrays: Stored = {"n": np.array(stop - start)}
+        for i, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
+            arrays[f"keys.{i}"] = self.plain(key[:, :, start:stop])
+            arrays[f"values.{i}"] = self.plain(value[:, :, start:stop])
+        if self.state is not None and stop == self.n:
+            arrays["states"] = np.array(len(self.state))
+            arrays |= {f"state.{i}": self.plain(array) for i, array in enumerate(self.state) if array is not None}
+        return arrays
+
+    @staticmethod
+    @abstractmethod
+    def plain(array: Array) -> npt.NDArray[np.generic]:
+        """A library's array as numpy's."""
 
 
 def restored(
-    arrays: Stored, dtypes: Sequence[Dtype], state_dtype: Dtype, own: Callable[[npt.NDArray[Any], Dtype], Array]
-) -> Restored[Array]:
-    """The inverse of `exported`.
+    arrays: Stored,
+    own: Callable[[npt.NDArray[Any], Dtype], Array],
+    dtypes: Sequence[Dtype],
+    widths: Callable[[int], Iterable[int]],
+    shapes: Sequence[Shape],
+    state_dtype: Dtype,
+    state_shapes: StateShapes | None,
+) -> tuple[int, tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...] | None]:
+    """The fields of an exported `LayerPayload`.
 
     Args:
-        arrays: What was exported, or claims to be.
-        dtypes: Of the parts in which keys and values rest.
+        arrays: Exported arrays, not checked yet.
+        own: Converts to a library's array of a dtype; raises ValueError where another one was stored.
+        dtypes: Of the codec's parts of keys and values.
+        widths: The widths of the codec's parts of a row, by the width of the row.
+        shapes: Of the model's attention layers.
         state_dtype: Of most arrays of a recurrent state.
-        own: Makes a library's array of one dtype; raises ValueError where another one was stored.
+        state_shapes: Of the model's recurrent state; None where they are not known.
 
     Raises:
-        SnapshotFormatError: Arrays that are missing, of another dtype, or not of `n` tokens.
+        SnapshotFormatError: Arrays that are missing, of another dtype, or of other layers, heads or widths than the model's.
     """
     try:
         n = int(arrays["n"])
@@ -133,32 +155,19 @@ def restored(
     plain = [arrays[f"{what}.{i}"] for what in ("keys", "values") for i in range(number)]
     if number % len(dtypes) or any(a.ndim != 4 or a.shape[2] != n for a in plain):
         raise SnapshotFormatError(f"stored KV says {n} tokens, but its arrays have other shapes")
-    return Restored(n, keys, values, state)
+    for at, (what, found) in enumerate((("keys", keys), ("values", values))):
+        groups = Counter(shapes).items()
+        expected = [(layers, heads, n, part) for (heads, *sides), layers in groups for part in widths(sides[at])]
+        _check_shapes(what, found, expected)
+    if state is not None and state_shapes is not None:
+        _check_shapes("state", state, state_shapes)
+    return n, keys, values, state
 
 
-def check_layers(
-    found: Restored[Array],
-    shape_of: Callable[[Array], tuple[int, ...]],
-    shapes: Sequence[Shape],
-    state_shapes: StateShapes | None,
-    widths: Callable[[int], Iterable[int]],
-) -> None:
-    """Layers, heads and widths are the model's, else `SnapshotFormatError`.
-
-    Args:
-        found: What was stored.
-        shape_of: The shape of a library's array.
-        shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where that is not known.
-        widths: Of the parts in which a row of so many numbers rests.
-    """
-    for at, (what, arrays) in enumerate((("keys", found.keys), ("values", found.values))):
-        expected = [
-            (layers, shape[0], found.n, width) for shape, layers in Counter(shapes).items() for width in widths(shape[1 + at])
-        ]
-        check_shapes(what, [shape_of(array) for array in arrays], expected)
-    if found.state is not None and state_shapes is not None:
-        check_shapes("state", [None if array is None else shape_of(array) for array in found.state], state_shapes)
+def _check_shapes(what: str, arrays: Iterable[Array | None], expected: Sequence[tuple[int, ...] | None]) -> None:
+    found = [None if array is None else tuple(array.shape) for array in arrays]
+    if found != list(expected):
+        raise SnapshotFormatError(f"stored {what} of shapes {found}, where the model's are {list(expected)}")
 
 
 def grouped(layers: Sequence[Layer], shapes: Sequence[Shape]) -> list[list[Layer]]:

@@ -1,4 +1,4 @@
-"""What the toy backends share: packs that are one numpy array, a row for each slot; the facts of a model that is not there."""
+"""The base of the toy backends: packs that are one numpy array with a row for each slot, and facts of a toy model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ToyPack(WorkingPack):
         self.rows[start:end] = rows
 
     def resize(self, capacity: int) -> None:
-        """Room for exactly `capacity` slots, where the buffer is: nothing is there twice."""
+        """Makes room for exactly `capacity` slots in place, without a second copy."""
         self.rows.resize((capacity, *self.rows.shape[1:]), refcheck=False)
 
 
@@ -72,7 +72,7 @@ class ToyBackend(PackedBackend[ToyPack]):
 
     Attributes:
         blank: The rows of an empty pack, ``(0, ...)``.
-        stored: What rows are called where they are exported.
+        stored: Name of the exported rows.
     """
 
     blank: ClassVar[Array]
@@ -117,17 +117,17 @@ class ToyBackend(PackedBackend[ToyPack]):
         return ToyPayload(rows, None if state is None else np.asarray(state, np.float64))
 
     def unload(self) -> None:
-        """Holds nothing outside Python."""
+        """Does nothing: all memory is Python's."""
 
 
-def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
-    """The honest facts of a model that does not exist.
+def toy_info(backend: str, options: LoadOptions, context: int, kv_bytes: int, kinds: tuple[str, ...]) -> ModelInfo:
+    """The facts of a toy model.
 
     Raises:
-        UnsupportedFeatureError: Quantised KV: the toys keep theirs exactly.
+        UnsupportedFeatureError: Quantised KV, offload or other weights were asked for.
     """
     warnings = tuple(
-        facts.passed_over(options, name, f"{name}={given!r}: the {backend} backend has no weights")
+        facts.ignored_option(options, name, f"{name}={given!r}: the {backend} backend has no weights")
         for name, given, plain in (("offload", options.offload, "none"), ("weights", options.weights, "auto"))
         if given != plain
     )
@@ -135,6 +135,7 @@ def toy_info(backend: str, options: LoadOptions, config: dict[str, Any], kv_byte
         raise UnsupportedFeatureError(
             f"kv_dtype={options.kv_dtype!r}: the {backend} backend keeps its KV exactly; leave it on auto"
         )
+    config = {"max_position_embeddings": context}
     kv_print = facts.kv_fingerprint(backend, backend, "float32", "float32", {"kinds": kinds})
     return ModelInfo(
         name=backend,

@@ -24,38 +24,38 @@ Weights = tuple[torch.Tensor, torch.Tensor, float]  # A (rank, in), B (out, rank
 
 
 class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
-    """The adapters of one model. Hooks stand only on modules that a loaded adapter changes. Owner thread only.
+    """The adapters of one model. Only modules that a loaded adapter changes have hooks. Owner thread only.
 
     Args:
-        model: Whose modules.
-        dtype: Of the products.
-        device: Where they live.
+        model: The torch model.
+        dtype: Of the adapters' matrices.
+        device: Of the adapters' matrices.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__({path: m for path, m in model.named_modules() if self._shape(m) is not None})
+        super().__init__(dict(model.named_modules()))
         self._head = model.get_output_embeddings()
         self._dtype, self._device = dtype, device
         self._hooks: dict[str, Any] = {}  # path -> handle
-        self._seen: set[str] | None = None  # paths that were called, while they are watched
+        self._called: set[str] | None = None  # paths of called modules, during `check_called`
 
     def close(self) -> None:
-        """Leaves the model as it was found."""
+        """Unloads all adapters and restores the model."""
         super().close()
         self._head = None
 
     def check_called(self, digest: str, forward: Callable[[TokenStacks], object]) -> None:
-        """Runs a forward of two tokens under an adapter and refuses it where one of its modules was not called.
+        """Runs a forward of two tokens with an adapter, and unloads it if one of its modules was not called.
 
         Raises:
-            AdapterError: The model reads that module's weights in some other way; the adapter was unloaded again.
+            AdapterError: The model does not call that module; the adapter is unloaded.
         """
-        self._seen = set()
+        self._called = set()
         try:
             forward(TokenStacks.uniform(((digest, 1.0),), 2))
-            missed = sorted(set(self._loaded[digest]) - self._seen)
+            missed = sorted(set(self._loaded[digest]) - self._called)
         finally:
-            self._seen = None
+            self._called = None
         if missed:
             self.unload(digest)
             raise AdapterError(f"this model never calls its module {missed[0]!r}, so an adapter cannot change it")
@@ -67,7 +67,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
             return int(module.weight.shape[0]), int(module.weight.shape[1])
         return None
 
-    def _own(self, module: torch.nn.Module) -> Float32 | None:
+    def _base_weight(self, module: torch.nn.Module) -> Float32 | None:
         if isinstance(module, PackedLinear):
             return None
         own = own_weight(module)
@@ -80,18 +80,18 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
         self._hooks.pop(path).remove()
 
     def _after(self, path: str, _: Any, args: tuple[torch.Tensor, ...], y: torch.Tensor) -> torch.Tensor | None:
-        if self._seen is not None:
-            self._seen.add(path)
-        return self._added(path, args[0], y) if self._now else None
+        if self._called is not None:
+            self._called.add(path)
+        return self._with_adapters(path, args[0], y) if self._active else None
 
-    def _made(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Weights:
         a, b = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device, self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
     def _scales(self, scales: Float32) -> torch.Tensor:
         return to_device(scales, self._device).to(self._dtype)
 
-    def _places(self, rows: Int64) -> torch.Tensor:
+    def _indices(self, rows: Int64) -> torch.Tensor:
         return to_device(rows, self._device)
 
     def _tokens(self, x: torch.Tensor) -> int:
@@ -100,7 +100,7 @@ class TorchAdapters(LinearAdapters[torch.nn.Module, torch.Tensor]):
     def _is_head(self, path: str) -> bool:
         return self._modules[path] is self._head
 
-    def _plus(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
+    def _add_product(self, x: torch.Tensor, y: torch.Tensor, pair: Weights, change: Change[torch.Tensor]) -> torch.Tensor:
         rows, scale = change.rows, change.scale * pair[2]
         if rows is None:
             return y + _product(x, pair) * scale

@@ -34,7 +34,7 @@ from runtime.backends.hf.weights import weight_bytes
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
 from runtime.backends.packs.tree import Bool, Float32, Int64, Ragged, State, Step, merged, runs
-from runtime.backends.selftest import Copy, Memory, Seconds, first_forward, kv_warning, prove, stream_warning
+from runtime.backends.selftest import Copy, Measurements, Seconds, first_forward, kv_warning, prove, stream_warning
 from runtime.backends.small import small_copies
 from runtime.backends.stored import Stored
 from runtime.errors import MemoryBudgetError, UnsupportedFeatureError
@@ -44,20 +44,20 @@ from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.options.load import BATCH_ROWS, CUDA_CHUNK_TOKENS, LoadOptions
 
 LIBRARIES = ("torch", "transformers")
-CUDA_GROWTH = 512  # slots that a pack grows by at least: each time its graph is recorded anew
-ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # a row is there so often; of free memory for rows; rows beyond which none gains
+CUDA_GROWTH = 512  # least number of slots that a pack grows by, as its graph is recorded again each time
+ROW_TIMES, ROWS_SHARE, MOST_ROWS = 4, 16, 512  # copies of a row; 1 / share of free memory for rows; useful rows
 HALF = (torch.float16, torch.bfloat16)
-AMPERE = (8, 0)  # the oldest devices that have torch's kernel for chains of different length
-WIDEST = 256  # numbers of a head that torch's kernel for chains of different length takes
-RAGGED_TOKENS = 64  # of a forward, for its chains to attend apart, and a quarter of them for each: a mask serves few as well
+AMPERE = (8, 0)  # least compute capability of torch's kernel for chains of different length
+WIDEST = 256  # largest head dimension of that kernel
+RAGGED_TOKENS = 64  # least tokens of a forward for separate attentions, and a quarter for each chain; else a mask is as fast
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> HfBackend:
     """The registry's factory.
 
     Args:
-        source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used where it is.
-        options: How; `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are honoured here.
+        source: A checked model folder, or a ready (model, tokenizer) pair, whose model is used in place.
+        options: Of which `device`, `dtype`, `attention`, `threads`, `context_length`, `kv_dtype` and `offload` are read here.
     """
     loaded = load_model(source, options)
     try:
@@ -80,14 +80,15 @@ class HfBackend(PackedBackend[TorchPack]):
     """A torch model and its packs. Owner thread only."""
 
     readings = frozenset(Readings.TABLE)
-    layer_bytes = 1_500  # that the objects of each layer of a pack take, as `PACK_BYTES` of a pack
-    vain = 8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    layer_bytes = 1_500  # of the Python objects of each layer of a pack, as `PACK_BYTES` for the pack
+    masked_per_copy = (
+        8.0  # rows that share keys are one product with them, which reads them once: measured on a CPU, 1 to 8 rows
+    )
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
         self.model = loaded.model  # the library's; owner thread only
-        accepted = inspect.signature(self.model.forward).parameters
-        self._takes = frozenset(accepted)
+        self._takes = frozenset(inspect.signature(self.model.forward).parameters)
         if not self._takes & {"past_key_values", "cache_params"}:
             raise UnsupportedFeatureError(f"{type(self.model).__name__} takes no cache, so its tokens cannot be reused")
         self._device: torch.device = loaded.device
@@ -96,13 +97,13 @@ class HfBackend(PackedBackend[TorchPack]):
         self._weights = _name(self._dtype) if loaded.weights == "auto" else loaded.weights
         self._codec = codec_of(self._kv)
         lists = [each for each in self.model.modules() if isinstance(each, torch.nn.ModuleList)]
-        after = partial(_after_layer, weakref.ref(self))  # the model may be the caller's, and outlive this
+        after = partial(_after_layer, weakref.ref(self))  # the model may be the caller's and outlive this backend
         hooks = [layer.register_forward_hook(after) for layers in lists for layer in layers]
         for hook in hooks:
             loaded.undo.callback(hook.remove)
         self._adapters = TorchAdapters(self.model, self._dtype, self._device)
         self._readings = Readings(self.model, int(loaded.config.num_hidden_layers))
-        self._threads: Threads | None = None  # None: the user's own
+        self._threads: Threads | None = None  # None: the user chose
         self._plan = layer_plan(loaded.config)
         layers = [make() for make in self._plan]
         self.recurrent = any(hasattr(layer, "recurrent_states") for layer in layers)
@@ -119,7 +120,7 @@ class HfBackend(PackedBackend[TorchPack]):
         self.together = self.tree and attention_of(self.model) == OWN
         self.on_device = self.together and self._device.type == "cuda"
         self.interruptible = self._device.type == "cpu" and bool(hooks)
-        if self._device.type == "cuda":  # where a layer's calls cost more than what a mask hides, or a larger chunk
+        if self._device.type == "cuda":  # launching kernels costs more than masked keys or larger chunks
             self.apart, self.unified, self.chunk_tokens, self.growth = False, False, CUDA_CHUNK_TOKENS, CUDA_GROWTH
             row = ROW_TIMES * torch.float32.itemsize * int(self.model.get_output_embeddings().weight.shape[0])
             self.batch_rows = min(max(self.free_bytes() // (ROWS_SHARE * row), BATCH_ROWS), MOST_ROWS)
@@ -128,26 +129,26 @@ class HfBackend(PackedBackend[TorchPack]):
         self.info = self._describe(options, warnings=())
 
     def check(self, options: LoadOptions) -> None:
-        """Proves the numbers, on a small copy, and says in `info` what the model's user should know.
+        """Tests the numbers on a small copy, and adds warnings to `info`.
 
         Raises:
-            ModelLoadError: They depend on how tokens are pushed, or are no numbers.
+            ModelLoadError: They depend on how tokens are pushed, or are not finite.
         """
         loaded = self._loaded
-        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
-        first_forward(self, memory)
+        measured = Measurements.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
+        first_forward(self, measured)
         with one_thread():
             warnings = prove(self, self._copies(options))
-        warnings += kv_warning(self, self._kv, memory) + self._weights_warning()
-        warnings += stream_warning(self, self._kv) + loaded.passed_over + facts.rope_warning(loaded.config.to_dict())
+        warnings += kv_warning(self, self._kv, measured) + self._weights_warning()
+        warnings += stream_warning(self, self._kv) + loaded.ignored + facts.rope_warning(loaded.config.to_dict())
         if loaded.offload is not None:
-            warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, memory)),)
+            warnings += (loaded.offload.warning(self._offloaded_seconds(loaded.offload, measured)),)
         if self._device.type == "cpu" and options.threads is None and loaded.offload is None and loaded.folder:
             self._threads = CHOICE.measure(loaded.weights_digest, self._weights, lambda: self.logits_uncached([0]))
         self.info = self._describe(options, warnings)
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
-        """For `prove`: plain ones, in float32 on the same device, with the same attention."""
+        """Small copies for `prove`: plain weights in float32 on the same device, with the same attention."""
         plain = replace(options, dtype="float32", weights="auto", kv_dtype="auto", offload="none")
         for small in small_copies(self._loaded.config.to_dict(), self.info.context_length):
             chosen = replace(plain, context_length=small.context)
@@ -157,15 +158,15 @@ class HfBackend(PackedBackend[TorchPack]):
     def _copy(self, config: Mapping[str, Any], options: LoadOptions) -> HfBackend:
         return HfBackend(random_copy(self._loaded, config), options)
 
-    def _offloaded_seconds(self, offload: Offload, memory: Memory) -> float:
-        """What a forward takes that reads its weights from disk: the second one after the load, or after an earlier load."""
+    def _offloaded_seconds(self, offload: Offload, measured: Measurements) -> float:
+        """Seconds of a forward that reads weights from disk: the second one after this load or an earlier one."""
         what = f"forward with {offload.on_disk} bytes on disk"
-        found = memory.recall(what, Seconds)
+        found = measured.read(what, Seconds)
         if found is None:
             started = time.monotonic()
             self.logits_uncached([1])
             found = Seconds(time.monotonic() - started)
-            memory.keep(what, found)
+            measured.save(what, found)
         return found.seconds
 
     def learn_unread(self, found: FirstForward) -> None:
@@ -173,25 +174,25 @@ class HfBackend(PackedBackend[TorchPack]):
 
     @property
     def weight_bytes(self) -> int:
-        """Of linear modules: what a token of one stream reads."""
+        """Bytes of the linear modules' weights, which a token of one stream reads."""
         return weight_bytes(self.model)
 
     def count(self, tokens: int) -> None:
         super().count(tokens)
         if self._threads is not None and (tokens >= MANY_TOKENS or time.monotonic() >= self._threads.due):
-            self._threads.take(tokens)
+            self._threads.set_for(tokens)
 
     @staticmethod
     @contextmanager
     def computing() -> Iterator[None]:
-        """No autograd, and the device's out-of-memory errors as ours."""
+        """Switches off autograd; raises `MemoryBudgetError` where the device runs out of memory."""
         try:
             with torch.inference_mode():
                 yield
         except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise it bare
             text = str(error)
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
-                traceback.clear_frames(error.__traceback__)  # their activations must not be in the way of another try
+                traceback.clear_frames(error.__traceback__)  # frees their activations for another try
                 raise MemoryBudgetError(
                     f"the device ran out of memory: free KV or load a smaller model ({text[:200]})"
                 ) from error
@@ -211,7 +212,7 @@ class HfBackend(PackedBackend[TorchPack]):
             state: Tensors | None = None
             if self.recurrent:
                 (state,) = pack.get_states(1)
-                pack.clear_state()
+                pack.put_states([None])
             return logits.float().cpu().numpy(), state
 
     def launch(
@@ -232,7 +233,7 @@ class HfBackend(PackedBackend[TorchPack]):
         return TorchLogits(self._logits(packs, steps), self.computing)
 
     def _logits(self, packs: Sequence[TorchPack], steps: Sequence[Step]) -> torch.Tensor:
-        """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or what is read instead."""
+        """One forward over some packs: the wanted raw logits ``(rows, vocab)`` on the device, or the reading in their place."""
         step, pack = merged(steps) if len(steps) > 1 else steps[0], packs[0]
         under = nullcontext() if step.stacks is None else self._adapters.under(step.stacks, step.want)
         with self.computing(), under:
@@ -252,7 +253,7 @@ class HfBackend(PackedBackend[TorchPack]):
             return logits if "logits_to_keep" in self._takes else logits[to_device(step.want, self._device)]
 
     def ragged_chains(self, pack: TorchPack, base: int, parents: Int64) -> Ragged | None:
-        """Chains of many tokens in half precision, which one kernel takes side by side however long each is."""
+        """Chains of many tokens in half precision, which one kernel takes together whatever their lengths."""
         if not (self._dtype in HALF and torch.cuda.get_device_capability(self._device) >= AMPERE):
             return None
         if not all(key == value <= WIDEST and key % 8 == 0 for _, key, value in self.shapes):
@@ -261,7 +262,7 @@ class HfBackend(PackedBackend[TorchPack]):
         if len(parents) < RAGGED_TOKENS * max(len(cuts) // 4, 1):
             return None
         paths = pack.tree.paths([int(parents[start]) for start, _ in cuts])
-        if sum(map(len, paths)) + len(parents) > pack.tree.size:  # they have much in common: a mask reads it once
+        if sum(map(len, paths)) + len(parents) > pack.tree.size:  # much is shared, which one attention with a mask reads once
             return None
         return Ragged(np.array([stop - start for start, stop in cuts]), paths)
 
@@ -279,7 +280,7 @@ class HfBackend(PackedBackend[TorchPack]):
                 logits = logits[to_device(wanted, self._device)]
             if self.recurrent:
                 states = pack.get_states(rows)
-                pack.clear_state()
+                pack.put_states([None])
             return logits.float().cpu().numpy(), states
 
     def take(self, pack: TorchPack, slots: Int64) -> TorchPayload:

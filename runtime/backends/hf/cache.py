@@ -1,4 +1,4 @@
-"""The cache object that transformers' models write into: growing buffers that belong to a pack.
+"""The cache that transformers' models write to: growing buffers of a pack.
 
 Subclasses of transformers' own cache classes, so that its models and mask functions treat them as any cache.
 """
@@ -37,21 +37,21 @@ LayerPlan = Sequence[Callable[[], Any]]  # one for each layer of a model: makes 
 
 @dataclass(frozen=True, slots=True)
 class RaggedKeys:
-    """What chains of new tokens, one after the other, see: each the slots before it and itself, causally.
+    """The keys of consecutive chains of new tokens: each chain sees the slots before it and itself, causally.
 
-    Keys and values ``(1, kv_heads, total, head_dim)`` that carry it are those of the first chain, then of the second, and so
-    on; `own_sdpa` knows.
+    An attribute of keys ``(1, kv_heads, total, head_dim)`` that hold those of the first chain, then of the second, and so on;
+    read by `own_sdpa`.
     """
 
-    queries: torch.Tensor  # (chains + 1,) int32, where each one's new tokens begin; their number last
-    keys: torch.Tensor  # the same of what each sees
+    queries: torch.Tensor  # (chains + 1,) int32: offset of each chain's new tokens; their number last
+    keys: torch.Tensor  # (chains + 1,) int32: the same for the keys that each chain sees
     longest: tuple[int, int]  # most new tokens of a chain, and most keys
     seen: torch.Tensor | None  # (total,) slots; None: the new ones in order
     window: int | None = None
 
     @classmethod
     def made(cls, ragged: Ragged, start: int, device: torch.device) -> RaggedKeys:
-        """Of new tokens whose first one stands in slot `start`."""
+        """For new tokens in slots from `start` on."""
         before = np.array([len(path) for path in ragged.paths])
         queries, keys = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (ragged.lengths, ragged.lengths + before))
         seen = None
@@ -63,7 +63,7 @@ class RaggedKeys:
         return cls(to_device(queries, device), to_device(keys, device), longest, seen)
 
     def of(self, layer: SlotLayer, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the chains see of a layer into whose buffers the new `keys` and `values` have been written."""
+        """The keys and values that the chains see of a layer, after the new ones were written to its buffers."""
         if self.seen is None:
             keys = keys.view_as(keys)
         else:
@@ -74,30 +74,30 @@ class RaggedKeys:
 
 @dataclass(slots=True)
 class Placement:
-    """Where a forward's keys and values go, and what they see: the same in all layers of a pack."""
+    """The slots that a forward writes and reads: the same in all layers of a pack."""
 
-    end: int = 0  # the place after the last new token
-    start: int = 0  # of the first one
-    past: int = 0  # tokens the model sees before the new ones
+    end: int = 0  # the slot after the last new token
+    start: int = 0  # the slot of the first new token
+    past: int = 0  # tokens that the model sees before the new ones
     masked: bool = False
     path: torch.Tensor | None = None  # slots to gather before the new ones
-    slots: torch.Tensor | slice | None = None  # places of the new ones, when not side by side
-    ragged: RaggedKeys | None = None  # of chains one after the other, each of which sees its own path alone
-    whole: bool = False  # whether the model is shown all slots, used or not
-    seen: torch.Tensor | None = None  # of chains side by side: the slots that each row sees, the new ones last
-    blank: torch.Tensor | slice | None = None  # of those that share the buffers: places to be filled with zeros
-    firsts: Mapping[int | None, int] | None = None  # of the same: the first slot that layers with a window need
+    slots: torch.Tensor | slice | None = None  # of the new tokens, where they are not consecutive
+    ragged: RaggedKeys | None = None  # for consecutive chains, each of which sees its own path alone
+    whole: bool = False  # whether the model attends to all slots, used or not
+    seen: torch.Tensor | None = None  # for chains as rows: the slots that each row sees, the new ones last
+    blank: torch.Tensor | slice | None = None  # for rows that share the buffers: slots to fill with zeros
+    firsts: Mapping[int | None, int] | None = None  # for the same: the first slot that layers with a window need
 
 
-NOWHERE = Placement()
+NO_PLACEMENT = Placement()
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
+    """Keys and values of one attention layer by slot: ``(1, kv_heads, capacity, head_dim)``.
 
     Args:
-        window: Positions a sliding layer sees, the token itself included; None for a full layer. The whole past is
-            kept all the same: the window is a mask, so that branches can start anywhere.
+        window: Positions that a sliding layer sees, the token itself included; None for a full layer. The window is only
+            a mask: the whole past is kept, so that branches can start anywhere.
     """
 
     is_compileable = False
@@ -107,7 +107,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         super().__init__()
         self.window = window
         self.is_sliding = window is not None
-        self.place = NOWHERE  # of the forward under way; set by the pack
+        self.place = NO_PLACEMENT  # of the running forward; set by the pack
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -115,11 +115,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self.is_initialized = True
 
     def grow(self, slots: int) -> None:
-        """Makes room for `slots` in all, which there is not yet, doubling the buffers."""
+        """Makes room for more slots, `slots` in all, by doubling the buffers."""
         self.resize(max(slots, 2 * self.keys.shape[2], FIRST_CAPACITY))
 
     def resize(self, capacity: int) -> None:
-        """Room for exactly `capacity` slots; the old keys are gone before there are new values."""
+        """Makes room for exactly `capacity` slots; frees the old keys before it allocates new values."""
         self.keys = _resized(self.keys, capacity)
         self.values = _resized(self.values, capacity)
 
@@ -127,12 +127,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        *args: Any,  # noqa: ARG002  # for other cache classes
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the new keys and values ``(rows, kv_heads, n, head_dim)``; answers with all that the model may see.
+        """Writes the new keys and values ``(rows, kv_heads, n, head_dim)``; returns all that the model attends to.
 
-        Rows that share the buffers are all answered with the same: ``(1, kv_heads, slots, head_dim)``.
+        For rows that share the buffers that is ``(1, kv_heads, slots, head_dim)``.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -145,11 +145,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
             self.grow(end)
         if place.seen is not None:
             seen = place.seen[:, self._first_seen() :]
-            return _exchanged(self.keys, key_states, place.slots, seen), _exchanged(
+            return _write_rows(self.keys, key_states, place.slots, seen), _write_rows(
                 self.values, value_states, place.slots, seen
             )
         if place.path is not None:
-            return self._gathered(place.path, key_states, value_states)
+            return self._write_path(place.path, key_states, value_states)
         if place.firsts is not None:
             for buffer, new in ((self.keys, key_states), (self.values, value_states)):
                 buffer[0, :, place.blank] = 0
@@ -165,7 +165,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`update` by one token ``(1, kv_heads, head_dim)`` in few calls: there is one for each of many packs."""
+        """`update` for one token ``(1, kv_heads, head_dim)`` with few calls of torch, as many packs each need it."""
         if not self.is_initialized:
             self.lazy_initialization(key[:, :, None], value[:, :, None])
         start, end = self.place.start, self.place.end
@@ -176,7 +176,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         values.select(2, start).copy_(value)
         return keys.narrow(2, first, end - first), values.narrow(2, first, end - first)
 
-    def _gathered(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _write_path(self, path: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_copy_(2, self.place.slots, keys)
         self.values.index_copy_(2, self.place.slots, values)
         past = path[self._first_seen() :]
@@ -186,7 +186,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not f
         )
 
     def _first_seen(self) -> int:
-        """Sliding layers of chains need only the window before the first new token."""
+        """The first slot of the path that is attended to: a sliding layer of a chain needs only its window."""
         return 0 if self.window is None or self.place.masked else max(self.place.past - self.window + 1, 0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -215,7 +215,7 @@ class HybridSlotLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc]  #
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        owner = SlotLayer if args else LinearAttentionLayer  # attention passes its tensors by position
+        owner = SlotLayer if args else LinearAttentionLayer  # attention passes tensors by position
         owner.lazy_initialization(self, *args, **kwargs)
 
 
@@ -230,7 +230,7 @@ class TorchPack(WorkingPack):
 
     def __init__(self, plan: LayerPlan, shapes: Sequence[Shape], like: torch.Tensor) -> None:
         super().__init__()
-        self.sound = True  # whether no forward has written anything but numbers
+        self.sound = True  # whether all forwards wrote finite numbers
         self.cache = Cache(layers=[make() for make in plan])
         self.attention: list[SlotLayer] = [layer for layer in self.cache.layers if isinstance(layer, SlotLayer)]
         empty = {shape: [like.new_empty(1, shape[0], 0, width) for width in shape[1:]] for shape in set(shapes)}
@@ -239,7 +239,7 @@ class TorchPack(WorkingPack):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of the attention layers that have computed."""
+        """Shapes of the attention layers that have computed."""
         return tuple(
             (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
             for layer in self.attention
@@ -248,7 +248,7 @@ class TorchPack(WorkingPack):
 
     @property
     def capacity(self) -> int:
-        """Slots that every buffer has room for; they are resized from the first to the last."""
+        """Slots that every buffer has room for; buffers are resized from the first to the last."""
         if not self.attention:
             return UNBOUNDED
         first, last = self.attention[0], self.attention[-1]
@@ -256,17 +256,17 @@ class TorchPack(WorkingPack):
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where the buffers lie, and how large they are."""
+        """The capacity and the addresses of the buffers."""
         return (self.capacity, *(at.data_ptr() for layer in self.attention for at in (layer.keys, layer.values)))
 
     def resize(self, capacity: int) -> None:
-        """Room for exactly `capacity` slots in every layer that has computed."""
+        """Makes room for exactly `capacity` slots in every layer that has computed."""
         for layer in self.attention:
             if layer.is_initialized:
                 layer.resize(capacity)
 
     def finite(self) -> torch.Tensor:
-        """``(size,)`` the slots in use whose keys and values are numbers."""
+        """``(size,)`` whether the keys and values of each slot are finite."""
         size = self.tree.size
         found = torch.ones(size, dtype=torch.bool)
         for layer in self.attention:
@@ -276,7 +276,7 @@ class TorchPack(WorkingPack):
         return found
 
     def gather(self, slots: torch.Tensor, start: int) -> None:
-        """Moves rows to `start`, through one scratch buffer: only its allocation can fail, before anything moved."""
+        """Moves rows to `start` through one scratch buffer; only its allocation can fail, before anything has moved."""
         buffers = [buffer for layer in self.attention if layer.is_initialized for buffer in (layer.keys, layer.values)]
         if not buffers:
             return
@@ -291,7 +291,7 @@ class TorchPack(WorkingPack):
                 buffer[:, :, start + at : start + at + len(part)] = rows
 
     def begin(self, step: Step, device: torch.device) -> None:
-        """Says where the layers' next `update` writes and what it answers with."""
+        """Sets the slots that the layers' next `update` writes and returns."""
         start, end = int(step.slots[0]), int(step.slots[-1]) + 1
         if step.path is not None:
             path, slots = to_device(step.path, device), to_device(step.slots, device)
@@ -303,13 +303,13 @@ class TorchPack(WorkingPack):
             layer.place = place
 
     def begin_whole(self, step: Step, slots: torch.Tensor) -> None:
-        """The same for a forward over all slots of the buffers through a mask, used or not; new keys go to `slots`."""
+        """`begin` for a forward over all slots of the buffers, used or not, through a mask; new keys go to `slots`."""
         place = Placement(past=int(step.slots[0]), masked=step.mask is not None, slots=slots, whole=True)
         for layer in self.attention:
             layer.place = place
 
     def begin_rows(self, bucket: Bucket, device: torch.device) -> None:
-        """The same for chains side by side; those that share the buffers have nothing gathered, but places to be filled."""
+        """`begin` for chains as rows; those that share the buffers need no copies, but blank slots filled with zeros."""
         if self.attention:
             slots, shared = to_index(bucket.slots.ravel(), device), bucket.shared
             seen = to_device(bucket.seen, device) if shared is None else None
@@ -322,7 +322,7 @@ class TorchPack(WorkingPack):
                 layer.place = place
 
     def put_states(self, states: Sequence[Tensors | None]) -> None:
-        """Sets every recurrent layer to copies of kept states, a row for each, or to nothing."""
+        """Sets every recurrent layer to copies of stored states, one for each row, or to no state."""
         parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for layer in self.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
@@ -339,16 +339,12 @@ class TorchPack(WorkingPack):
                     found += [_rows_of(layer.conv_states[i], rows), _rows_of(layer.recurrent_states[i], rows)]
         return list(zip(*found, strict=True))
 
-    def clear_state(self) -> None:
-        """Lets the working copies of the states go."""
-        self.put_states([None])
-
 
 @dataclass(eq=False, repr=False)
 class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
-    """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone."""
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone."""
 
-    layers: Sequence[SlotLayer]  # of each pack
+    layers: Sequence[SlotLayer]  # one of each pack
     lengths: list[int]  # new tokens of each
     masks: Sequence[torch.Tensor | None]  # (1, 1, n, seen) bool for each; None: causal from the first key on, or all is seen
     is_sliding: bool
@@ -356,18 +352,18 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
     is_initialized = is_compileable = is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """The packs' own layers do that."""
+        """Left to the packs' layers."""
 
     def update(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        *args: Any,  # noqa: ARG002  # what other cache classes want to know
+        *args: Any,  # noqa: ARG002  # for other cache classes
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes ``(1, kv_heads, n, head_dim)``; the keys that it answers with lead `own_sdpa` to what each pack sees.
+        """Writes ``(1, kv_heads, n, head_dim)``; returns keys with an attribute `joint` for `own_sdpa`.
 
-        That is keys and values ``(1, kv_heads, seen, head_dim)`` of each.
+        It holds this layer, and keys and values ``(1, kv_heads, seen, head_dim)`` of each pack.
         """
         if len(self.lengths) == key_states.shape[2] and not self.ragged:
             seen = list(map(SlotLayer.append, self.layers, key_states.unbind(2), value_states.unbind(2)))
@@ -389,18 +385,18 @@ class JointLayer(CacheLayerMixin):  # type: ignore[misc]  # the same
 
 
 def layer_plan(config: Any) -> LayerPlan:
-    """What makes our cache layers for a model, after the layers that transformers itself would take: these take it long.
+    """Factories of our cache layers for a model, in place of those of transformers, which take long to make.
 
     Raises:
         UnsupportedFeatureError: A kind of layer that our buffers cannot hold.
     """
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         raise UnsupportedFeatureError("chunked attention is not supported; use another model")
-    plan: LayerPlan = [_ours(layer) for layer in DynamicCache(config=config).layers]
+    plan: LayerPlan = [_slot_layer(layer) for layer in DynamicCache(config=config).layers]
     return plan or [partial(SlotLayer)] * config.num_hidden_layers
 
 
-def _ours(layer: Any) -> Callable[[], Any]:
+def _slot_layer(layer: Any) -> Callable[[], Any]:
     window = getattr(layer, "sliding_window", None)
     if isinstance(layer, LinearAttentionLayer) and isinstance(layer, DynamicLayer):
         return partial(HybridSlotLayer, window, layer.number_of_states)
@@ -414,7 +410,7 @@ def _ours(layer: Any) -> Callable[[], Any]:
 
 
 def _set_state(layer: Any, i: int, conv: torch.Tensor | None, recurrent: torch.Tensor | None) -> None:
-    """The library updates states in place."""
+    """Sets one state of a layer, and the attributes that transformers derives from it."""
     layer.conv_states[i], layer.recurrent_states[i] = conv, recurrent
     layer.is_conv_states_initialized[i] = conv is not None
     layer.is_recurrent_states_initialized[i] = recurrent is not None
@@ -430,12 +426,14 @@ def _joined(parts: Tensors) -> torch.Tensor | None:
 
 
 def _rows_of(tensor: torch.Tensor | None, rows: int) -> Sequence[torch.Tensor | None]:
-    """A copy of each row in memory of its own: it must not keep the others' alive."""
+    """A copy of each row in memory of its own, so that none keeps the others alive."""
     return [None] * rows if tensor is None else [row.clone() for row in tensor.split(1)]
 
 
-def _exchanged(buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor) -> torch.Tensor:
-    """Writes ``(rows, heads, width, dim)`` into a buffer; what each row sees of it then ``(rows, heads, seen, dim)``."""
+def _write_rows(
+    buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor | slice | None, seen: torch.Tensor
+) -> torch.Tensor:
+    """Writes ``(rows, heads, width, dim)`` to a buffer; returns what each row sees of it, ``(rows, heads, seen, dim)``."""
     _, heads, _, dim = new.shape
     buffer[0, :, slots] = _side_by_side(new)
     gathered = buffer.index_select(2, seen.flatten()).view(heads, *seen.shape, dim)
@@ -451,17 +449,17 @@ def _resized(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
     _, heads, old, width = buffer.shape
     made, n = buffer.new_empty((1, heads, capacity, width)), min(capacity, old)
     if made.is_cuda:
-        made[:, :, n:] = 0  # what a mask hides must be a number all the same (`begin_whole`)
+        made[:, :, n:] = 0  # masked keys must be finite, too (`begin_whole`)
     if n:
         made[:, :, :n] = buffer[:, :, :n]
     return made
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device, which is not waited for; on the CPU the array itself.
+    """An asynchronous copy on the device; on the CPU the array itself.
 
-    From pinned memory the copy is one more piece of work in the device's queue; from other memory the host waits until
-    everything before it is done (CUDA C++ Programming Guide, "Implicit Synchronization").
+    A copy from pinned memory is queued on the device; for other memory the host waits until all earlier work is done
+    (CUDA C++ Programming Guide, "Implicit Synchronization").
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,6 +1,6 @@
-"""A transformers model's forward: what it is called with, and our scaled dot-product attention in it.
+"""The arguments of a transformers model's forward, and our scaled dot-product attention.
 
-The attention takes the place of the library's where that would copy keys and values.
+The attention replaces the library's where that would copy keys and values.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from runtime.backends.hf.cache import JointLayer, RaggedKeys, SlotLayer, TorchPa
 from runtime.backends.packs.chains import Bucket
 from runtime.backends.packs.tree import Bool, Int64, Step
 
-FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a mask for each head that shares keys costs more than it spares
-FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # what transformers calls layers
-WIDEST_SHARED = 256  # head dimensions up to which the library lets query heads share keys where there is no mask
-_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else it asks nothing
+FOLDED = {"cuda": 64, "cpu": 16}  # tokens; for more, a folded mask costs more than it saves (`Arguments._with_folded`)
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")  # transformers' names of layers
+WIDEST_SHARED = 256  # largest head dimension for which the library lets query heads share keys without a mask
+_SHARED_KEYS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else needs none
 OWN = "elsewise_sdpa"  # the name it is registered under
 
 
 class Arguments:
-    """Of one model.
+    """Makes the arguments of one model's forwards.
 
     Args:
-        takes: Names of its forward's parameters.
+        takes: Names of the parameters of its forward.
         windows: Of its attention layers, in positions; None is a full one.
         device: Where it computes.
-        dtype: Of its scores.
+        dtype: Of its attention scores.
         eager: Whether its attention adds masks to scores (`torch.finfo(dtype).min` hides) instead of taking bool ones.
-        heads: That share keys: masks of `FOLDED` tokens at most carry a folded one where that is more than one (`own_sdpa`).
+        heads: Number of heads that share keys; if more than one, masks of up to `FOLDED` tokens carry a folded mask
+            (`own_sdpa`).
     """
 
     def __init__(
@@ -54,18 +55,15 @@ class Arguments:
         self._takes, self._windows, self._device, self._dtype, self._eager = takes, windows, device, dtype, eager
         self._heads, self._few = heads, FOLDED.get(device.type, 0) if heads > 1 else 0
         unread = self._mask(np.ones((1, 1), np.bool_))
-        self._unread = self._by_kind(dict.fromkeys(windows, unread))  # for attention that knows what each token sees
+        self._unread = self._by_kind(dict.fromkeys(windows, unread))  # a placeholder, for attention that finds masks elsewhere
 
     def of(self, pack: TorchPack, step: Step) -> dict[str, Any]:
-        """For tokens that go on from a pack, as one row; the pack is prepared for them."""
+        """For tokens that continue a pack, as one row; prepares the pack for them."""
         pack.begin(step, self._device)
-        arguments: dict[str, Any] = {"input_ids": to_device(step.tokens, self._device)[None], "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = to_device(step.positions, self._device)[None]
+        arguments = self._common(step.tokens[None], step.positions[None], pack.cache)
         if "logits_to_keep" in self._takes and step.read is None:
             arguments["logits_to_keep"] = self._kept(step.want, len(step.tokens))
-        if step.mask is not None:  # a tree; else the library's own causal mask serves
+        if step.mask is not None:  # a tree; else the library's causal mask suffices
             masks, first = {}, step.mask.shape[1] - step.mask.shape[0]
             for window in self._windows:
                 seen = step.mask if window is None else pack.tree.within(step.mask, first, window)
@@ -85,10 +83,10 @@ class Arguments:
     def of_whole(
         self, pack: TorchPack, numbers: torch.Tensor, seen: torch.Tensor, windows: Sequence[int | None]
     ) -> dict[str, Any]:
-        """For some tokens of one pack that see of all its slots what a mask says, with all of it on the device.
+        """For tokens of one pack that attend to all its slots through a mask, with all inputs on the device.
 
         Args:
-            pack: The pack.
+            pack: Their pack.
             numbers: ``(3, n)``: tokens, positions, slots.
             seen: ``(windows, n, slots)`` bool.
             windows: Of the attention layers.
@@ -103,12 +101,12 @@ class Arguments:
         }
 
     def of_joint(self, packs: Sequence[TorchPack], steps: Sequence[Step], step: Step) -> dict[str, Any]:
-        """For tokens of several packs, as one row; `JointLayer` knows what each one sees.
+        """For tokens of several packs, as one row; prepares the packs. `JointLayer` has the masks.
 
         Args:
-            packs: Without recurrent layers; they are prepared.
-            steps: What each of them is given.
-            step: All of these, `merged`.
+            packs: Without recurrent layers.
+            steps: One for each pack.
+            step: All steps, `merged`.
         """
         lengths, attention, ragged = list[int](), list[list[SlotLayer]](), False
         for pack, own in zip(packs, steps, strict=True):
@@ -126,30 +124,30 @@ class Arguments:
                     mask = _seen_by(pack, own, layer, self._device)
                     masks[window].append(self._with_folded(mask) if mask is not None and mask.shape[2] <= self._few else mask)
             joint.append(JointLayer(layers, lengths, masks[window], window is not None, ragged))
-        arguments: dict[str, Any] = {
-            "input_ids": to_device(step.tokens, self._device)[None],
-            "position_ids": to_device(step.positions, self._device)[None],
-            "past_key_values": Cache(layers=joint),
-            "use_cache": True,
-            "attention_mask": self._unread,
-        }
+        arguments = self._common(step.tokens[None], step.positions[None], Cache(layers=joint))
+        arguments["attention_mask"] = self._unread
         if "logits_to_keep" in self._takes:
             every = len(step.want) == len(step.tokens)
             arguments["logits_to_keep"] = 0 if every else to_device(step.want, self._device)
         return arguments
 
     def of_rows(self, pack: TorchPack, bucket: Bucket) -> dict[str, Any]:
-        """The same for chains side by side; the library's own causal mask serves where they are equally long."""
+        """For chains as rows; the library's causal mask suffices where they are equally long."""
         pack.begin_rows(bucket, self._device)
-        arguments: dict[str, Any] = {"input_ids": to_device(bucket.tokens, self._device), "use_cache": True}
-        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = pack.cache
-        if "position_ids" in self._takes:
-            arguments["position_ids"] = to_device(bucket.positions, self._device)
+        arguments = self._common(bucket.tokens, bucket.positions, pack.cache)
         if "logits_to_keep" in self._takes:
             arguments["logits_to_keep"] = self._kept(bucket.columns, bucket.tokens.shape[1])
         if bucket.masked:
             masks = {w: self._mask(bucket.visible(w)[..., bucket.first(w) :]) for w in self._windows}
             arguments["attention_mask"] = self._by_kind(masks)
+        return arguments
+
+    def _common(self, tokens: Int64, positions: Int64, cache: Cache) -> dict[str, Any]:
+        """The arguments of every forward; `tokens` and `positions` are ``(rows, n)``."""
+        arguments: dict[str, Any] = {"input_ids": to_device(tokens, self._device), "use_cache": True}
+        arguments["past_key_values" if "past_key_values" in self._takes else "cache_params"] = cache
+        if "position_ids" in self._takes:
+            arguments["position_ids"] = to_device(positions, self._device)
         return arguments
 
     def _kept(self, want: Int64, n: int) -> int | torch.Tensor:
@@ -162,7 +160,7 @@ class Arguments:
     def _by_kind(self, masks: Mapping[int | None, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
         """4-D masks for a call; where full and sliding layers alternate, one for each kind.
 
-        Recurrent layers leave a 4-D mask alone: only a 2-D one, for padding, is multiplied into what they read.
+        Recurrent layers ignore a 4-D mask: they apply only a 2-D one, for padding.
         """
         if len(masks) == 1:
             return next(iter(masks.values()))
@@ -176,10 +174,10 @@ class Arguments:
         return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill(~seen, torch.finfo(self._dtype).min)
 
     def _with_folded(self, seen: torch.Tensor) -> torch.Tensor:
-        """A bool mask ``(1, 1, n, slots)`` that carries itself as ``(1, 1, heads * n, slots)``, to be added to scores.
+        """A bool mask ``(1, 1, n, slots)`` with an attribute `folded`: ``(1, 1, heads * n, slots)``, to be added to scores.
 
-        That has the rows of one head, then the next's, each at an address that kernels like. A model that reads its mask itself
-        is given the plain one.
+        The folded mask repeats the rows for each head, at aligned addresses. A model that reads its mask itself reads the bool
+        one.
         """
         n, slots = seen.shape[2:]
         made = torch.full((1, self._heads, n, -(-slots // 8) * 8), -torch.inf, dtype=self._dtype, device=self._device)
@@ -189,7 +187,7 @@ class Arguments:
 
 
 def _seen_by(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device) -> torch.Tensor | None:
-    """What the new tokens of a pack see in a layer, ``(1, 1, n, seen)``; None: causal from the first key on, or all is seen."""
+    """The mask of a pack's new tokens in a layer, ``(1, 1, n, seen)``; None: causal from the first key on, or everything."""
     n, window = len(step.tokens), layer.window
     if step.ragged is not None or (n == 1 and step.mask is None):
         return None
@@ -208,11 +206,11 @@ def _seen_by(pack: TorchPack, step: Step, layer: SlotLayer, device: torch.device
 
 
 def use_own_attention(model: Any) -> bool:
-    """Sets a model to it where it has layers with attention, and says whether it was.
+    """Sets a model with attention layers to `own_sdpa`; returns whether it did.
 
     transformers repeats keys and values whenever a mask is given, which copies the whole context at each decoded token of a
-    tree: measured on 8 rows over 3,000 slots, 9 heads over 3, 3.8 ms as it is, 1.4 ms shared, equal bit for bit. Rows of a
-    batch attend to one K/V (layers with attention beside recurrent ones), and tokens of several packs each to their own.
+    tree: measured on 8 rows over 3,000 slots, 9 heads over 3: 3.8 ms repeated, 1.4 ms shared, equal bit for bit. With it, rows
+    of a batch can attend to one K/V (attention layers beside recurrent ones), and tokens of several packs to their own.
     """
     if attention_of(model) != "sdpa":
         return False
@@ -229,7 +227,7 @@ def use_own_attention(model: Any) -> bool:
 
 def attention_of(model: Any) -> str:
     """The attention implementation in use."""
-    return str(getattr(model.config, "_attn_implementation", "eager"))  # no public name tells it
+    return str(getattr(model.config, "_attn_implementation", "eager"))  # it has no public name
 
 
 def own_sdpa(
@@ -240,11 +238,11 @@ def own_sdpa(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The library's attention, but nothing is repeated: neither key heads, where there is a mask, nor keys that rows share.
+    """The library's attention, without repeating key heads under a mask or keys that rows share.
 
-    Torch's kernel at once where the library would call it on a processor, and where it would repeat keys for a mask.
-    Keys that carry a `JointLayer` are those of several packs: each attends to its own. A mask may carry a folded one, with its
-    rows once for each head that shares keys: these go as so many queries.
+    Calls torch's kernel directly where the library would on a CPU, and where it would repeat keys for a mask. Keys with a
+    `JointLayer` are those of several packs, each of which attends to its own. With a folded mask, heads that share keys
+    become queries of one head.
     """
     joint: JointLayer | None
     joint, seen = getattr(key, "joint", (None, ()))
@@ -277,12 +275,12 @@ def own_sdpa(
         return _ragged(query, key, value, ragged, kwargs.get("scaling")), None
     rows, heads, n, width = query.shape
     folded: torch.Tensor | None = getattr(attention_mask, "folded", None)
-    if bare and folded is not None and folded.shape[2] == n * heads // key.shape[1]:  # else of another layer's heads
+    if bare and folded is not None and folded.shape[2] == n * heads // key.shape[1]:  # else for another number of heads
         query, scale = query.reshape(1, key.shape[1], -1, width), kwargs.get("scaling")
         attended = scaled_dot_product_attention(query, key, value, attn_mask=folded, scale=scale)
         return attended.reshape(1, heads, n, -1).transpose(1, 2).contiguous(), None
     shared = rows > key.shape[0]
-    if shared:  # as so many queries of one row
+    if shared:  # rows become queries of one row
         assert attention_mask is not None
         query = query.transpose(0, 1).reshape(1, heads, rows * n, width)
         attention_mask = attention_mask.reshape(1, 1, rows * n, -1)
@@ -303,7 +301,7 @@ def own_sdpa(
 def _by_key_head(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """Queries of one token each ``(rows, heads, 1, width)`` as ``(rows, kv_heads, heads / kv_heads, width)``.
 
-    A processor's kernel reads keys once for each head: measured at 1,000 and 4,000 of them, it is 1.4 to 2.7 times as fast.
+    The CPU kernel reads keys once for each head: measured with 1,000 and 4,000 keys, this is 1.4 to 2.7 times as fast.
     """
     return query.reshape(query.shape[0], kv_heads, -1, query.shape[-1])
 

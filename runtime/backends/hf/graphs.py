@@ -1,8 +1,8 @@
-"""CUDA graphs of small forwards: to launch its kernels one by one costs the host many times what the device needs for them.
+"""CUDA graphs of small forwards: launching their kernels one by one takes the host many times the device's own time.
 
-A graph is recorded for a pack and a number of tokens. It writes into the pack's buffers where they lie and attends to all of
-their slots through a mask, so that it serves until they move. Models that cannot be recorded (one that waits for the device
-inside its forward, say) compute as ever.
+A graph is recorded for a pack and a number of tokens. It writes to the pack's buffers at their addresses and attends to all
+their slots through a mask, so that it is valid until the buffers move. Models that cannot be recorded (because they wait for
+the device inside a forward, for example) compute without graphs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from runtime.backends.hf.cache import TorchPack
 from runtime.backends.hf.forward import Arguments
 from runtime.backends.packs.tree import Step
 
-MOST_TOKENS = 64  # of a forward: of more the device's work shows
-MOST_SLOTS = 1 << 15  # of a pack: what is attended to in vain costs more beyond
-AGAIN = 256  # forwards before one for which there was no memory is tried again
-PATIENCE = 4  # forwards of one kind before it is recorded, which takes as long as two of them
+MOST_TOKENS = 64  # of a recorded forward; with more, the device's work dominates
+MOST_SLOTS = 1 << 15  # of a pack; with more, masked slots cost more than a graph saves
+AGAIN = 256  # forwards until recording is tried again after it ran out of memory
+PATIENCE = 4  # forwards of one kind before it is recorded; recording takes as long as two forwards
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A recorded forward, and the memory that it reads and writes."""
+    """A recorded forward, with its input and output buffers."""
 
     graph: torch.cuda.CUDAGraph
     numbers: torch.Tensor  # (3, n) int64: tokens, positions, slots
@@ -37,26 +37,26 @@ class Graph:
     logits: torch.Tensor  # (n, vocab)
 
     def fill(self, numbers: torch.Tensor, seen: torch.Tensor) -> None:
-        """From pinned memory."""
+        """Copies inputs from pinned memory."""
         self.numbers.copy_(numbers, non_blocking=True)
         self.seen.copy_(seen, non_blocking=True)
 
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """Forwards of one pack that a graph would serve."""
+    """Forwards of one pack that can use one graph."""
 
-    key: tuple[int, ...]  # tokens, and where the buffers lie
+    key: tuple[int, ...]  # number of tokens, capacity, addresses of the buffers
     forwards: int = 0
     graph: Graph | None = None
 
 
 class Graphs:
-    """Of one model without recurrent layers. Owner thread only.
+    """The graphs of one model without recurrent layers. Owner thread only.
 
     Args:
         model: The model.
-        arguments: Makes those of its forwards.
+        arguments: Makes the arguments of its forwards.
         windows: Of its attention layers, in positions; None is a full one.
         device: Where it computes.
     """
@@ -65,12 +65,12 @@ class Graphs:
         self, model: torch.nn.Module, arguments: Arguments, windows: Sequence[int | None], device: torch.device
     ) -> None:
         self._model, self._arguments, self._windows, self._device = model, arguments, windows, device
-        self._side = torch.cuda.Stream(device)  # one, for libraries keep memory for each
+        self._side = torch.cuda.Stream(device)  # only one, as libraries keep memory for each stream
         self._kinds: WeakKeyDictionary[TorchPack, Kind] = WeakKeyDictionary()
         self._refused = False
 
     def logits(self, pack: TorchPack, step: Step) -> torch.Tensor | None:
-        """``(n, vocab)`` raw logits of all tokens, the caller's own; None: the forward is to be computed without a graph."""
+        """``(n, vocab)`` raw logits of all tokens, in memory of their own; None: the forward is computed without a graph."""
         n = len(step.tokens)
         if self._refused or n > MOST_TOKENS or n != len(step.want) or step.stacks is not None or step.path is not None:
             return None
@@ -97,7 +97,7 @@ class Graphs:
         return kind.graph.logits.clone()
 
     def forget(self, pack: TorchPack) -> None:
-        """Lets the graph of a pack go, which is closed."""
+        """Drops the graph of a pack that is closed."""
         self._kinds.pop(pack, None)
 
     def _filling(self, pack: TorchPack, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,12 +124,12 @@ class Graphs:
         self._side.wait_stream(current)
         try:
             with torch.cuda.stream(self._side):
-                forward()  # libraries make what they keep
+                forward()  # a warm-up: libraries allocate their workspaces
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     made.logits = forward()
                 finally:
                     graph.capture_end()
-        finally:  # what was launched there may still write
+        finally:  # work that was launched there may still write
             current.wait_stream(self._side)
         return made

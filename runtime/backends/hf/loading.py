@@ -1,4 +1,4 @@
-"""From a model folder, or a ready model, to a torch module on its device: offline, safetensors only, no foreign code."""
+"""Loads a model folder, or adopts a ready torch model: offline, safetensors only, no foreign code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from runtime.backends import facts
 from runtime.backends.hf.forward import OWN, attention_of, use_own_attention
-from runtime.backends.hf.offload import Offload, check_not_offloaded, offloading
+from runtime.backends.hf.offload import Offload, offloading
 from runtime.backends.hf.threads import CHOICE
 from runtime.backends.hf.weights import check_weights, pack_and_measure, quantization_of, replace_quantised
-from runtime.errors import ModelLoadError
+from runtime.errors import ModelLoadError, UnsupportedFeatureError
 from runtime.loading.config import quantisation_words, shown_json, sizes
 from runtime.loading.measurements import PLAIN, Perplexities
 from runtime.loading.model_folder import ModelFolder, library_faults
@@ -31,7 +31,7 @@ from runtime.options.load import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A torch model and what only its source knows."""
+    """A torch model and facts from its source."""
 
     model: Any
     config: Any  # the text model's configuration
@@ -41,17 +41,17 @@ class LoadedModel:
     has_template: bool
     device: torch.device  # where it computes
     parameters: int
-    folder: bool = True  # False: a caller's own model
-    offload: Offload | None = None  # what of it is on disk
-    perplexities: Perplexities | None = None  # where its linear weights were put into fewer bits
-    weights: str = "auto"  # how they are held: as was asked for, or plain
+    folder: bool = True  # False: a ready model of the caller's
+    offload: Offload | None = None  # for weights on disk
+    perplexities: Perplexities | None = None  # where its linear weights were packed into fewer bits
+    weights: str = "auto"  # form of the weights: the option's, or plain
     quantisation: str | None = None  # of the folder itself, as in "4 and 6 bits, groups of 16 and 32"
-    passed_over: tuple[str, ...] = ()  # what was wished for and cannot be, in words
-    undo: ExitStack = field(default_factory=ExitStack)  # at unload, or where the load fails
+    ignored: tuple[str, ...] = ()  # warnings about options without effect
+    undo: ExitStack = field(default_factory=ExitStack)  # closed at unload, or when the load fails
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
-    """The model in evaluation mode on its device.
+    """Loads the model in evaluation mode on its device.
 
     Raises:
         ModelLoadError: No such device, or transformers cannot load the folder; the message has its reason.
@@ -59,33 +59,34 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     if options.threads is not None:
         CHOICE.set(options.threads)
     if isinstance(source, tuple):
-        check_not_offloaded(options)
+        if options.offload != "none":
+            raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
         model, device = source[0], source[0].device
-        passed_over = check_weights(options, device, ready=True)
+        ignored = check_weights(options, device, ready=True)
         attention = "sdpa" if attention_of(model) == OWN else attention_of(model)
         dtype = str(model.dtype).removeprefix("torch.")
-        passed_over += facts.as_it_is(options, dtype=dtype, device=str(device), attention=attention)
-        return _adopted(*source, passed_over)
+        ignored += facts.ignored_by_ready_model(options, dtype=dtype, device=str(device), attention=attention)
+        return _ready_model(*source, ignored)
     device = pick_device(options.device)
     quantization = quantization_of(source)
     if quantization is not None:
         _check_quantised(source, options, device)
-    passed_over = check_weights(options, device, quantised=quantization is not None)
-    weights = "auto" if passed_over else options.weights
+    ignored = check_weights(options, device, quantised=quantization is not None)
+    weights = "auto" if ignored else options.weights
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # loading has a progress event of its own
     with offloading(options, device, source.name) as offload:
-        with library_faults(source, "transformers"), _silent(), _weights_told():
+        with library_faults(source, "transformers"), _quiet(), _reporting_weights():
             model, found = AutoModelForCausalLM.from_pretrained(
                 source.path,
                 dtype=_dtype(options.dtype, device),
                 attn_implementation=None if options.attention == "auto" else options.attention,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are refused below, in words
+                ignore_mismatched_sizes=True,  # `_check_read` refuses them with a message
                 local_files_only=True,
                 output_loading_info=True,
                 quantization_config=quantization,
-                generation_config=GenerationConfig(),  # the model's own is read by us, a poor one must not stop it
+                generation_config=GenerationConfig(),  # the folder's own is read elsewhere, and an invalid one would raise here
                 **({} if offload is None else offload.arguments),
             )
         _check_read(source, model.config.get_text_config(decoder=True), found)
@@ -102,7 +103,7 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
             parameters = weights_of(source.weights, source.config).parameters
         packed = weights not in ("auto", PLAIN)
         perplexities = pack_and_measure(model, source, weights) if packed else None
-        model.requires_grad_(False)  # weights are numbers here, also to what records the forward
+        model.requires_grad_(False)  # so that nothing that records the forward tracks gradients
     undo = ExitStack()
     if offload is not None:
         undo.callback(offload.close)
@@ -119,16 +120,16 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
         perplexities=perplexities,
         weights=weights,
         quantisation=source.quantisation and quantisation_words(source.config),
-        passed_over=passed_over,
+        ignored=ignored,
         undo=undo,
     )
 
 
 def _check_quantised(source: ModelFolder, options: LoadOptions, device: torch.device) -> None:
-    """Refuses what quantised weights are not read for.
+    """Refuses options that do not work with quantised weights.
 
     Raises:
-        ModelLoadError: Names the way out, and the bytes that it takes.
+        ModelLoadError: Names the alternative, and the bytes that it takes.
     """
     why = ""
     if device.type != "cpu":
@@ -146,14 +147,14 @@ def _check_quantised(source: ModelFolder, options: LoadOptions, device: torch.de
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
-    """The same architecture with random weights in float32, of the sizes that a configuration says.
+    """The same architecture with random weights in float32, in the sizes of a configuration.
 
     Args:
         loaded: The model.
-        config: As its own configuration's `to_dict` spells it.
+        config: In the form of `to_dict` of its configuration.
     """
     made = type(loaded.config).from_dict(dict(config))
-    whole = isinstance(loaded.model.config, type(loaded.config))  # else it stands in a model that also sees or hears
+    whole = isinstance(loaded.model.config, type(loaded.config))  # else the text model is part of a multimodal one
     with torch.random.fork_rng(devices=[]), torch.device(loaded.device):
         torch.manual_seed(20_260_103)
         model = type(loaded.model)(made) if whole else AutoModelForCausalLM.from_config(made)
@@ -168,8 +169,8 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """What transformers would print about a configuration or weights that do not fit is said by us, in an error."""
+def _quiet() -> Iterator[None]:
+    """Silences transformers' messages about configuration and weights; our errors report the problems."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -179,9 +180,9 @@ def _silent() -> Iterator[None]:
 
 
 @contextmanager
-def _weights_told() -> Iterator[None]:
-    """What transformers reads inside is told tensor by tensor, by the hook that it has for its own bar."""
-    if current_listener() is None or not hasattr(logging, "set_tqdm_hook"):  # an older transformers has none
+def _reporting_weights() -> Iterator[None]:
+    """Reports each tensor that transformers reads, by the hook of its progress bar."""
+    if current_listener() is None:
         yield
         return
     before = logging.set_tqdm_hook(_bar)
@@ -192,17 +193,17 @@ def _weights_told() -> Iterator[None]:
 
 
 def _bar(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The bar of a loop of transformers'; the one over weights is ours."""
+    """The progress bar of a loop in transformers, replaced by our reports for the loop over weights."""
     return reporting_progress(args[0]) if args and kwargs.get("desc") == "Loading weights" else make(*args, **kwargs)
 
 
 def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> None:
-    """Refuses weights that are not those that the configuration describes: the library would leave them out, or draw them.
+    """Refuses weights that do not fit the configuration: transformers would ignore them, or draw random ones.
 
     Args:
         source: The folder.
-        config: As transformers read it.
-        found: What transformers says of loading it.
+        config: The configuration as transformers read it.
+        found: transformers' report of the load.
 
     Raises:
         ModelLoadError: Names a tensor.
@@ -238,7 +239,7 @@ def _check_read(source: ModelFolder, config: Any, found: Mapping[str, Any]) -> N
         )
 
 
-_BUFFERS = re.compile(  # computed from the configuration, and stored by older versions all the same
+_BUFFERS = re.compile(  # derived from the configuration, but stored by older versions
     r"(rotary_emb|rope)\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)position_ids$|\.attention\.(masked_)?bias$"
 )
 
@@ -273,7 +274,7 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> LoadedModel:
+def _ready_model(model: Any, tokenizer: Any, ignored: tuple[str, ...]) -> LoadedModel:
     check_ropes(model.config.get_text_config(decoder=True).to_dict(), "hf", type(model).__name__)
     with ExitStack() as undo:
         before = attention_of(model)
@@ -291,7 +292,7 @@ def _adopted(model: Any, tokenizer: Any, passed_over: tuple[str, ...]) -> Loaded
             folder=False,
             device=model.device,
             parameters=sum(p.numel() for p in model.parameters()),
-            passed_over=passed_over,
+            ignored=ignored,
             undo=undo.pop_all(),
         )
 
@@ -305,8 +306,8 @@ def _hash_weights(model: Any) -> str:
 
 
 def _dtype(wanted: str, device: torch.device) -> torch.dtype | str:
-    """Float32 on the CPU; elsewhere what the weights are stored in."""
+    """The dtype for a load option: auto is float32 on the CPU, elsewhere the dtype of the stored weights."""
     if wanted != "auto":
-        chosen: torch.dtype = getattr(torch, wanted)  # LoadOptions knows the names
+        chosen: torch.dtype = getattr(torch, wanted)  # LoadOptions checks the names
         return chosen
     return torch.float32 if device.type == "cpu" else "auto"

@@ -1,4 +1,4 @@
-"""`DeviceLogits` of torch."""
+"""`DeviceLogits` with torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from runtime.backends.hf.cache import to_device
-from runtime.backends.packs.logits import DeviceLogits, Int64
+from runtime.backends.packs.logits import DeviceLogits
+from runtime.backends.packs.tree import Int64
 from runtime.records import Float32
 
 
@@ -18,7 +19,7 @@ class TorchLogits(DeviceLogits):
 
     Args:
         logits: ``(n, vocab)``, in the dtype of the model.
-        computing: The context in which torch is called: no autograd, out of memory as our error.
+        computing: The context of calls to torch: no autograd, out-of-memory errors as ours.
     """
 
     def __init__(self, logits: torch.Tensor, computing: Callable[[], AbstractContextManager[None]]) -> None:
@@ -66,7 +67,7 @@ class TorchLogits(DeviceLogits):
 
 
 def _crossed(numbers: torch.Tensor) -> Float32:
-    """On the host: the one time that it waits."""
+    """Copies to the host, which waits here alone."""
     crossed: Float32 = numbers.cpu().numpy()
     return crossed
 
@@ -74,7 +75,7 @@ def _crossed(numbers: torch.Tensor) -> Float32:
 def _numbers(raw: torch.Tensor, own_ids: torch.Tensor, width: int) -> torch.Tensor:
     """``(n, 3 + 2 * width)`` of raw logits ``(n, vocab)``: log-probability, entropy, rank, the likeliest and their ids.
 
-    Ranks and ids are whole numbers in the bits of float32, so that all of it crosses at once.
+    Ranks and ids are int32 in the bits of float32, so that one copy has all.
     """
     logprobs, _, _, _, entropy = _normalised(raw)
     own = logprobs.gather(1, own_ids[:, None])
@@ -88,8 +89,8 @@ def _heads(raw: torch.Tensor, colder: torch.Tensor | None, width: int) -> torch.
 
     Args:
         raw: ``(n, vocab)``.
-        colder: ``(n, 1)``, what the heated mass multiplies log-probabilities with; None: it means nothing.
-        width: How many of the likeliest.
+        colder: ``(n, 1)`` factors of the log-probabilities in the heated mass; None: the heated mass is meaningless.
+        width: Number of likeliest entries.
     """
     logprobs, top, total, log_total, entropy = _normalised(raw)
     values, ids = logprobs.topk(width)
@@ -98,7 +99,7 @@ def _heads(raw: torch.Tensor, colder: torch.Tensor | None, width: int) -> torch.
 
 
 def _normalised(raw: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of what weighs 1 at the top, their logarithms, entropies."""
+    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of exp(logit - top), their logarithms, entropies."""
     top = raw.amax(-1, keepdim=True)
     shifted = raw - top
     weights = shifted.exp()

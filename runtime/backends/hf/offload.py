@@ -1,7 +1,7 @@
-"""Models larger than memory: what does not fit stays on disk and is read at every forward, by accelerate's hooks.
+"""Models larger than memory: weights that do not fit stay on disk, and accelerate's hooks read them at every forward.
 
-Weights are read in place, from the model's own safetensors files. Only what a file holds in another form than the model
-(renamed or fused weights) is copied into a folder of our own, which is removed with the model.
+Weights are read from the model's own safetensors files. Only weights that the model has in another form (renamed or fused)
+are copied to a temporary folder, which is removed with the model.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from runtime.options.load import LoadOptions
 from runtime.records import Float32
 
 log = logging.getLogger(__name__)
-MEMORY_SHARE = 2  # of the free memory, one part in so many holds weights where nothing else is asked for
+MEMORY_SHARE = 2  # by default one part in so many of the free memory holds weights
 
 
 @dataclass(slots=True)
 class Offload:
-    """What of one model is on disk.
+    """The offloaded part of one model.
 
     Attributes:
         device: Where forwards compute.
         folder: For weights that cannot be read in place.
-        limit: Bytes of memory for weights: those that stay, and the largest layer while it is at work.
-        resident: Bytes of those that do.
-        on_disk: Bytes that every forward reads; a matrix that is embedding and head is read twice.
-        parameters: Numbers of the model; on disk they cannot be seen to be shared.
+        limit: Bytes of memory for weights: resident ones, and the largest layer during its computation.
+        resident: Bytes of weights in memory.
+        on_disk: Bytes that every forward reads; a matrix that is both embedding and head is read twice.
+        parameters: Number of parameters; counted at the load, as shared ones on disk cannot be recognised later.
     """
 
     device: torch.device
@@ -54,7 +54,7 @@ class Offload:
         return {"device_map": "auto", "max_memory": {place: self.limit}, "offload_folder": str(self.folder)}
 
     def measure(self, model: Any) -> None:
-        """Weighs what is where; parameters on disk have no memory of their own."""
+        """Counts bytes in memory and on disk; parameters on disk are on the device "meta"."""
         tied = set(getattr(model, "all_tied_weights_keys", None) or ())
         for name, parameter in model.named_parameters():
             self.parameters += 0 if name in tied else parameter.numel()
@@ -66,7 +66,7 @@ class Offload:
         log.info("%d bytes of weights in memory, %d on disk", self.resident, self.on_disk)
 
     def warning(self, seconds: float) -> str:
-        """What it costs, by the forwards that the load has just made."""
+        """The warning about the cost; `seconds`: of a forward, measured at load."""
         if not self.on_disk:
             return f"offload='disk': all {self.resident:,} bytes of weights fit into {self.limit:,}, so nothing is offloaded"
         return (
@@ -83,7 +83,7 @@ class Offload:
 
 @contextmanager
 def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterator[Offload | None]:
-    """The plan for one load; None where nothing is to be offloaded. If the load fails, nothing is left behind.
+    """The plan for one load; None without offload. Removes the folder if the load fails.
 
     Raises:
         BackendUnavailableError: accelerate is not installed.
@@ -102,7 +102,7 @@ def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterato
     limit = max(options.offload_memory_bytes or free // MEMORY_SHARE, 1)
     plan = Offload(device, Path(tempfile.mkdtemp(prefix="elsewise-offload-")), limit)
     before = logging.getLogger("accelerate.big_modeling").level
-    logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)  # it warns of what was asked for
+    logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)  # it warns of the offload itself
     try:
         yield plan
     except BaseException:
@@ -112,20 +112,10 @@ def offloading(options: LoadOptions, device: torch.device, name: str) -> Iterato
         logging.getLogger("accelerate.big_modeling").setLevel(before)
 
 
-def check_not_offloaded(options: LoadOptions) -> None:
-    """A model that is in memory already cannot be offloaded.
-
-    Raises:
-        UnsupportedFeatureError: It was asked for.
-    """
-    if options.offload != "none":
-        raise UnsupportedFeatureError("offload='disk' takes a model folder; this model is in memory already")
-
-
 def own_weight(module: Any) -> Float32:
-    """A module's matrix in float32, read from disk if it is there."""
+    """A module's matrix in float32, read from disk if it is offloaded."""
     if module.weight.is_meta:
-        from accelerate.utils import align_module_device  # type: ignore[import-untyped]  # it has none; installed, if on disk
+        from accelerate.utils import align_module_device  # type: ignore[import-untyped]  # untyped; installed wherever weights are on disk
 
         with align_module_device(module):
             return _plain(module.weight)

@@ -1,7 +1,7 @@
-"""Cached tokens as torch tensors: what leaves a pack, rests in the trie and goes to disk.
+"""Cached tokens as torch tensors: copied from a pack, stored in the trie and on disk.
 
-KV rests in the trie as it is, in fewer bits of floating point, or quantised. Rows are coded token by token, so that an edge
-can be cut anywhere and both parts are what they were.
+Cached KV has the packs' dtype, a narrower floating-point dtype, or is quantised. Rows are coded token by token, so that an edge
+can be split at any token without coding it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from runtime.backends.facts import KvFormat, group_width
 from runtime.backends.hf.cache import Tensors, TorchPack, to_index
 from runtime.backends.packs.tree import Int64
-from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import LayerPayload, Shape, StateShapes, Stored, grouped, restored
 from runtime.errors import SnapshotFormatError
 
 Parts = tuple[torch.Tensor, ...]  # of one buffer; tokens along the last axis but one
@@ -32,7 +32,7 @@ class Plain:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of each part."""
+        """Dtype of each part."""
         return (self.dtype,)
 
     def row_bytes(self, width: int) -> int:
@@ -44,19 +44,19 @@ class Plain:
         return (rows.to(self.dtype),)
 
     def decode(self, parts: Parts, width: int) -> torch.Tensor:  # noqa: ARG002  # the codecs' common signature
-        """The inverse."""
+        """The inverse of `encode`."""
         return parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Whole numbers of 8 or 4 bits between the lowest and the highest of each group along the width, both in float32."""
+    """Integers of 8 or 4 bits for each group along the width, with a step and a minimum in float32."""
 
     bits: int
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of the codes, the steps and the lowest values."""
+        """Dtypes of the codes, the steps and the minima."""
         return torch.uint8, torch.float32, torch.float32
 
     def row_bytes(self, width: int) -> int:
@@ -64,7 +64,7 @@ class Affine:
         return width * self.bits // 8 + width // group_width(width) * 8
 
     def encode(self, rows: torch.Tensor) -> Parts:
-        """From ``(heads, n, width)``: codes ``(heads, n, width * bits / 8)``, steps and lowest ``(heads, n, groups)``."""
+        """From ``(heads, n, width)``: codes ``(heads, n, width * bits / 8)``, steps and minima ``(heads, n, groups)``."""
         grouped = rows.float().unflatten(-1, (-1, group_width(rows.shape[-1])))  # (heads, n, groups, group)
         low, high = grouped.aminmax(dim=-1)
         step = (high - low) / (2**self.bits - 1)
@@ -91,22 +91,10 @@ def codec_of(kv: KvFormat) -> Codec:
     return Plain(getattr(torch, kv.name)) if kv.bits is None else Affine(kv.bits)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TorchPayload:
-    """KV of `n` consecutive tokens. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+class TorchPayload(LayerPayload[torch.Tensor]):
+    """KV of `n` consecutive tokens as torch tensors."""
 
-    Where the codec has several parts they come one after the other for each shape; tokens are on axis 2 of all.
-    """
-
-    n: int
-    keys: tuple[torch.Tensor, ...]  # per shape, in order of first appearance
-    values: tuple[torch.Tensor, ...]
-    state: Tensors | None  # recurrent state after the last token
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(int(t.nbytes) for t in (*self.keys, *self.values, *(self.state or ())) if t is not None)
+    __slots__ = ()
 
     def split(self, n: int) -> tuple[TorchPayload, TorchPayload]:
         """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
@@ -117,10 +105,13 @@ class TorchPayload:
         keys, values = (tuple(t[:, :, part].clone() for t in tensors) for tensors in (self.keys, self.values))
         return TorchPayload(part.stop - part.start, keys, values, state)
 
-    def export(self, start: int, stop: int) -> Stored:
-        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-        keys, values = ([t[:, :, start:stop] for t in arrays] for arrays in (self.keys, self.values))
-        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+    @staticmethod
+    def plain(array: torch.Tensor) -> npt.NDArray[np.generic]:
+        """The tensor as a contiguous numpy array; payloads never change, so a whole CPU tensor is not copied."""
+        whole = array.nbytes == array.untyped_storage().nbytes()  # a part would keep the whole storage alive
+        tensor = array.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
+        found: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+        return found
 
 
 def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, device: torch.device) -> TorchPayload:
@@ -135,7 +126,7 @@ def take(pack: TorchPack, slots: Int64, state: Tensors | None, codec: Codec, dev
 
 
 def take_many(pack: TorchPack, chains: Sequence[Int64], codec: Codec, device: torch.device) -> list[TorchPayload]:
-    """Copies of several chains without recurrent state: gathered together, then cut apart."""
+    """Copies of several chains without recurrent state: gathered at once, then split."""
     whole = take(pack, np.concatenate(chains), None, codec, device)
     lengths = [len(slots) for slots in chains]
     keys, values = (zip(*(t.split(lengths, 2) for t in tensors), strict=True) for tensors in (whole.keys, whole.values))
@@ -169,38 +160,36 @@ def restore(
     """The inverse of `export`.
 
     Args:
-        arrays: What was exported, or claims to be.
-        codec: In which keys and values rest.
+        arrays: Exported arrays, not checked yet.
+        codec: Of the stored keys and values.
         shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where that is not known.
-        state_dtype: Of most of its arrays.
-        device: Where to.
+        state_shapes: Of its recurrent state; None where they are not known.
+        state_dtype: Of most arrays of the state.
+        device: Of the payload.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    found = restored(arrays, codec.dtypes, state_dtype, partial(_tensor, device=device))
-    check_layers(
-        found,
-        lambda t: tuple(t.shape),
-        shapes,
-        state_shapes,
-        lambda n: [p.shape[-1] for p in codec.encode(torch.zeros(1, 1, n))],
-    )
-    if not all(_finite(t) for t in (*found.keys, *found.values, *(found.state or ())) if t is not None):
+
+    def widths(n: int) -> list[int]:
+        return [part.shape[-1] for part in codec.encode(torch.zeros(1, 1, n))]
+
+    own = partial(_tensor, device=device)
+    payload = TorchPayload(*restored(arrays, own, codec.dtypes, widths, shapes, state_dtype, state_shapes))
+    if not all(_finite(t) for t in (*payload.keys, *payload.values, *(payload.state or ())) if t is not None):
         raise SnapshotFormatError("stored KV holds numbers that are not finite")
-    return TorchPayload(found.n, found.keys, found.values, found.state)
+    return payload
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """By the sum first, which takes no memory; a sum may be too large where no number is."""
+    """Whether all numbers are finite. Tries the sum first, which needs no memory but may overflow."""
     if not tensor.dtype.is_floating_point:
         return True
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Codec) -> list[torch.Tensor]:
-    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part: no more than one layer's is there twice."""
+    """The coded rows of all layers, ``(layers, kv_heads, n, ...)`` for each part, with temporary copies of one layer alone."""
     if isinstance(index, slice) and isinstance(codec, Plain) and codec.dtype == buffers[0].dtype:
         return [torch.stack([buffer[0, :, index] for buffer in buffers])]  # of views
     stacked: list[torch.Tensor] = []
@@ -211,14 +200,6 @@ def _stacked(buffers: list[torch.Tensor], index: slice | torch.Tensor, codec: Co
         for whole, part in zip(stacked, parts, strict=True):
             whole[i] = part
     return stacked
-
-
-def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """The same numbers, side by side; payloads never change, so a whole one of the processor's is not copied."""
-    whole = tensor.nbytes == tensor.untyped_storage().nbytes()  # else a part would keep all of it
-    tensor = tensor.detach().to("cpu", copy=not whole, memory_format=torch.contiguous_format)
-    array: npt.NDArray[np.generic] = tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return array
 
 
 def _tensor(array: npt.NDArray[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

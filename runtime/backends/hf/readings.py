@@ -1,7 +1,7 @@
-"""What a forward of a torch model is read for in place of its logits, by name.
+"""Outputs of a torch model's forward that can be read in place of its logits, by name.
 
-A new reading is a method and its line in `Readings.TABLE`, here and in `runtime.backends.mlx.readings`; nothing between them
-and `runtime.scheduler` knows which there are.
+A new reading is a method and a line in `Readings.TABLE`, here and in `runtime.backends.mlx.readings`; no module between these
+and `runtime.scheduler` knows their names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Readings:
 
     Args:
         model: A causal language model.
-        layers: How many layers it has.
+        layers: Its number of layers.
     """
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:
@@ -32,8 +32,8 @@ class Readings:
 
         Args:
             name: Of the reading.
-            arguments: The forward's, as `Arguments.of` makes them.
-            want: Places in the row.
+            arguments: Of the forward, from `Arguments.of`.
+            want: Indices in the row.
 
         Returns:
             ``(len(want), ...)``, of any dtype.
@@ -50,7 +50,7 @@ class Readings:
         return self.states(**arguments)[0, want]
 
     def _each_layer(self, arguments: Mapping[str, Any], want: torch.Tensor) -> torch.Tensor:
-        """What each layer would answer (`runtime.lens`), the embedding first: logits ``(len(want), layers + 1, vocab)``."""
+        """Logits of each layer (`runtime.lens`), the embedding's first: ``(len(want), layers + 1, vocab)``."""
         with self._layers.reading(want):
             logits: torch.Tensor = self._model(**arguments).logits  # gpt2 cuts them into rows
         return logits.reshape(len(want), self._layers.rows, -1)
@@ -62,15 +62,15 @@ class Readings:
 
 
 class LayerReader:
-    """Lets a model's own norm and head, and whatever its class does after them, see the states of all its layers.
+    """Passes the states of all layers through the model's own norm and head, and whatever its class does after them.
 
-    Hooks on the layers take their states, and every state stands in place of the last at the final norm. Nothing of an
-    architecture is known by name. Its layers are the one list of as many modules as it has layers; the final norm is what
-    their owner calls next, with what the last layer gave. A model where this does not hold is refused.
+    Hooks on the layers collect their states, which replace the last one as the input of the final norm. No part of an
+    architecture is known by name: its layers are the only list of as many modules as it has layers; its final norm is the
+    module that their owner calls next with the output of the last layer. A model of another form is refused.
 
     Args:
         model: A causal language model.
-        layers: How many layers it has.
+        layers: Its number of layers.
     """
 
     def __init__(self, model: torch.nn.Module, layers: int) -> None:
@@ -87,10 +87,10 @@ class LayerReader:
 
     @contextmanager
     def reading(self, want: torch.Tensor) -> Iterator[None]:
-        """In the forward of one row that runs inside, the final norm is given ``(1, len(want) * (layers + 1), hidden)``.
+        """The final norm of the one-row forward that runs inside gets ``(1, len(want) * (layers + 1), hidden)``.
 
         Args:
-            want: Places in the row; the states of each stand together, the embedding's first.
+            want: Indices in the row; the states of each are consecutive, the embedding's first.
 
         Raises:
             UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.

@@ -1,9 +1,9 @@
-"""How many threads a model's tokens are computed with on a CPU: measured once on an idle machine, kept with the model.
+"""The number of CPU threads for a model's forwards: measured once on an idle machine and saved with the model.
 
-More threads than memory can feed only wait for each other, and a small model's modules are too short to share. That holds for
-single tokens: a forward over many has all cores, as with llama.cpp's `--threads-batch`. A core that another process keeps busy
-has no thread: all others would wait for it. Nothing is measured or changed where the user said how many: by
-`LoadOptions.threads`, by OMP_NUM_THREADS or MKL_NUM_THREADS, or by `torch.set_num_threads`.
+More threads than memory bandwidth can feed only wait for each other, and a small model's modules are too short to share. That
+holds for single tokens; a forward over many tokens uses all cores, as with llama.cpp's `--threads-batch`. Cores that other
+processes keep busy get no thread, as all threads would wait for the one there. Nothing is measured or changed where the user
+chose a number: by `LoadOptions.threads`, OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ import torch
 
 from runtime.loading.measurements import THREADS, keep_measurement, measurement
 
-BUDGET_SECONDS = 1.0  # after which no other count is tried
-MANY_TOKENS = 64  # of a forward that all cores share
-SPOILT = 3.0  # times the seconds of a token with all cores: then not all are there, as in a container with a share of them
-LAPS = 5  # forwards of one token for each count; the fastest counts
-WORTH = 0.97  # of the time, for twice the threads
-QUIET = 0.1  # of the time of our processors: what others may use while a measurement is made that is kept
-TICK = 0.02  # seconds: two of the system's ticks, by which it counts
-LOOK_SECONDS = 0.1  # at least, between two looks at what others use
-AGAIN_SECONDS = 1.0  # between two looks while an answer is written
+BUDGET_SECONDS = 1.0  # after which no further count is tried
+MANY_TOKENS = 64  # least tokens of a forward that uses all cores
+SLOWDOWN = 3.0  # with all cores against the fastest count; beyond it they are not all there, as in a container's share
+LAPS = 5  # forwards of one token for each count, of which the fastest is taken
+WORTH = 0.97  # of the time; twice the threads must take less
+QUIET = 0.1  # share of our cores that other processes may use during a measurement that is saved
+TICK = 0.02  # seconds: two ticks of the system's CPU times
+LOOK_SECONDS = 0.1  # least time between two measurements of other processes
+AGAIN_SECONDS = 1.0  # between two measurements during decode
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of a processor's times; a guest's are in the user's as well
+IDLE_TIMES = ("idle", "iowait", "guest", "guest_nice")  # among a core's CPU times; those of guests are part of the user's
 
 log = logging.getLogger(__name__)
 
 
 class ThreadChoice:
-    """What this process has set, and what torch began with. Owner thread only: OpenMP's count belongs to a thread."""
+    """The number of threads that this process has set. Owner thread only: OpenMP has a count for each thread."""
 
     def __init__(self) -> None:
         self._set: set[int] = set()
 
     def set(self, count: int) -> None:
-        """From now on so many."""
+        """Sets the number of threads."""
         torch.set_num_threads(count)
         self._set.add(count)
 
     def measure(self, digest: str, weights: str, forward: Callable[[], object]) -> Threads | None:
-        """Sets the count that is kept for a model on this machine, or the fastest; the user's own is left alone.
+        """Sets the count that is saved for a model on this machine, or the fastest one, unless the user chose a count.
 
         Args:
             digest: Of the model's weights.
-            weights: How they are held: packed ones need other counts.
+            weights: Form of the weights, on which the fastest count depends.
             forward: Computes one token.
 
         Returns:
-            Those of the model from now on: for a forward over few tokens as many as were measured, over many all cores. None:
-            the user has said how many.
+            The model's thread counts: the measured one for a forward over few tokens, all cores for many. None: the user
+            chose a count.
         """
         if self.chosen_by_user():
             return None
@@ -66,64 +66,64 @@ class ThreadChoice:
         kept = measurement(digest, key)
         found = {int(n): float(s) for n, s in kept.items() if n.isdigit() and isinstance(s, float)}
         if not found or max(found) > most:
-            others = Others()
+            others = OtherProcesses()
             found = probe(forward, most, torch.set_num_threads)
-            if others.cores(0.0) <= QUIET * _logical():
+            if others.busy_cores(0.0) <= QUIET * _logical():
                 keep_measurement(digest, key, {str(n): seconds for n, seconds in found.items()})
         few = fastest(found)
         self.set(few)
-        return Threads(self, few, most if found.get(most, math.inf) < SPOILT * found[few] else few)
+        return Threads(self, few, most if found.get(most, math.inf) < SLOWDOWN * found[few] else few)
 
     def change(self, count: int) -> None:
-        """From now on so many, unless another count was set outside this program."""
+        """Sets the number of threads, unless another was set outside this program."""
         if not self.chosen_by_user():
             self.set(count)
 
     def chosen_by_user(self) -> bool:
-        """Whether how many was said outside this program."""
+        """Whether the number of threads was set outside this program."""
         if any(os.environ.get(name) for name in VARIABLES):
             return True
         return torch.get_num_threads() not in {*self._set, cores(), _logical()}
 
 
 class Threads:
-    """Those of one model's forwards, in a process that has one count for all models.
+    """The thread counts of one model's forwards, in a process with one count for all models.
 
     Args:
-        choice: Where it is set.
+        choice: Sets the count.
         few: For a forward over few tokens, on idle cores.
-        many: Over `MANY_TOKENS` and more.
+        many: For a forward over `MANY_TOKENS` or more.
 
     Attributes:
         count: Of the last forward.
-        due: Monotonic seconds from which on a forward over few tokens has to `take`; one over many always has to.
+        due: Monotonic seconds after which a forward over few tokens must call `set_for`; one over many always must.
     """
 
     def __init__(self, choice: ThreadChoice, few: int, many: int) -> None:
         self._choice, self._few, self._many = choice, few, many
-        self._others = Others()
+        self._others = OtherProcesses()
         self.count, self.due = few, 0.0
 
-    def take(self, tokens: int) -> None:
-        """Sets how many the next forward has: no more than there are cores that others leave to it, but half of all."""
+    def set_for(self, tokens: int) -> None:
+        """Sets the count for the next forward: at most the cores that other processes leave idle, or half of all cores."""
         count = self._many if tokens >= MANY_TOKENS else self._few
         lasts = math.inf if count == 1 else AGAIN_SECONDS
         self.due = 0.0 if tokens >= MANY_TOKENS else time.monotonic() + lasts
         if count > 1:
-            count = min(count, max(self._many - round(self._others.cores()), (self._many + 1) // 2))
+            count = min(count, max(self._many - round(self._others.busy_cores()), (self._many + 1) // 2))
         if count != self.count:
             self.count = count
             self._choice.change(count)
 
 
-class Others:
-    """What other processes compute on the cores that this one may use."""
+class OtherProcesses:
+    """The load of other processes on the cores that this one may use."""
 
     def __init__(self) -> None:
         self._began, self._computed, self._busy = time.perf_counter(), self._seconds(), 0.0
 
-    def cores(self, least: float = LOOK_SECONDS) -> float:
-        """How many they kept busy since this was last asked; where it was within `least` seconds, what it was then."""
+    def busy_cores(self, least: float = LOOK_SECONDS) -> float:
+        """Number of cores kept busy since the last call; the last result again within `least` seconds of it."""
         passed = time.perf_counter() - self._began
         if passed >= least:
             computed = self._seconds()
@@ -133,20 +133,22 @@ class Others:
 
     @staticmethod
     def _seconds() -> float:
-        """CPU seconds of all processes but this one, since the machine started; 0 where the system does not tell them."""
+        """CPU seconds of all other processes since the machine started; 0 where the system hides them."""
         try:
             system, own = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
-        except Exception:  # the border: a /proc that is shut or cut, as in a sandbox, must fail no request
+        except Exception:  # a sandbox may hide /proc, which must fail no request
             log.debug("what other processes compute is not known", exc_info=True)
             return 0.0
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(system))
-        busy = sum(sum(core) - sum(getattr(core, name, 0.0) for name in NO_WORK) for i, core in enumerate(system) if i in mine)
+        busy = sum(
+            sum(core) - sum(getattr(core, name, 0.0) for name in IDLE_TIMES) for i, core in enumerate(system) if i in mine
+        )
         return busy - own.user - own.system
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For a model so small that more threads only wait for each other."""
+    """Runs on one thread, for a model so small that more only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,8 +162,7 @@ def probe(
 ) -> dict[int, float]:
     """Seconds of a token by number of threads: all cores, half of them, and so on, in turns, for about a second.
 
-    In turns, so that what else the machine does meets all of them. Of a model so large that a token takes a second, nothing but
-    all cores is tried.
+    In turns, so that other load on the machine affects all counts. If a token takes a second, only all cores are tried.
     """
     counts = [most >> halvings for halvings in range(most.bit_length())]
     found: dict[int, float] = {}
@@ -177,7 +178,7 @@ def probe(
 
 
 def fastest(found: Mapping[int, float]) -> int:
-    """The fewest threads that no larger number beats by much."""
+    """The smallest number of threads that no larger one beats by much."""
     best = min(found)
     for count in sorted(found):
         if found[count] < WORTH * found[best]:
@@ -191,7 +192,7 @@ def cores() -> int:
 
 
 def machine(most: int) -> str:
-    """What a measurement holds for."""
+    """The conditions of a measurement, part of its key."""
     return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {most} idle cores, torch {torch.__version__}"
 
 

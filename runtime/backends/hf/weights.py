@@ -1,13 +1,13 @@
-"""Weights of linear modules in fewer bits, on a CPU, with torch's own kernels; what goes in and comes out stays float32.
+"""Weights of linear modules in fewer bits, on a CPU, with torch's own kernels; inputs and outputs stay float32.
 
-A token of one stream reads every weight once, so fewer bytes are fewer milliseconds. float16 multiplies with float32
-activations (FBGEMM, x86 alone). bfloat16, int8 and int4 round activations to bfloat16, which is the only form that their
-kernels are vectorised for. The head stays in float16 under int8 and int4 (in float32 where there is no FBGEMM): logits
+A token of one stream reads every weight once, so fewer bytes take less time. float16 multiplies with float32 activations
+(FBGEMM, x86 alone). bfloat16, int8 and int4 round activations to bfloat16, the only dtype that their kernels are vectorised
+for. The head stays in float16 under int8 and int4 (in float32 where there is no FBGEMM): logits
 rounded to bfloat16 would tie.
 
-A folder in MLX's form keeps its weights as they are: numbers of 2 to 8 bits in words, a scale and a bias for each group.
-transformers reads the tensors into its own model, one by one, without a float32 copy of any. A product makes float32 of a block
-of rows at a time, so weights are to the bit those of the float32 import.
+Weights of a folder in MLX's form are used as stored: numbers of 2 to 8 bits in words, a scale and a bias for each group.
+transformers reads the tensors into its own model, one by one, without a float32 copy. A product converts a block of rows to
+float32 at a time, so weights equal those of the float32 import bit for bit.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ from runtime.text.tokenizer import Tokenizer
 
 GROUP = 32  # weights of a row that share a step and a middle in int4
 INNER_K = 2  # how torch's int4 packing interleaves; its CPU kernel takes any
-MANY_ROWS = 32  # from so many on torch's int8 kernel is slower than making bfloat16 of the weights first
-METHOD: Final = "elsewise-affine"  # of a folder in MLX's form
-BLOCK: Final = 1 << 20  # of its weights that are float32 at once: 4 MiB
+MANY_ROWS = 32  # from here on torch's int8 kernel is slower than converting the weights to bfloat16 first
+METHOD: Final = "elsewise-affine"  # transformers' quantisation method for a folder in MLX's form
+BLOCK: Final = 1 << 20  # of its weights in float32 at once: 4 MiB
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (16, 32)
 
 
 class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not followed by mypy
-    """A linear module whose weights only a kernel can read.
+    """A linear module whose weights are in a kernel's own format.
 
     Attributes:
-        in_features: Width of what goes in.
-        out_features: Width of what comes out.
-        weight: Shape and dtype without numbers (on the device "meta"), for code that asks for the dtype of a head.
+        in_features: Width of the input.
+        out_features: Width of the output.
+        weight: Shape and dtype without data (on the device "meta"), for code that reads the dtype of a head.
+        nbytes: Bytes of the weights.
     """
+
+    nbytes: int
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
         self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(..., in) float32`` to ``(..., out) float32``; without numbers, on the device "meta", the shape alone."""
+        """``(..., in) float32`` to ``(..., out) float32``; on the device "meta", the shape alone."""
         if x.is_meta:
             return x.new_empty(*x.shape[:-1], self.out_features)
         y = self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
@@ -69,11 +72,6 @@ class PackedLinear(torch.nn.Module, ABC):  # type: ignore[misc]  # torch is not 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """``(rows, in)`` to ``(rows, out) float32``, without the bias."""
 
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-
 
 class Float16Linear(PackedLinear):
     """Half the bytes; sums are float32."""
@@ -81,14 +79,11 @@ class Float16Linear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.nbytes = 2 * weight.numel()
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return y
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * int(self.weight.numel())
 
 
 class Bfloat16Linear(PackedLinear):
@@ -97,13 +92,10 @@ class Bfloat16Linear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
         self._packed = weight.bfloat16()
+        self.nbytes = self._packed.nbytes
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x.bfloat16(), self._packed).float()
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes)
 
 
 class Int8Linear(PackedLinear):
@@ -113,6 +105,7 @@ class Int8Linear(PackedLinear):
         super().__init__(weight, bias)
         self._steps = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)  # (out,)
         self._packed = (weight / self._steps[:, None]).round().to(torch.int8)
+        self.nbytes = self._packed.nbytes + self._steps.nbytes
         self._ones = torch.ones(len(weight), dtype=torch.bfloat16)  # the kernel's own steps would be rounded to bfloat16
 
     @staticmethod
@@ -125,12 +118,8 @@ class Int8Linear(PackedLinear):
         if len(rows) < MANY_ROWS:
             y: torch.Tensor = torch._weight_int8pack_mm(rows, self._packed, self._ones)  # noqa: SLF001  # torch has no other name
         else:
-            y = linear(rows, self._packed.bfloat16())  # exact: eight bits hold every one of them
+            y = linear(rows, self._packed.bfloat16())  # exact: bfloat16 has eight bits of precision
         return y.float() * self._steps
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes + self._steps.nbytes)
 
 
 class Int4Linear(PackedLinear):
@@ -140,12 +129,13 @@ class Int4Linear(PackedLinear):
         super().__init__(weight, bias)
         groups = weight.view(len(weight), -1, GROUP)  # (out, groups, 32)
         low, high = groups.amin(-1), groups.amax(-1)
-        steps = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()  # as the kernel will read them
+        steps = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()  # rounded as in the kernel
         middles = (low + 8 * steps).bfloat16().float()
         quantised = ((groups - middles[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
         whole = quantised.view_as(weight).to(torch.int32)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, INNER_K)  # noqa: SLF001  # its only name
         self._scales = torch.stack([steps, middles], -1).transpose(0, 1).contiguous().bfloat16()  # (groups, out, 2)
+        self.nbytes = self._packed.nbytes + self._scales.nbytes
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
@@ -157,27 +147,23 @@ class Int4Linear(PackedLinear):
         y: torch.Tensor = multiply(x.bfloat16(), self._packed, GROUP, self._scales)
         return y.float()
 
-    @property
-    def nbytes(self) -> int:
-        return int(self._packed.nbytes + self._scales.nbytes)
-
 
 def check_weights(
     options: LoadOptions, device: torch.device, *, ready: bool = False, quantised: bool = False
 ) -> tuple[str, ...]:
-    """Whether weights can be held as `weights` says.
+    """Checks that the weights can have the form of the option `weights`.
 
     Args:
-        options: As they were given.
+        options: The load options.
         device: Where the model computes.
-        ready: Whether it is a caller's own.
-        quantised: Whether its folder has them in fewer bits already.
+        ready: Whether the model is a ready one of the caller's.
+        quantised: Whether its folder is quantised.
 
     Returns:
-        Why they are held as they are, where they cannot and it was but a wish; else nothing.
+        A warning, where they cannot and the option was set for all models; else nothing.
 
     Raises:
-        UnsupportedFeatureError: They cannot; the message has what can.
+        UnsupportedFeatureError: They cannot; the message names the alternative.
     """
     weights = options.weights
     if weights == "auto":
@@ -195,7 +181,7 @@ def check_weights(
         why = "takes a model folder; a model that is in memory already is used as it is"
     elif weights == "float16" and not has_float16():
         why = "needs FBGEMM, which torch has on x86 alone; choose bfloat16 or int8"
-    return (facts.passed_over(options, "weights", f"weights={weights!r} {why}"),) if why else ()
+    return (facts.ignored_option(options, "weights", f"weights={weights!r} {why}"),) if why else ()
 
 
 def has_float16() -> bool:
@@ -206,8 +192,8 @@ def has_float16() -> bool:
 def pack_weights(model: Any, weights: str) -> None:
     """Replaces the linear modules of a float32 model on the CPU, one after the other.
 
-    Those that a forward never calls stay: state-space code reads some weights without calling their module. What the weights
-    were read from is let go, and what packing took on the way goes back to the system.
+    Modules that a forward never calls stay: state-space code reads some weights without calling their module. Frees the
+    mapped files of the weights, and returns the memory that packing took to the system.
 
     Args:
         model: Of transformers.
@@ -220,19 +206,18 @@ def pack_weights(model: Any, weights: str) -> None:
         if kind is None:
             continue
         packed = kind(matrix.contiguous(), None if module.bias is None else module.bias.detach().clone())
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, packed.eval())
+        model.set_submodule(path, packed.eval())
         freed += matrix.nbytes
         if freed >= RETURN_BYTES:
             return_memory()
             freed = 0
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()  # else it keeps the whole file mapped that it came out of
+        tensor.data = tensor.data.clone()  # else it keeps the whole file mapped
     return_memory()
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all linear modules, packed or not: what a token of one stream reads."""
+    """Bytes of all linear modules, packed or not, which a token of one stream reads."""
     plain = (m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
     return int(sum(plain) + sum(m.nbytes for m in model.modules() if isinstance(m, PackedLinear)))
 
@@ -252,7 +237,7 @@ def _called(model: Any) -> dict[str, Any]:
 
 
 def _kind(weights: str, matrix: torch.Tensor, *, head: bool) -> type[PackedLinear] | None:
-    """The module for a matrix; float16, or none, where the form asked for has no kernel for it."""
+    """The module for a matrix; float16, or None, where the requested form has no kernel for it."""
     if weights == "bfloat16" and not head:
         return Bfloat16Linear
     if weights == "int8" and not head and Int8Linear.takes(matrix):
@@ -266,7 +251,7 @@ _ROWS = 32  # of logits that are copied at once
 
 
 def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexities | None:
-    """Packs a float32 model's linear weights; its perplexity before and after, out of what is kept where it is known.
+    """Packs a float32 model's linear weights; returns its perplexity before and after, measured or as saved earlier.
 
     Args:
         model: On the CPU.
@@ -274,7 +259,7 @@ def pack_and_measure(model: Any, source: ModelFolder, weights: str) -> Perplexit
         weights: See `pack_weights`.
 
     Returns:
-        None where the text has no tokens that the model knows.
+        None where the model does not know the tokens of the text.
     """
     ids = _ids(source, int(model.config.get_text_config(decoder=True).vocab_size))
     found = kept_perplexities(source.weights_digest)
@@ -298,13 +283,13 @@ def perplexity(model: Any, ids: list[int]) -> float:
         logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]  # (n - 1, vocab)
         parts = zip(logits.split(_ROWS), tokens[0, 1:].split(_ROWS), strict=True)
         surprise = sum(float(cross_entropy(rows.float(), wanted, reduction="sum")) for rows, wanted in parts)
-    return math.exp(min(surprise / (len(ids) - 1), 700.0))  # above that a float ends
+    return math.exp(min(surprise / (len(ids) - 1), 700.0))  # a float overflows above that
 
 
 def _ids(source: ModelFolder, vocabulary: int) -> list[int]:
     try:
         tokenizer = Tokenizer.from_folder(source)
-    except RuntimeFault:  # loading the model for texts says so
+    except RuntimeFault:  # reported when the tokenizer is loaded
         return []
     begin = [tokenizer.bos_token_id] if tokenizer.adds_bos and tokenizer.bos_token_id is not None else []
     ids = [*begin, *tokenizer.encode(TEXT)][:MOST_TOKENS]
@@ -318,7 +303,7 @@ class Affine(NamedTuple):
     """A matrix, ``scale * number + bias``, groups along its rows.
 
     Attributes:
-        words: ``(out, in * bits / 32) uint32``, numbers one behind the other from the lowest bit on.
+        words: ``(out, in * bits / 32) uint32``, numbers packed from the lowest bit on.
         scales: ``(out, in / group) float32``.
         biases: The same shape.
         group: Numbers that share a scale and a bias.
@@ -343,7 +328,7 @@ class Affine(NamedTuple):
         """``(rows, in) float32``."""
         scales, biases = self.scales[which, :, None], self.biases[which, :, None]
         bits = self.words.shape[1] * 32 // self.shape[1]
-        period = 8 // math.gcd(8, bits)  # so many numbers fill whole bytes
+        period = 8 // math.gcd(8, bits)  # numbers that fill whole bytes
         data = self.words.view(torch.uint8)[which].view(scales.shape[0], -1, period * bits // 8)
         data = data.movedim(2, 0).contiguous()  # first bytes, second bytes, ...: reading 6 bits takes two thirds
         numbers = torch.empty(*data.shape[1:], period)
@@ -361,24 +346,20 @@ class AffineLinear(PackedLinear):
 
     def __init__(self, matrix: Affine, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(matrix.shape, device="meta"), bias)
-        self.matrix = matrix
+        self.matrix, self.nbytes = matrix, matrix.nbytes
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         step = max(BLOCK // self.in_features, 1)
         starts = range(0, self.out_features, step)
         return torch.cat([x @ self.matrix.rows(slice(start, start + step)).T for start in starts], 1)
 
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes
-
 
 class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-    """An embedding of which the rows looked up become float32; what the model's own class adds to a lookup stays.
+    """An embedding that converts looked-up rows to float32, within the forward of the model's own class.
 
     Attributes:
         matrix: The weights.
-        weight: Shape and dtype without numbers.
+        weight: Shape and dtype without data.
     """
 
     def __init__(self, matrix: Affine, own: torch.nn.Embedding) -> None:
@@ -386,8 +367,8 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
         self.matrix = matrix
         self.weight = torch.empty(matrix.shape, device="meta")
         own.weight = torch.nn.Parameter(self.weight, requires_grad=False)
-        own.padding_idx = None  # of training; no row of those looked up
-        self._own = (own,)  # no child: its parameters have no numbers
+        own.padding_idx = None  # for training alone; not an index of the looked-up rows
+        self._own = (own,)  # not a child, as its parameters have no data
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """``(...) int`` to ``(..., width) float32``."""
@@ -399,11 +380,11 @@ class AffineEmbedding(torch.nn.Module):  # type: ignore[misc]  # torch is not fo
 
 @register_quantization_config(METHOD)
 class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transformers is not followed by mypy
-    """For `from_pretrained`.
+    """Quantisation of a folder in MLX's form, for `from_pretrained`.
 
     Attributes:
         forms: By layer.
-        check: Refuses a tensor that is not of a dtype and shape.
+        check: Refuses a tensor by name unless it has this dtype and shape.
     """
 
     def __init__(self, forms: Mapping[str, Form], check: Callable[[str, str, tuple[int, ...]], None]) -> None:
@@ -414,7 +395,7 @@ class AffineConfig(QuantizationConfigMixin):  # type: ignore[misc]  # transforme
 
 @register_quantizer(METHOD)
 class AffineQuantizer(HfQuantizer):  # type: ignore[misc]  # likewise
-    """Gives layers of the empty model the tensors of the file, and puts ours in their place once these are read."""
+    """Adds the file's tensors to layers of the empty model; `replace_quantised` replaces these layers after the load."""
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
         for path, form in self.quantization_config.forms.items():
@@ -441,10 +422,10 @@ class AffineQuantizer(HfQuantizer):  # type: ignore[misc]  # likewise
 
 
 def quantization_of(source: ModelFolder) -> AffineConfig | None:
-    """How transformers is to read a folder in MLX's form; None for plain weights.
+    """The configuration by which transformers reads a folder in MLX's form; None for plain weights.
 
     Raises:
-        ModelLoadError: config.json describes no such form.
+        ModelLoadError: config.json does not describe that form.
     """
     found = source.config.get("quantization")
     if source.quantisation is None or not isinstance(found, Mapping):
@@ -468,21 +449,16 @@ def quantization_of(source: ModelFolder) -> AffineConfig | None:
 
 
 def replace_quantised(model: Any, config: AffineConfig) -> None:
-    """Puts `AffineLinear` and `AffineEmbedding` in place of what was read, and of a head that shares its matrix."""
+    """Replaces the layers that were read by `AffineLinear` and `AffineEmbedding`, also a head that shares its matrix."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
     for path, form in config.forms.items():
         module = model.get_submodule(path)
         matrix = Affine(module.weight.data, module.scales.data, module.biases.data, form.group)
         if not isinstance(module, torch.nn.Embedding):
-            _put(model, path, AffineLinear(matrix, None if module.bias is None else module.bias.data))
+            model.set_submodule(path, AffineLinear(matrix, None if module.bias is None else module.bias.data).eval())
             continue
         if module is embedding and tied:
             model.set_output_embeddings(AffineLinear(matrix, None).eval())
         del module.scales, module.biases
-        _put(model, path, AffineEmbedding(matrix, module))
-
-
-def _put(model: Any, path: str, module: torch.nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module.eval())
+        model.set_submodule(path, AffineEmbedding(matrix, module).eval())

@@ -1,4 +1,4 @@
-"""Low-rank adapters on an mlx-lm model: its linear modules get a subclass of their own class, their weights stay."""
+"""Low-rank adapters on an mlx-lm model: linear modules get a subclass of their class; their weights do not change."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from runtime.backends.packs.tree import Int64
 from runtime.errors import AdapterError, UnsupportedFeatureError
 from runtime.records import Float32
 
-LM_HEAD = "lm_head"  # as all of mlx-lm's models call it
-_UNCALLED = {"mamba": (".dt_proj",)}  # modules whose weights transformers reads without calling them: peft's do nothing there
+LM_HEAD = "lm_head"  # its name in all of mlx-lm's models
+_UNCALLED = {"mamba": (".dt_proj",)}  # whose weights transformers reads without a call, so peft's adapters have no effect there
 
 Weights = tuple[mx.array, mx.array, float]  # A (in, rank), B (rank, out), scaling
 
 
 class MlxAdapters(LinearAdapters[Any, mx.array]):
-    """The adapters of one model. Only modules that a loaded adapter changes have another class. Owner thread only.
+    """The adapters of one model. Only modules that a loaded adapter changes get another class. Owner thread only.
 
     Args:
-        model: Whose modules.
+        model: An mlx-lm model.
         config: Its configuration.
-        dtype: Of the products.
+        dtype: Of the adapters' matrices.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> None:
-        super().__init__({path: m for path, m in model.named_modules() if self._shape(m) is not None})
+        super().__init__(dict(model.named_modules()))
         self._folded = _folded(config)
         self._uncalled = _UNCALLED.get(str(config.get("model_type")), ())
         self._dtype = dtype
-        self._classes: dict[str, type] = {}  # path -> the class it had
+        self._classes: dict[str, type] = {}  # path -> the original class
 
     @property
     def targets(self) -> Mapping[str, ModuleShape]:
         """The model's linear modules: path -> (in, out).
 
         Raises:
-            UnsupportedFeatureError: mlx-lm computes this model with other weights than an adapter was trained beside.
+            UnsupportedFeatureError: mlx-lm scales this model's weights, so that adapters do not fit them.
         """
         if self._folded:
             raise UnsupportedFeatureError(
@@ -62,45 +62,45 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
         if path.endswith(self._uncalled):
             raise AdapterError(f"{path} is never called where adapters of this architecture are trained (transformers)")
 
-    def _own(self, module: Any) -> Float32 | None:
+    def _base_weight(self, module: Any) -> Float32 | None:
         return None if module.weight.dtype == mx.uint32 else np.array(module.weight.astype(mx.float32))
 
-    def _settle(self, made: Mapping[str, Weights]) -> None:
+    def _evaluate(self, made: Mapping[str, Weights]) -> None:
         mx.eval([[a, b] for a, b, _ in made.values()])
 
     def _extend(self, path: str) -> None:
-        """Gives one module object a subclass whose call adds what the adapters do."""
+        """Gives one module object a subclass whose call adds the adapters' products."""
         module, adapters = self._modules[path], self
         base = self._classes[path] = type(module)
 
         def call(self: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
             y: mx.array = base.__call__(self, x, *args, **kwargs)
-            if not adapters._now or not x.size:  # nothing: the head, where no logits are wanted
+            if not adapters._active or not x.size:  # empty: the head's input where no logits are wanted
                 return y
-            return adapters._added(path, x, y)
+            return adapters._with_adapters(path, x, y)
 
         module.__class__ = type(base.__name__, (base,), {"__call__": call})
 
     def _restore(self, path: str) -> None:
         self._modules[path].__class__ = self._classes.pop(path)
 
-    def _made(self, pair: LowRank) -> Weights:
+    def _matrices(self, pair: LowRank) -> Weights:
         a, b = (mx.array(np.ascontiguousarray(part.T)).astype(self._dtype) for part in (pair.a, pair.b))
         return a, b, pair.scaling
 
     def _scales(self, scales: Float32) -> mx.array:
         return mx.array(scales).astype(self._dtype)
 
-    def _places(self, rows: Int64) -> mx.array:
+    def _indices(self, rows: Int64) -> mx.array:
         return mx.array(rows.astype(np.int32))
 
     def _tokens(self, x: mx.array) -> int:
-        return x.size // x.shape[-1]  # tokens stand in one row, or each in one of its own
+        return x.size // x.shape[-1]  # of one row, or of rows of width 1
 
     def _is_head(self, path: str) -> bool:
         return path.endswith(LM_HEAD)
 
-    def _plus(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
+    def _add_product(self, x: mx.array, y: mx.array, pair: Weights, change: Change[mx.array]) -> mx.array:
         a, b, scaling = pair
         scale, rows = change.scale * scaling, change.rows
         if rows is None:
@@ -111,7 +111,7 @@ class MlxAdapters(LinearAdapters[Any, mx.array]):
 
 
 def _folded(config: Mapping[str, Any]) -> str:
-    """The multipliers that mlx-lm folds into falcon_h1's weights, where they are not all 1."""
+    """Names of the multipliers other than 1 that mlx-lm folds into falcon_h1's weights."""
     if config.get("model_type") != "falcon_h1":
         return ""
     names = sorted(name for name in config if name.endswith(("_multiplier", "_multipliers")))

@@ -1,4 +1,4 @@
-"""mlx-lm's models as a backend. Everything is evaluated before a call returns."""
+"""mlx-lm's models as a backend. Results are evaluated before a call returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
 from runtime.backends import facts
-from runtime.backends.base import Cost, Part
+from runtime.backends.base import ROOT, Cost, Part
 from runtime.backends.mlx import payload as payloads
 from runtime.backends.mlx.adapters import MlxAdapters
 from runtime.backends.mlx.cache import Arrays, Blank, JointCache, MlxPack, SlotCache, attention_by_pack, make_caches
@@ -39,11 +39,11 @@ from runtime.backends.mlx.payload import MlxPayload, codec_of
 from runtime.backends.mlx.readings import Readings
 from runtime.backends.packs.chains import Bucket, reach_of
 from runtime.backends.packs.packed import PACK_BYTES, FirstForward, PackedBackend, as_ids, state_size
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, State, Step, merged
+from runtime.backends.packs.tree import Bool, Float32, Int64, State, Step, consecutive, merged
 from runtime.backends.selftest import (
     TOLERANCES,
     Copy,
-    Memory,
+    Measurements,
     UnprovenError,
     first_forward,
     kv_warning,
@@ -62,19 +62,19 @@ from runtime.options.load import LoadOptions
 _IMPORTED_BY = os.getpid()
 LIBRARIES = ("mlx", "mlx-lm")
 T = TypeVar("T")
-APART_TOKENS = 40  # for each layer of a model: so many cost more in its last layer than one token does in all of them
-SLOW_SECONDS = 5.0  # that a forward may take, beyond which it is to be seen to go on
+APART_TOKENS = 40  # for each layer of a model: from here on tokens cost more in its last layer than one more forward of a token
+SLOW_SECONDS = 5.0  # of a forward; a slower one is evaluated layer by layer, which shows its progress
 
 
 def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBackend:
     """The registry's factory.
 
     Args:
-        source: A checked model folder, or a ready (model, tokenizer) pair, whose model stays as it is.
-        options: How; `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are honoured here.
+        source: A checked model folder, or a ready (model, tokenizer) pair, whose model is not changed.
+        options: Of which `device`, `dtype`, `context_length`, `kv_dtype` and `kv_cache_bytes` are read here.
 
     Raises:
-        ForkedError: The process was forked from one that has loaded MLX, whose threads are not here: it would wait for ever.
+        ForkedError: The process was forked after MLX was loaded; without MLX's threads it would wait for ever.
         UnsupportedFeatureError: `attention="eager"`: MLX has one kernel. `offload="disk"`: its arrays live in memory.
     """
     if os.getpid() != _IMPORTED_BY:
@@ -83,14 +83,14 @@ def load(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> MlxBack
             'start the process by spawn instead: multiprocessing.get_context("spawn")'
         )
     _take_stream()
-    passed_over = check_fits(source, options)
+    ignored = check_fits(source, options)
     if options.attention == "eager":
         raise UnsupportedFeatureError("attention='eager' is not something MLX has; leave it on auto")
     try:
         loaded = load_model(source, options)
         try:
             backend = MlxBackend(loaded, options)
-            backend.check(options, passed_over)
+            backend.check(options, ignored)
             return backend
         except BaseException:
             loaded.limits.reset()
@@ -105,12 +105,12 @@ class MlxBackend(PackedBackend[MlxPack]):
 
     overlaps = True
     readings = frozenset(Readings.TABLE)
-    layer_bytes = 2_200  # that the objects of each layer of a pack take, as `PACK_BYTES` of a pack
+    layer_bytes = 2_200  # of the Python objects of each layer of a pack, as `PACK_BYTES` for the pack
 
     def __init__(self, loaded: LoadedModel, options: LoadOptions) -> None:
         self._loaded = loaded
-        self._slow = True  # the forward at hand is computed layer by layer, as it may take long
-        self._last = (1, float("inf"))  # tokens and seconds of the one before
+        self._slow = True  # whether the running forward is evaluated layer by layer, as it may take long
+        self._last = (1, float("inf"))  # tokens and seconds of the last forward
         self.model = loaded.model  # the library's; owner thread only
         self._window = hidden_window(loaded.config)
         self._adapters = MlxAdapters(self.model, loaded.config, loaded.dtype)
@@ -131,19 +131,19 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.on_device = self.together and on_gpu and as_on_host(self._vocabulary)
         self.info = self._describe(options, warnings=())
 
-    def check(self, options: LoadOptions, passed_over: tuple[str, ...] = ()) -> None:
-        """Proves the numbers, on a small copy, and says in `info` what the model's user should know.
+    def check(self, options: LoadOptions, ignored: tuple[str, ...] = ()) -> None:
+        """Tests the numbers on a small copy, and adds warnings to `info`.
 
         Raises:
-            ModelLoadError: They depend on how tokens are pushed, or are no numbers.
+            ModelLoadError: They depend on how tokens are pushed, or are not finite.
         """
         loaded = self._loaded
-        on_cpu = mx.default_device() == mx.cpu  # whose kernels go through a row alone; Metal's differ with the number of rows
-        memory = Memory.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
-        self._last = 1, first_forward(self, memory).seconds
+        on_cpu = mx.default_device() == mx.cpu  # whose kernels compute each row by itself; Metal's depend on the number of rows
+        measured = Measurements.of(self.info, loaded.weights_digest if loaded.folder else None, LIBRARIES)
+        self._last = 1, first_forward(self, measured).seconds
         self._check_tables(options)
-        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, memory)
-        warnings += stream_warning(self, self._kv, even=on_cpu) + passed_over + facts.rope_warning(loaded.config)
+        warnings = prove(self, self._copies(options)) + kv_warning(self, self._kv, measured)
+        warnings += stream_warning(self, self._kv, even=on_cpu) + ignored + facts.rope_warning(loaded.config)
         if loaded.config.get("model_type") not in PROVEN:
             warnings += ("mlx-lm's version of this architecture was not compared with transformers; backend='hf' was",)
         if options.threads is not None:
@@ -151,13 +151,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         self.info = self._describe(options, warnings)
 
     def _check_tables(self, options: LoadOptions) -> None:
-        """Refuses a rope with tables of which mlx-lm's class does not follow each, whatever its type is called.
+        """Refuses a rope with several tables of numbers unless mlx-lm's class uses each of them.
 
-        transformers chooses between them by the length of the text. A class that always takes the same one agrees with itself,
-        so that `prove` sees nothing. The loader makes tables equal where it knows what they are for (`for_mlx`).
+        transformers chooses between them by the length of the text. A class that always uses the same table is consistent with
+        itself, so that `prove` cannot find it. The loader makes tables equal where it knows their purpose (`for_mlx`).
 
         Raises:
-            UnprovenError: A small copy answers the same, below all lengths and at the largest, whatever one of them holds.
+            UnprovenError: Changing one table does not change a small copy's logits, neither at short nor at long texts.
         """
         config = full_config(self._loaded)
         if len(rope_tables(config)) < 2:
@@ -179,7 +179,7 @@ class MlxBackend(PackedBackend[MlxPack]):
                 )
 
     def _copies(self, options: LoadOptions) -> Iterator[Copy]:
-        """For `prove`: plain ones, in float32."""
+        """Small copies for `prove`, with plain weights in float32."""
         plain = replace(options, dtype="float32", kv_dtype="auto")
         for small in small_copies(full_config(self._loaded), self.info.context_length):
             chosen = replace(plain, context_length=small.context)
@@ -192,7 +192,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     @staticmethod
     @contextmanager
     def computing() -> Iterator[None]:
-        """Turns MLX's out-of-memory errors into ours, where it raises instead of ending the process."""
+        """Raises `MemoryBudgetError` for MLX's out-of-memory errors, where MLX does not end the process."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -201,7 +201,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             raise
 
     def open_pack(self) -> MlxPack:
-        return MlxPack(make_caches(self.model, self._window, self._reached))
+        return MlxPack(make_caches(self.model, self._window, self._on_layer))
 
     def free_bytes(self) -> int:
         return self._loaded.free
@@ -222,12 +222,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         return self._awaited([pack], due, n, started, partial(self._on_host, logits)), state
 
     def _takes_long(self, tokens: int) -> bool:
-        """Whether a forward of so many tokens may, be its time the same as the last one's or in proportion to the tokens."""
+        """Whether a forward of so many tokens may be slow, by the time of the last one scaled up with the tokens."""
         before, seconds = self._last
         return seconds * max(tokens / before, 1) > SLOW_SECONDS
 
-    def _reached(self, keys: mx.array, values: mx.array) -> None:
-        """A layer was called. Of a graph that is computed nothing is seen from outside, so a slow one is computed in parts."""
+    def _on_layer(self, keys: mx.array, values: mx.array) -> None:
+        """Called by each layer; evaluates it in a slow forward. Evaluation of a whole graph shows no progress."""
         if self._slow:
             mx.eval(keys, values)
             self.layer_calls += 1
@@ -240,7 +240,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         due: list[mx.array] = []
         answer: Callable[[], Float32 | RankedRows] = partial(self._on_host, due)
         with self.computing():
-            if request is None and not self._goes_together(steps):
+            if request is None and not self._is_joint(steps):
                 for part, rows in self._parts(steps[0]):
                     self.count(len(part.tokens))
                     due += self._forward(packs[0], part, rows=rows)[0]
@@ -248,31 +248,31 @@ class MlxBackend(PackedBackend[MlxPack]):
             else:
                 self.count(n)
                 if request is None:
-                    due += self._forward_together(packs, steps)
+                    due += self._joint_forward(packs, steps)
                 else:
-                    staying = self._staying(packs, steps)
-                    answer, due = staying.begin_ranked(request), staying.due
+                    logits = self._device_logits(packs, steps)
+                    answer, due = logits.begin_ranked(request), logits.due
                 mx.async_eval(due, *map(MlxPack.arrays, packs))  # type: ignore[no-untyped-call]  # the same
         return partial(self._awaited, packs, due, n, started, answer)
 
     def ready(
         self, packs: Sequence[MlxPack], steps: Sequence[Step], request: RankRequest | None
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
-        """The graph of a forward, whose tokens are put into its input when they are known."""
-        together = self._goes_together(steps)
+        """Builds the graph of a forward; its tokens are written into its input later."""
+        together = self._is_joint(steps)
         (part, rows), *more = [(steps[0], False)] if together else self._parts(steps[0])
         n = sum(len(step.tokens) for step in steps)
         if more or self._takes_long(n) or any(pack.capacity < pack.tree.size for pack in packs):
-            return None  # parts are evaluated one by one: each would copy what the next one writes to
+            return None  # parts are evaluated one by one, and each would copy the buffers that the next writes to
         blank, self._slow = Blank(n), False
         answer: Callable[[], Float32 | RankedRows]
         with self.computing(), ExitStack() as aside:
             built = [aside.enter_context(pack.set_aside()) for pack in packs]
             if request is not None:
-                staying = self._staying(packs, steps, blank.array)
-                answer, due = staying.begin_ranked(request), staying.due
+                logits = self._device_logits(packs, steps, blank.array)
+                answer, due = logits.begin_ranked(request), logits.due
             elif together:
-                due = self._forward_together(packs, steps, tokens=blank.array)
+                due = self._joint_forward(packs, steps, tokens=blank.array)
             else:
                 due = self._forward(packs[0], part, rows=rows, tokens=blank.array)[0]
             if request is None:
@@ -295,13 +295,13 @@ class MlxBackend(PackedBackend[MlxPack]):
         self._slow = self._takes_long(n)
         with self.computing():
             self.count(n)
-            staying = self._staying(packs, steps)
-        return self._awaited(packs, staying.due, n, started, lambda: staying)
+            logits = self._device_logits(packs, steps)
+        return self._awaited(packs, logits.due, n, started, lambda: logits)
 
-    def _staying(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
-        """The graph of a forward whose logits stay; nothing evaluated."""
-        if self._goes_together(steps):
-            found = self._forward_together(packs, steps, tokens)
+    def _device_logits(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> MlxLogits:
+        """The graph of a forward whose logits stay on the device; not evaluated."""
+        if self._is_joint(steps):
+            found = self._joint_forward(packs, steps, tokens)
         else:
             *before, (last, _) = [(steps[0], False)] if tokens is not None else self._parts(steps[0])
             for part, rows in before:
@@ -311,14 +311,12 @@ class MlxBackend(PackedBackend[MlxPack]):
         (logits,) = found or [mx.zeros((0, self._vocabulary))]
         return MlxLogits(logits, self.computing)
 
-    def _goes_together(self, steps: Sequence[Step]) -> bool:
-        """Whether tokens are rows of width 1, each of which sees its own pack."""
+    def _is_joint(self, steps: Sequence[Step]) -> bool:
+        """Whether the tokens are rows of width 1, each of which attends to its own pack."""
         return self.together and (len(steps) > 1 or steps[0].mask is not None)
 
-    def _forward_together(
-        self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None
-    ) -> list[mx.array]:
-        """One call of the model over the tokens of all packs, as rows of width 1; nothing evaluated."""
+    def _joint_forward(self, packs: Sequence[MlxPack], steps: Sequence[Step], tokens: mx.array | None = None) -> list[mx.array]:
+        """One call of the model over the tokens of all packs, as rows of width 1; not evaluated."""
         for pack, step in zip(packs, steps, strict=True):
             pack.begin(step, rows=False)
         whole, lengths = merged(steps) if len(steps) > 1 else steps[0], [len(step.tokens) for step in steps]
@@ -343,10 +341,10 @@ class MlxBackend(PackedBackend[MlxPack]):
         return [out.astype(mx.float32)]
 
     def _parts(self, step: Step) -> list[tuple[Step, bool]]:
-        """The calls of the model that a step takes, and whether each one's tokens are rows.
+        """The calls of the model for a step, and whether the tokens of each are batch rows.
 
-        Of a long chain of which the last logits alone are wanted, that token goes on its own: of the others, evaluated for
-        their keys and values, the last layer's attention, what follows it and the head are never computed.
+        The last token of a long chain is a call of its own if only its logits are wanted: only keys and values of the others
+        are evaluated, so their last layer's attention, all that follows it, and the head are never computed.
         """
         if step.mask is not None:
             return list(parts_of(step))
@@ -357,7 +355,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         return [(part_of(step, 0, last), False), (part_of(step, last, last + 1), False)]
 
     def _awaited(self, packs: Sequence[MlxPack], due: Sequence[mx.array], n: int, started: float, answer: Callable[[], T]) -> T:
-        """Waits for a forward, and then for what is made of it."""
+        """Waits for a forward, then returns `answer()`."""
         with self.computing():
             mx.eval(due, *map(MlxPack.arrays, packs))
             self._last = n, time.monotonic() - started
@@ -395,10 +393,10 @@ class MlxBackend(PackedBackend[MlxPack]):
         return self._awaited([pack], due, bucket.tokens.size, started, partial(self._on_host, answer)), states
 
     def take_cost(self, pack: MlxPack, slots: Int64) -> Cost:
-        """Rows that are converted or coded are there before they are stacked, all of them."""
+        """Twice the size where rows are converted or coded, as all of them exist before they are stacked."""
         cost = super().take_cost(pack, slots)
         copied = self._codec.dtypes == (self._work_dtype,)
-        return cost if copied and _consecutive(slots) else Cost(cost.held, 2 * cost.held)
+        return cost if copied and consecutive(slots) else Cost(cost.held, 2 * cost.held)
 
     def take(self, pack: MlxPack, slots: Int64) -> MlxPayload:
         slots = np.asarray(slots, np.int64)
@@ -454,7 +452,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             tokens = mx.array(as_ids(ids).astype(np.int32))[None]
             caches = None if self._window is None else self._fresh(len(ids))
             parts = [(0, len(ids))]
-            if self.recurrent and stacks is not None:  # some state-space modules are given one token at a time
+            if self.recurrent and stacks is not None:  # the input of some state-space modules is one token at a time
                 parts, caches = stacks.runs(), make_prompt_cache(self.model)
             for start, stop in parts:
                 part = None if stacks is None else stacks.part(slice(start, stop))
@@ -482,7 +480,7 @@ class MlxBackend(PackedBackend[MlxPack]):
     def unload(self) -> None:
         self._loaded.limits.reset()
         self._adapters.close()
-        for module in self.model.modules():  # they refer to themselves: their weights would wait for the cycle collector
+        for module in self.model.modules():  # they are in reference cycles, and would hold weights until a collection
             module.clear()
         del self.model, self._loaded, self._select, self._adapters, self._readings
         self.reclaim()
@@ -492,7 +490,7 @@ class MlxBackend(PackedBackend[MlxPack]):
         mx.clear_cache()
 
     def _fresh(self, n: int) -> list[Any]:
-        """Empty caches for one plain forward: the only way to tell mlx-lm's mistral of its window."""
+        """Empty caches for one plain forward, the only way to give mlx-lm's mistral its window."""
         pack = self.open_pack()
         everything = np.arange(n)
         pack.begin(Step(everything, everything, everything, everything), rows=False)
@@ -501,9 +499,9 @@ class MlxBackend(PackedBackend[MlxPack]):
     def _forward(
         self, pack: MlxPack, step: Step, *, rows: bool, tokens: mx.array | None = None
     ) -> tuple[list[mx.array], State | None]:
-        """One call of the model, nothing evaluated: the wanted logits, if any, and the state after it.
+        """One call of the model, not evaluated: the wanted logits, if any, and the state after it.
 
-        With `rows` each token is a batch row of width 1. `tokens` stand in for the step's own.
+        With `rows` each token is a batch row of width 1. `tokens` replace the step's own.
         """
         pack.begin(step, rows=rows)
         if self.recurrent:
@@ -525,9 +523,9 @@ class MlxBackend(PackedBackend[MlxPack]):
             pack.put_states([None])
         return ([out.astype(mx.float32)] if len(step.want) else []), state
 
-    def learn_unread(self, found: FirstForward) -> None:  # noqa: ARG002  # windows and dtypes are in the graph too
-        """`_learn`, from the graph of a first forward, which is not computed."""
-        self._slow = False  # or each layer would be computed as it is reached
+    def learn_unread(self, found: FirstForward) -> None:  # noqa: ARG002  # the graph also has windows and dtypes
+        """`_learn` from the graph of a first forward, which is not evaluated."""
+        self._slow = False  # else each layer would be evaluated
         pack, one = self.open_pack(), np.zeros(1, np.int64)
         try:
             _, (step,), _ = self._appended([Part(pack, one, np.array([ROOT]), one)], [])
@@ -537,7 +535,7 @@ class MlxBackend(PackedBackend[MlxPack]):
             self.close(pack)
 
     def _learn(self, pack: MlxPack) -> None:
-        """After a first forward the layers know their shapes and windows."""
+        """Reads the layers' shapes and windows, which they know after a first forward."""
         shapes = tuple(cache.shape for cache in pack.attention if cache.shape is not None)
         self._work_dtype = next((cache.keys.dtype for cache in pack.attention if cache.keys is not None), self._work_dtype)
         self.learn_sizes(shapes, self._work_dtype.size)
@@ -582,16 +580,16 @@ class MlxBackend(PackedBackend[MlxPack]):
 
 
 class _Streams(threading.local):
-    """The CPU stream of a thread, until it ends.
+    """The CPU stream of each thread, until the thread ends.
 
-    MLX would make one for each thread that computes, with a thread of its own that never ends and a heap that it keeps.
+    MLX would make a stream for each thread that computes, each with a thread of its own that never ends and keeps its heap.
     """
 
     taken: _Taken | None = None
 
 
 class _Taken:
-    """A stream, which another thread may have afterwards."""
+    """A stream, returned for reuse when its thread ends."""
 
     def __init__(self) -> None:
         self.stream = _FREE_STREAMS.pop() if _FREE_STREAMS else mx.new_thread_unsafe_stream(mx.cpu)
@@ -605,20 +603,16 @@ _STREAMS = _Streams()
 
 
 def _take_stream() -> None:
-    """A thread's first act with MLX, but for the main thread, whose stream is its user's."""
+    """Gives a thread its stream before it uses MLX; not the main thread, whose stream belongs to the user."""
     if _STREAMS.taken is None and threading.current_thread() is not threading.main_thread():
         _STREAMS.taken = _Taken()
         mx.set_default_stream(_STREAMS.taken.stream)
 
 
 def _clear_streams() -> None:
-    """A thread's last act with MLX, else the process may abort at its end (mlx pull 4373)."""
+    """Called when a thread is done with MLX, else the process may abort at its end (mlx pull 4373)."""
     if threading.current_thread() is not threading.main_thread():
         mx.clear_streams()
-
-
-def _consecutive(slots: Int64) -> bool:
-    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _name(dtype: mx.Dtype) -> str:

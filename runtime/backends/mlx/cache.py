@@ -1,8 +1,8 @@
-"""The cache objects that mlx-lm's models write into: growing buffers that belong to a pack.
+"""The caches that mlx-lm's models write to: growing buffers of a pack.
 
-A tree of new tokens goes through the model as batch rows of width 1 that share one K/V array: `offset` holds one depth
-per row (rope takes them so), `make_mask` says which slots a row sees, and `update_and_fetch` puts the new keys side by side
-into the one buffer and hands it out broadcast over the rows.
+A tree of new tokens is computed as batch rows of width 1 that share one K/V array: `offset` has one depth per row, for rope;
+`make_mask` returns the slots that each row sees; `update_and_fetch` writes the new keys side by side into the one buffer and
+returns it broadcast over the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runtime.backends.stored import Shape
 from runtime.errors import UnsupportedFeatureError
 
 FIRST_CAPACITY = 64  # slots
-PIECE = 64  # slots that are moved at a time where there is no memory for all
+PIECE = 64  # slots moved at a time where memory is short
 
 Arrays = tuple[mx.array | None, ...]
 Buffers = tuple[mx.array | None, mx.array | None]  # of one layer: keys, values
@@ -36,55 +36,55 @@ OnLayer = Callable[[mx.array, mx.array], None]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a forward's keys and values go, and what they see: the same in all layers of a pack."""
+    """The slots that a forward writes and reads: the same in all layers of a pack."""
 
-    end: int = 0  # the place after the last new token
-    start: int = 0  # of the first one
-    past: int = 0  # keys before the new ones in what the model sees
+    end: int = 0  # the slot after the last new token
+    start: int = 0  # the slot of the first new token
+    past: int = 0  # keys that the model sees before the new ones
     path: mx.array | None = None  # slots to gather before the new ones
-    slots: mx.array | slice | None = None  # places of the new ones, when not side by side
+    slots: mx.array | slice | None = None  # of the new tokens, where they are not consecutive
     masks: TreeMasks | RowMasks | None = None
-    seen: mx.array | None = None  # of chains side by side: the slots that each row sees, the new ones last
-    blank: mx.array | slice | None = None  # of those that share the buffers: places to be filled with zeros
-    firsts: Mapping[int | None, int] | None = None  # of the same: the first slot that layers with a window need
+    seen: mx.array | None = None  # for chains as rows: the slots that each row sees, the new ones last
+    blank: mx.array | slice | None = None  # for rows that share the buffers: slots to fill with zeros
+    firsts: Mapping[int | None, int] | None = None  # for the same: the first slot that layers with a window need
 
 
-NOWHERE = Placement()
+NO_PLACEMENT = Placement()
 
 
 class SlotCache:
-    """Keys and values of one attention layer, one place per slot: ``(1, kv_heads, capacity, head_dim)``.
+    """Keys and values of one attention layer by slot: ``(1, kv_heads, capacity, head_dim)``.
 
     Args:
-        window: Positions a sliding layer sees, the token itself included; None where the model's own call of
-            `make_mask` says it, or for a full layer.
-        reached: Told of every call, with the layer's new keys and values.
+        window: Positions that a sliding layer sees, the token itself included; None for a full layer, and where the model
+            passes it to `make_mask`.
+        on_layer: Called with the layer's new keys and values.
     """
 
-    def __init__(self, reached: OnLayer, window: int | None = None) -> None:
+    def __init__(self, on_layer: OnLayer, window: int | None = None) -> None:
         self.window = window
-        self._reached = reached
+        self._on_layer = on_layer
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self.offset: int | mx.array = 0  # positions of the new tokens: of the first, or one per row
-        self.place = NOWHERE  # of the forward under way; set by the pack
+        self.offset: int | mx.array = 0  # position of the first new token, or one per row
+        self.place = NO_PLACEMENT  # of the running forward; set by the pack
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; answers with all that is seen."""
-        self._reached(keys, values)
+        """Writes new keys and values, ``(1, kv_heads, n, head_dim)`` or one row each; returns all that the model attends to."""
+        self._on_layer(keys, values)
         rows, place = keys.shape[0], self.place
         if rows > 1 and place.seen is None and place.firsts is None:
             keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)  # (1, kv_heads, rows, head_dim)
         if self.keys is None or place.end > self.keys.shape[2]:
             self.grow(place.end, keys, values)
         if place.seen is not None:
-            return self._exchanged(place.seen, keys, values)
+            return self._write_rows(place.seen, keys, values)
         if place.firsts is not None:
-            return self._entered(place.firsts[self.window], keys, values)
+            return self._write_shared(place.firsts[self.window], keys, values)
         assert self.keys is not None
         assert self.values is not None
         if place.path is not None:
-            return self._gathered(place.path, keys, values)
+            return self._write_path(place.path, keys, values)
         self.keys[..., place.start : place.end, :] = keys
         self.values[..., place.start : place.end, :] = values
         first = self._first_seen()
@@ -97,12 +97,12 @@ class SlotCache:
         return_array: bool = False,
         window_size: int | None = None,
     ) -> Any:
-        """What mlx-lm's attention takes: a bool array, "causal", or None where one token sees everything."""
+        """The mask for mlx-lm's attention: a bool array, "causal", or None where one token sees everything."""
         window = self.window or window_size
         place = self.place
         if place.masks is not None:
             return place.masks.of(window)[..., self._first_seen() :]
-        self.window = window  # a sliding layer is known for one from its first call on
+        self.window = window  # some sliding layers are recognised by their first call
         first = self._first_seen()
         if window is not None and N > 1 and place.past - first + N > window:
             return create_causal_mask(N, place.past - first, window_size=window)
@@ -111,29 +111,29 @@ class SlotCache:
         return create_causal_mask(N, place.past - first) if return_array else "causal"
 
     def grow(self, slots: int, keys: mx.array, values: mx.array) -> None:
-        """Makes room for `slots` in all, which there is not yet, doubling the buffers; shapes after `keys`, `values`."""
+        """Makes room for more slots, `slots` in all, by doubling the buffers; with the shapes of `keys` and `values`."""
         capacity = max(slots, 0 if self.keys is None else 2 * self.keys.shape[2], FIRST_CAPACITY)
         self.keys = _resized(self.keys, capacity, keys.shape[1], keys.shape[3], keys.dtype)
         self.values = _resized(self.values, capacity, values.shape[1], values.shape[3], values.dtype)
 
     def resize(self, capacity: int, shape: Shape, dtype: mx.Dtype) -> None:
-        """Room for exactly `capacity` slots, evaluated; the old keys are gone before there are new values."""
+        """Makes room for exactly `capacity` slots, evaluated; frees the old keys before it allocates new values."""
         heads, key_width, value_width = shape
         self.keys = _evaluated(_resized(self.keys, capacity, heads, key_width, dtype))
         self.values = _evaluated(_resized(self.values, capacity, heads, value_width, dtype))
 
     def gather(self, name: str, slots: mx.array, start: int) -> None:
-        """Moves rows of one buffer, by its name, to `start` and the places after it; all of them lie further back."""
+        """Moves rows of one buffer, by its name, to the slots from `start` on; none of them lies before `start`."""
         buffer = getattr(self, name)
-        if buffer is None:  # nothing was written yet: a first forward failed before it came to this layer
+        if buffer is None:  # never written: a first forward failed before this layer
             return
-        rows = _evaluated(mx.take(buffer, slots, axis=2))  # before the buffer that they come from is written
+        rows = _evaluated(mx.take(buffer, slots, axis=2))  # evaluated before their buffer is written
         buffer[..., start : start + slots.shape[0], :] = rows
         mx.eval(buffer)
 
     @property
     def shape(self) -> Shape | None:
-        """Heads and widths, once known."""
+        """Heads, width of keys, width of values; None before the first forward."""
         if self.keys is None or self.values is None:
             return None
         return self.keys.shape[1], self.keys.shape[3], self.values.shape[3]
@@ -143,7 +143,7 @@ class SlotCache:
         """Bytes of both buffers."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
-    def _gathered(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def _write_path(self, path: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, self.place.slots] = keys
@@ -154,8 +154,8 @@ class SlotCache:
             mx.concatenate([mx.take(self.values, past, axis=2), values], axis=2),
         )
 
-    def _exchanged(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes ``(rows, heads, width, dim)``; answers with what each row sees then."""
+    def _write_rows(self, seen: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes ``(rows, heads, width, dim)``; returns a copy of what each row sees."""
         seen = seen[:, self._first_seen() :]
         answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
@@ -166,8 +166,8 @@ class SlotCache:
             answers.append(gathered.swapaxes(0, 1))
         return answers[0], answers[1]
 
-    def _entered(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes ``(rows, heads, width, dim)``; answers each row with all that stands in the buffers, no copy."""
+    def _write_shared(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Writes ``(rows, heads, width, dim)``; returns the buffers for every row, without a copy."""
         answers = []
         for buffer, new in ((self.keys, keys), (self.values, values)):
             assert buffer is not None
@@ -178,7 +178,7 @@ class SlotCache:
         return answers[0], answers[1]
 
     def _first_seen(self) -> int:
-        """Sliding layers of chains need only the window before the first new token."""
+        """The first slot that is attended to: a sliding layer of a chain needs only its window."""
         place = self.place
         if place.firsts is not None:
             return place.firsts[self.window]
@@ -186,7 +186,7 @@ class SlotCache:
 
 
 class MlxPack(WorkingPack):
-    """A pack's buffers: what `make_cache` gave, one entry per model layer."""
+    """A pack's buffers: the result of `make_caches`, one entry per model layer."""
 
     def __init__(self, caches: list[Any]) -> None:
         super().__init__()
@@ -196,19 +196,19 @@ class MlxPack(WorkingPack):
 
     @property
     def capacity(self) -> int:
-        """Slots that every buffer has room for; they are resized from the first to the last."""
+        """Slots that every buffer has room for; buffers are resized from the first to the last."""
         if not self.attention:
             return UNBOUNDED
         first, last = self.attention[0].keys, self.attention[-1].values
         return 0 if first is None or last is None else min(first.shape[2], last.shape[2])
 
     def resize(self, capacity: int, shapes: Sequence[Shape], dtype: mx.Dtype) -> None:
-        """Room for exactly `capacity` slots in every attention layer, whose shapes are known."""
+        """Makes room for exactly `capacity` slots in every attention layer, whose shapes are known."""
         for cache, shape in zip(self.attention, shapes, strict=True):
             cache.resize(capacity, shape, dtype)
 
     def finite(self) -> mx.array:
-        """``(size,)`` the slots in use whose keys and values are numbers."""
+        """``(size,)`` whether the keys and values of each slot are finite."""
         size = self.tree.size
         found = mx.ones(size, mx.bool_)
         for buffer in self.arrays():
@@ -216,10 +216,10 @@ class MlxPack(WorkingPack):
         return found
 
     def gather(self, slots: mx.array, start: int) -> None:
-        """Moves rows (of ascending `slots`) to `start` in every buffer: all, or none where no memory is left for the first.
+        """Moves rows (of ascending `slots`) to `start` in every buffer; fails only before anything has moved.
 
-        In pieces, front to back. Where no memory is left for a later one, in smaller ones: a second try would move the
-        others twice.
+        Moves pieces from front to back. If memory runs out for a later piece, it is moved in smaller ones, as a second try
+        of all would move the others twice.
         """
         buffers = [(cache, name) for cache in self.attention for name in ("keys", "values")]
         for number, (cache, name) in enumerate(buffers):
@@ -234,7 +234,7 @@ class MlxPack(WorkingPack):
                         cache.gather(name, piece[least : least + PIECE], start + at + least)
 
     def begin(self, step: Step, *, rows: bool) -> None:
-        """Says where the layers' next keys go, at which positions, and what they see; `rows`: each token is a batch row."""
+        """Sets the slots and positions of the layers' next keys, and what they see; `rows`: each token is a batch row."""
         start = past = int(step.slots[0])
         path = slots = None
         if step.path is not None:
@@ -246,14 +246,14 @@ class MlxPack(WorkingPack):
             cache.place, cache.offset = place, offset
 
     def begin_rows(self, bucket: Bucket) -> None:
-        """The same for chains side by side, each of which sees slots of its own.
+        """`begin` for chains as rows, each of which sees its own slots.
 
-        Those that share the buffers have nothing gathered (`seen`), but places to be filled with zeros (`blank`).
+        Rows that share the buffers need no gathered copies (`seen`), but blank slots filled with zeros (`blank`).
         """
         if self.attention:
             shared, masks = bucket.shared, RowMasks(replace(bucket, states=None)) if bucket.masked else None
             seen = mx.array(bucket.seen.astype(np.int32)) if shared is None else None
-            slots, blank = _to_index(bucket.slots.ravel()), None if shared is None else _to_index(shared.blank)
+            slots, blank = to_index(bucket.slots.ravel()), None if shared is None else to_index(shared.blank)
             windows = {cache.window for cache in self.attention}
             firsts = None if shared is None else {window: bucket.first(window) for window in windows}
             end, past, positions = int(bucket.slots.max()) + 1, bucket.past, bucket.positions[:, 0]
@@ -263,24 +263,24 @@ class MlxPack(WorkingPack):
                 cache.place, cache.offset = place, offset
 
     def put_states(self, states: Sequence[Arrays | None]) -> None:
-        """Sets every recurrent layer to kept states, a row for each, or to nothing."""
+        """Sets every recurrent layer to stored states, one for each row, or to no state."""
         parts = iter(zip(*states, strict=True)) if states[0] is not None else None
         for cache in self.recurrent:
             cache.cache = [_joined(next(parts)) if parts else None for _ in cache.cache]
 
     def get_states(self, rows: int) -> list[Arrays]:
-        """The recurrent layers' states, one tuple for each row, each array contiguous and on its own."""
+        """The recurrent layers' states, one tuple for each row, of arrays in memory of their own."""
         indices = [mx.array([row]) for row in range(rows)]
         found = [a for cache in self.recurrent for a in cache.cache]
         return [tuple(None if a is None else _row(a, index) for a in found) for index in indices]
 
     @contextmanager
     def set_aside(self) -> Iterator[list[Buffers]]:
-        """What is written inside is not written: the buffers that it would lead to are told at the end, for `adopt`."""
+        """Restores the buffers at the end; yields a list, which then holds the buffers as written inside, for `adopt`."""
         before = [(cache.keys, cache.values) for cache in self.attention]
         built: list[Buffers] = []
         try:
-            for cache in self.attention:  # a write changes the array that it is made through
+            for cache in self.attention:  # a write changes the array object that it goes through
                 cache.keys, cache.values = copy(cache.keys), copy(cache.values)
             yield built
             built += [(cache.keys, cache.values) for cache in self.attention]
@@ -289,7 +289,7 @@ class MlxPack(WorkingPack):
                 cache.keys, cache.values = keys, values
 
     def adopt(self, built: list[Buffers]) -> None:
-        """What was set aside is written; the list is emptied, so that nothing else holds buffers that may be reused."""
+        """Takes the buffers of `set_aside`; empties the list, so that nothing else holds buffers that MLX may reuse."""
         for cache, (keys, values) in zip(self.attention, built, strict=True):
             cache.keys, cache.values = keys, values
         built.clear()
@@ -301,22 +301,22 @@ class MlxPack(WorkingPack):
 
 @dataclass(frozen=True, slots=True)
 class JointMask:
-    """What `JointCache.make_mask` answers: the window of the layers that are called with it."""
+    """The result of `JointCache.make_mask`: the window of the layers that get it."""
 
     window: int | None
 
 
 @dataclass(slots=True, eq=False)
 class JointCache:
-    """One attention layer of several packs: each token's keys go into its own pack's buffers, and it attends to them alone.
+    """One attention layer of several packs: each token writes to its own pack's buffers and attends to them alone.
 
-    Tokens are batch rows of width 1, whose depths are `offset`. In `attend` those of a pack are the queries of one attention
-    over its buffers, of which nothing is repeated or copied.
+    Tokens are batch rows of width 1 with depths `offset`. In `attend` the tokens of a pack are the queries of one attention
+    over its buffers, which are neither repeated nor copied.
     """
 
-    caches: Sequence[SlotCache]  # the layer's, of each pack, prepared by `begin`
-    lengths: Sequence[int]  # tokens of each
-    ends: Sequence[int]  # of all but the last
+    caches: Sequence[SlotCache]  # of this layer in each pack, prepared by `begin`
+    lengths: Sequence[int]  # number of tokens of each pack
+    ends: Sequence[int]  # offset after each pack's tokens, without the last
     offset: mx.array  # (rows,)
     masks: dict[tuple[int, int | None], Any]  # of this forward, by pack and window; shared by all layers
     seen: Sequence[tuple[mx.array, mx.array]] = ()  # keys and values of each pack, once written
@@ -327,17 +327,17 @@ class JointCache:
         return_array: bool = False,  # noqa: ARG002  # the same
         window_size: int | None = None,
     ) -> JointMask:
-        """Says the window; the masks are made where they are used."""
+        """Passes on the window; `attend` makes the masks."""
         return JointMask(self.caches[0].window or window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Writes ``(rows, kv_heads, 1, head_dim)``; what is answered is not read."""
+        """Writes ``(rows, kv_heads, 1, head_dim)``; the result is not used."""
         new = self._parts(keys), self._parts(values)
         self.seen = [cache.update_and_fetch(*each) for cache, *each in zip(self.caches, *new, strict=True)]
         return keys, values
 
     def attend(self, queries: mx.array, scale: float, mask: JointMask, sinks: mx.array | None) -> mx.array:
-        """``(rows, heads, 1, head_dim)``, each row over what its pack holds."""
+        """The attention of each row over its pack's buffers, ``(rows, heads, 1, head_dim)``."""
         attended = []
         for at, (part, seen) in enumerate(zip(self._parts(queries), self.seen, strict=True)):
             place = at, mask.window
@@ -348,15 +348,18 @@ class JointCache:
         return mx.concatenate(attended, axis=2).transpose(2, 1, 0, 3)
 
     def _parts(self, array: mx.array) -> list[mx.array]:
-        """``(1, heads, rows, head_dim)`` of each pack."""
+        """Splits ``(rows, heads, 1, head_dim)`` into ``(1, heads, rows, head_dim)`` for each pack."""
         whole = array.transpose(2, 1, 0, 3)
         return list(mx.split(whole, self.ends, axis=2)) if self.ends else [whole]
 
 
 def attention_by_pack(model: Any) -> bool:
-    """Has the model's attention ask `JointCache`; whether all of its layers do is proven by the self-test.
+    """Routes the model's attention to `JointCache.attend`; the self-test checks that all layers use it.
 
-    mlx-lm's models call one function of `mlx_lm.models.base` by the name that their module imported it under.
+    mlx-lm's models import one function of `mlx_lm.models.base` into their module, where it is replaced.
+
+    Returns:
+        Whether some module had the function.
     """
     modules = {sys.modules[cls.__module__] for part in model.modules() for cls in type(part).__mro__}
     called = [module for module in modules if hasattr(module, scaled_dot_product_attention.__name__)]
@@ -374,29 +377,29 @@ def _attention(
     return found
 
 
-def make_caches(model: Any, window: int | None, reached: OnLayer) -> list[Any]:
-    """Our caches for a model, after those that mlx-lm itself would take.
+def make_caches(model: Any, window: int | None, on_layer: OnLayer) -> list[Any]:
+    """Our caches for a model, in place of those of mlx-lm.
 
     Args:
         model: An mlx-lm model.
-        window: A sliding window in all layers that mlx-lm does not know of.
-        reached: Told of every call of a layer that attends, with its new keys and values.
+        window: A sliding window in all layers, which mlx-lm ignores.
+        on_layer: Called by each attention layer with its new keys and values.
 
     Raises:
         UnsupportedFeatureError: A kind of cache that our buffers cannot replace.
     """
-    return [_ours(cache, window, reached) for cache in make_prompt_cache(model)]
+    return [_slot_cache(cache, window, on_layer) for cache in make_prompt_cache(model)]
 
 
-def _ours(cache: Any, window: int | None, reached: OnLayer) -> Any:
+def _slot_cache(cache: Any, window: int | None, on_layer: OnLayer) -> Any:
     if type(cache) is KVCache:
-        return SlotCache(reached, window)
+        return SlotCache(on_layer, window)
     if type(cache) is RotatingKVCache and not cache.keep:
-        return SlotCache(reached, cache.max_size)
+        return SlotCache(on_layer, cache.max_size)
     if type(cache) is ArraysCache:
         return ArraysCache(size=len(cache.cache))
     if type(cache) is CacheList:
-        return CacheList(*(_ours(part, window, reached) for part in cache.caches))
+        return CacheList(*(_slot_cache(part, window, on_layer) for part in cache.caches))
     raise UnsupportedFeatureError(f"this model's {type(cache).__name__} cannot be kept in a token tree; use another model")
 
 
@@ -408,7 +411,7 @@ def _flat(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _to_index(slots: Int64) -> slice | mx.array:
+def to_index(slots: Int64) -> slice | mx.array:
     """Side-by-side slots as a slice, others as an array of indices."""
     if not len(slots):
         return slice(0, 0)
@@ -428,7 +431,7 @@ def _resized(buffer: mx.array | None, capacity: int, heads: int, width: int, dty
 
 
 def _evaluated(array: mx.array) -> mx.array:
-    """The same, computed: what cannot be computed is not kept."""
+    """Evaluates an array; raises before it is stored if it cannot be computed."""
     mx.eval(array)
     return array
 
@@ -436,26 +439,26 @@ def _evaluated(array: mx.array) -> mx.array:
 def _joined(parts: Arrays) -> mx.array | None:
     if parts[0] is None or len(parts) == 1:
         return parts[0]
-    return mx.concatenate([part for part in parts if part is not None])  # where one is there all are
+    return mx.concatenate([part for part in parts if part is not None])  # all are None, or none is
 
 
 def _row(array: mx.array, index: mx.array) -> mx.array:
-    """A copy in memory of its own: `mx.contiguous` may share small ones, arithmetic may take the buffer over."""
+    """A copy in memory of its own: `mx.contiguous` may share small arrays, arithmetic may reuse the buffer."""
     return mx.take(array, index, axis=0)
 
 
 class Blank:
-    """``(size,) int32`` token ids in memory that Python may write, until the graph is evaluated.
+    """``(size,) int32`` token ids in memory that Python may write until the graph is evaluated.
 
-    MLX reads an array that is there when it evaluates what depends on it, not when that is written down. (An array and a numpy
-    view of it share their memory: MLX's documentation, "Conversion to NumPy and other frameworks".)
+    MLX reads an evaluated array when it evaluates what depends on it, not when the graph is built. (An array and a numpy view
+    of it share their memory: MLX's documentation, "Conversion to NumPy and other frameworks".)
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.array = mx.array(np.zeros(size, np.int32))  # there at once: `mx.zeros` would wait behind what computes
+        self.array = mx.array(np.zeros(size, np.int32))  # evaluated at once: `mx.zeros` would wait for running work
         self._view = np.array(self.array, copy=False)
 
     def fill(self, tokens: Int64) -> None:
-        """The ids, before the evaluation is begun."""
+        """Writes the ids, before the evaluation begins."""
         self._view[:] = tokens

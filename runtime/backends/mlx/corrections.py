@@ -1,6 +1,6 @@
-"""Where mlx-lm's numbers differ from transformers': put right on the loaded model, or refused.
+"""Differences of mlx-lm's numbers from transformers', corrected in the loaded model or refused.
 
-Each line was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
+Each was measured (mlx-lm 0.32.2 against transformers 5.23, float32).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from runtime.loading.model_folder import ModelFolder
 from runtime.loading.rope import for_mlx
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embeddings.weight", "word_embeddings.weight")
-_HEADS = ("head", "embed_out", "output", "ff_out")  # what the last module of a model is called
+_HEADS = ("head", "embed_out", "output", "ff_out")  # names of a model's last module
 _NOT_READ = ("quantization", "dtype", "torch_dtype")
-_WINDOWED = ("mistral", "phi3")  # a window in all layers that mlx-lm does not know
+_WINDOWED = ("mistral", "phi3")  # with a window in all layers, which mlx-lm ignores
 PROVEN = frozenset(  # by our own tests
     {
         *("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3_text", "mistral", "phi3"),
@@ -36,7 +36,7 @@ PROVEN = frozenset(  # by our own tests
 )
 
 
-# What changes the numbers of a model whose class reads it, with the values at which it changes nothing.
+# Keys that change a model's numbers where its class reads them, and their values without effect.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "clip_qkv"), (None,)),
@@ -54,9 +54,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "n_inner": (None,),
     }
 )
-# What a class does not read because it is fixed in its source, with that value.
+# Keys that a class does not read because their value is fixed in its source, and that value.
 _FIXED: Mapping[tuple[str, str], tuple[Any, ...]] = MappingProxyType({("recurrent_gemma", "partial_rotary_factor"): (0.5,)})
-_ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # the function that a config names, and mlx's names for it
+_ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # names in a config, and mlx's names of the same function
     {
         **dict.fromkeys(("silu", "swish", "swiglu"), frozenset({"silu", "SiLU", "swiglu"})),
         **dict.fromkeys(("gelu", "gelu_python", "gelu_accurate"), frozenset({"gelu", "GELU"})),
@@ -68,27 +68,27 @@ _ACTIVATIONS: Mapping[str, frozenset[str]] = MappingProxyType(  # the function t
 )
 
 
-def honoured(source: ModelFolder) -> dict[str, Any]:
-    """The configuration of a folder as mlx-lm's class is to read it, so that its numbers are those of transformers.
+def corrected_config(source: ModelFolder) -> dict[str, Any]:
+    """A folder's configuration for mlx-lm's class, completed so that its numbers are those of transformers.
 
     Raises:
-        ModelLoadError: A field changes the model's numbers, and the class does not read it; it is named.
+        ModelLoadError: Names a key that changes the model's numbers and that the class does not read.
     """
-    full, where = _filled(source.config), f"{source.path}/config.json"
+    full, where = _with_defaults(source.config), f"{source.path}/config.json"
     inner = full.get("text_config")
     config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
     kind = str(full.get("model_type"))
-    read = words_in_source("mlx_lm", kind)  # nothing of an architecture that it does not have: the library says so itself
+    read = words_in_source("mlx_lm", kind)  # empty for an unknown architecture, which the library refuses itself
     for name in _unread(config, kind, read) if read else ():
         raise ModelLoadError(
             f"{where}: {name} is {shown_json(config.get(name))}, which mlx-lm's {kind} does not follow: "
             "its numbers would be wrong; use backend='hf'"
         )
-    return _fitted(_completed(full, where), source.weights, where)
+    return _with_head(_with_own_keys(full, where), source.weights, where)
 
 
 def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Iterator[str]:
-    """The fields that change numbers and are not read."""
+    """The keys that change numbers and are not read."""
     for name, neutral in _NEUTRAL.items():
         same = _FIXED.get((kind, name), neutral)
         if name in config and f"args.{name}" not in read and config[name] not in same:
@@ -102,13 +102,13 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         yield "head_dim"
     kinds = set(config.get("layer_types") or ())
     if config.get("sliding_window") and not kinds and kind not in (*_WINDOWED, "gemma2") and "args.sliding_window" not in read:
-        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # layers before that have none
+        late = config.get("max_window_layers", 0) >= config.get("num_hidden_layers", 1)  # layers below that have no window
         without = config.get("use_sliding_window") is False or (config.get("use_sliding_window") is True and late)
         if not without and config["sliding_window"] < facts.whole_context(config):
             yield "sliding_window"
-    if kind in _WINDOWED:  # the window is ours, and in all layers
+    if kind in _WINDOWED:  # our window is in all layers
         follows = kinds in ({"full_attention"}, {"sliding_attention"}, set())
-    elif kind in ("gemma2", "gemma3_text"):  # the first is ours, `_completed` looks at the other's order
+    elif kind in ("gemma2", "gemma3_text"):  # `gemma2.correct` handles the first, `_with_own_keys` checks the other's order
         follows = kinds <= {"full_attention", "sliding_attention"}
     else:
         follows = kinds - {"full_attention"} <= read
@@ -120,37 +120,38 @@ def _unread(config: Mapping[str, Any], kind: str, read: frozenset[str]) -> Itera
         yield from (name for name in ("attn_logit_softcapping", "final_logit_softcapping") if config.get(name, 1) is None)
 
 
-def _completed(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A filled config with what mlx-lm's model classes want besides.
+def _with_own_keys(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A config with the keys that mlx-lm's model classes need.
 
     Raises:
         ModelLoadError: Layers in an order that mlx-lm's class cannot express.
     """
     full = for_mlx(config)
-    if full.get("model_type") in _WINDOWED:
-        if full["model_type"] == "mistral" and set(full.get("layer_types") or ()) == {"full_attention"}:  # phi3 asks no kinds
+    kind = full.get("model_type")
+    if kind in _WINDOWED:
+        if kind == "mistral" and set(full.get("layer_types") or ()) == {"full_attention"}:  # phi3 ignores kinds
             full["sliding_window"] = None
-        full["layer_types"] = None  # `hidden_window`; one that is left out would keep its value in the file
-    if full.get("model_type") == "gpt2":
+        full["layer_types"] = None  # see `hidden_window`; without the key mlx-lm would keep the file's value
+    if kind == "gpt2":
         full.setdefault("n_ctx", full["n_positions"])
-    if full.get("model_type") == "gemma3_text":
+    if kind == "gemma3_text":
         _check_pattern(full, where)
     return full
 
 
-def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with what transformers reads into a field that is not there, which need not be mlx-lm's own choice."""
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with transformers' defaults for missing keys, which may differ from mlx-lm's."""
     if config.get("model_type") not in PROVEN:
         return dict(config)
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    told = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is odd in it was said
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its warnings were reported before
     try:
         theirs = AutoConfig.for_model(**{name: value for name, value in config.items() if not name.startswith(_NOT_READ)})
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)
     fields = {name: value for name, value in theirs.to_dict().items() if value is not None and name not in config}
     full = {**normalised({**fields, **config}), **config}
     if "hidden_size" in full and "num_attention_heads" in full:
@@ -159,20 +160,20 @@ def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hidden_window(config: Mapping[str, Any]) -> int | None:
-    """A sliding window in all layers that mlx-lm ignores: its llama class, which serves mistral, and its phi3 know none."""
+    """A sliding window in all layers that mlx-lm ignores: its llama class, also used for mistral, and its phi3 have none."""
     return config.get("sliding_window") if config.get("model_type") in _WINDOWED else None
 
 
-def _fitted(config: Mapping[str, Any], weights: Iterable[Path], where: str) -> dict[str, Any]:
-    """The same, with a head of its own where the weights have one that is not the embedding: so transformers reads them too.
+def _with_head(config: Mapping[str, Any], weights: Iterable[Path], where: str) -> dict[str, Any]:
+    """A config with an untied head where the weights have one that differs from the embedding, as transformers reads them.
 
     Raises:
-        ModelLoadError: A head of its own, or biases, are said to be there and are not.
+        ModelLoadError: The weights lack a head or biases of the config.
     """
     heads, embeddings = list[mx.array](), list[mx.array]()
     names = set[str]()
     for file in weights:
-        tensors: Any = mx.load(str(file))  # promises: nothing is read yet
+        tensors: Any = mx.load(str(file))  # lazy: nothing is read yet
         names |= set(tensors)
         heads += [tensors[name] for name in tensors if name.endswith("lm_head.weight")]
         embeddings += [tensors[name] for name in tensors if name.endswith(_EMBEDDINGS)]
@@ -194,7 +195,7 @@ def _equal(one: mx.array, other: mx.array) -> bool:
 
 
 def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for mlx-lm's `load_model` where its class cannot read weights: gpt2 by transformers' names, small groups."""
+    """Arguments of mlx-lm's `load_model` for weights that its class cannot read: gpt2 in transformers' names, small groups."""
     narrow, prefix = small_groups(config), "transformer." if config.get("model_type") == "gpt2" else ""
     if not narrow and not prefix:
         return {}
@@ -216,7 +217,7 @@ def class_lookup(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_small_groups(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same where layers of groups that MLX does not have are not quantised, which `class_lookup` sees to."""
+    """A config without quantisation of the layers whose groups MLX does not have; `class_lookup` unpacks these."""
     narrow = small_groups(config)
     if not narrow:
         return dict(config)
@@ -225,8 +226,8 @@ def without_small_groups(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(form: SmallGroups, words: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-    """``(rows, columns) float32``, a promise. `mx.dequantize` takes seven times that on a processor, this not twice."""
-    period = 8 // math.gcd(8, form.bits)  # so many numbers fill whole bytes
+    """``(rows, columns) float32``, lazy. On a CPU `mx.dequantize` needs seven times that memory, this less than twice."""
+    period = 8 // math.gcd(8, form.bits)  # numbers that fill whole bytes
     data = words.view(mx.uint8).reshape(len(words), -1, period * form.bits // 8)
     numbers = []
     for i in range(period):
@@ -240,16 +241,17 @@ def _unpacked(form: SmallGroups, words: mx.array, scales: mx.array, biases: mx.a
 
 
 def correct(model: Any, config: Mapping[str, Any]) -> None:
-    """Changes a loaded model in place where its class rounds what transformers does not."""
-    if config.get("model_type") == "gemma3_text":
+    """Corrects a loaded model in place where its class computes other numbers than transformers."""
+    kind = config.get("model_type")
+    if kind == "gemma3_text":
         _exact_embedding_scale(model.model, int(config["hidden_size"]))
-    if config.get("model_type") == "gemma2":
-        gemma2.put_right(model, config)
-    if config.get("model_type") == "mamba":
+    if kind == "gemma2":
+        gemma2.correct(model, config)
+    if kind == "mamba":
         for norm in (model.backbone.norm_f, *(layer.norm for layer in model.backbone.layers)):
-            norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has 1e-5 written into it
-    if config.get("model_type") == "falcon_h1":
-        for layer in model.model.layers:  # folded into q alone, and into a name that does not exist
+            norm.eps = float(config.get("layer_norm_epsilon", norm.eps))  # the class has a fixed 1e-5
+    if kind == "falcon_h1":
+        for layer in model.model.layers:  # mlx-lm folds these into q alone, and into a name that does not exist
             _scale(layer.self_attn.k_proj, float(config.get("key_multiplier", 1.0)), bias=True)
             _scale(layer.self_attn.v_proj, float(config.get("attention_in_multiplier", 1.0)), bias=False)
 
@@ -263,15 +265,15 @@ def _scale(linear: Any, factor: float, *, bias: bool) -> None:
 
 
 class SelectRows:
-    """Lets only the wanted positions through a model's head: logits of a long prefill are large and mostly unused.
+    """Restricts a model's head to the wanted positions: logits of a long prefill are large and mostly unused.
 
     Args:
         model: An mlx-lm model; the module below its head gets a subclass of its own class.
     """
 
     def __init__(self, model: Any) -> None:
-        self.rows: mx.array | None = None  # positions in the one row
-        self.batch: mx.array | None = None  # rows of width 1
+        self.rows: mx.array | None = None  # wanted positions of each row; None: all
+        self.batch: mx.array | None = None  # wanted rows of width 1; None: all
         self.body = next((getattr(model, n) for n in ("model", "backbone", "transformer") if hasattr(model, n)), None)
         if isinstance(self.body, Module):
             _override_call(self.body, self._chosen)
@@ -296,23 +298,21 @@ class SelectRows:
         return found
 
     def __bool__(self) -> bool:
-        """Whether the model could be fitted with it."""
+        """Whether the model has a body that can be restricted."""
         return self.body is not None
 
 
 def _check_pattern(config: Mapping[str, Any], where: str) -> None:
-    """mlx-lm's gemma3 knows only "every n-th layer is full"."""
-    kinds, pattern = (
-        config.get("layer_types") or [],
-        config.get("sliding_window_pattern") or len(config.get("layer_types") or []) + 1,
-    )
+    """Refuses layer types that mlx-lm's gemma3 cannot express: in it, every n-th layer is full."""
+    kinds = config.get("layer_types") or []
+    pattern = config.get("sliding_window_pattern") or len(kinds) + 1
     expected = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(len(kinds))]
     if list(kinds) != expected or pattern > len(kinds) > 0:
         raise ModelLoadError(f"{where}: layer_types: mlx-lm's gemma3 has every n-th layer full, not {kinds}; use backend='hf'")
 
 
 def _exact_embedding_scale(body: Any, hidden_size: int) -> None:
-    """mlx-lm rounds sqrt(hidden_size) to bfloat16 whatever the dtype (0.015 nat off at hidden size 80)."""
+    """Corrects mlx-lm's embedding scale: it rounds sqrt(hidden_size) to bfloat16 for any dtype (0.015 nat at size 80)."""
     rounded = mx.array(hidden_size**0.5, mx.bfloat16).astype(mx.float32).item()
 
     def rescale(embedded: mx.array) -> mx.array:

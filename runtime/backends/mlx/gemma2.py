@@ -1,7 +1,7 @@
-"""mlx-lm's Gemma 2 with the sliding window that it leaves out, and with masks that have rows.
+"""mlx-lm's Gemma 2 with its missing sliding window, and with masks for batch rows.
 
-Measured (mlx-lm 0.32.2 against transformers 5.23, float32): the same up to the window, several nats off behind it. A mask for
-several rows is taken for one over heads, or not at all.
+Measured (mlx-lm 0.32.2 against transformers 5.23, float32): equal up to the window, several nats off beyond it. mlx-lm takes
+a mask for several rows as one for heads, or refuses it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from mlx_lm.models import gemma2
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-_WINDOW = 4096  # of every Gemma 2 that was published; mlx-lm's own arguments do not hold it
+_WINDOW = 4096  # of every published Gemma 2; not among mlx-lm's arguments
 
 
-def put_right(model: Any, config: Mapping[str, Any]) -> None:
-    """Changes a loaded model in place.
+def correct(model: Any, config: Mapping[str, Any]) -> None:
+    """Corrects a loaded model in place.
 
     Args:
         model: An mlx-lm `gemma2.Model`.
-        config: Its config.json; without one of the keys, the models that were published are meant.
+        config: Its config.json; missing keys have the values of the published models.
     """
     layers = model.model.layers
     window = int(config.get("sliding_window") or _WINDOW)
@@ -53,7 +53,7 @@ def put_right(model: Any, config: Mapping[str, Any]) -> None:
 
 class _Attention(gemma2.Attention):  # type: ignore[misc]  # likewise
     def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
-        """With a mask ``(rows, 1, length, seen)``, which scores ``(rows, kv_heads, repeats, length, seen)`` want wider."""
+        """Adds the axis to a mask ``(rows, 1, length, seen)`` that scores ``(rows, kv_heads, repeats, length, seen)`` need."""
         if mask is not None and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
         out: mx.array = super().__call__(x, mask, cache)

@@ -1,4 +1,4 @@
-"""From a model folder, or a ready model, to an mlx-lm model: no foreign code, corrected where it is wrong."""
+"""Loads a model folder, or copies a ready model, as an mlx-lm model with corrections: no foreign code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from runtime.backends import facts
-from runtime.backends.mlx.corrections import class_lookup, correct, honoured, without_small_groups
+from runtime.backends.mlx.corrections import class_lookup, correct, corrected_config, without_small_groups
 from runtime.backends.mlx.memory import DeviceLimits, free_beside
 from runtime.errors import ModelLoadError
 from runtime.loading.config import quantisation_words, sizes
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An mlx-lm model and what only its source knows."""
+    """An mlx-lm model and facts from its source."""
 
     model: Any
     config: Mapping[str, Any]
@@ -45,12 +45,12 @@ class LoadedModel:
     has_template: bool
     quantisation: str | None
     limits: DeviceLimits  # in force
-    free: int  # bytes for KV, as the limits were worked out from
-    folder: bool = True  # False: a caller's own model, of which this is a copy over the same arrays
+    free: int  # bytes for KV from which the limits were computed
+    folder: bool = True  # False: a copy of the caller's ready model, over the same arrays
 
 
 def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> LoadedModel:
-    """The evaluated model.
+    """Loads and evaluates the model.
 
     Raises:
         ModelLoadError: No such device, or an architecture that mlx-lm does not have.
@@ -58,9 +58,9 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
     _set_device(options.device)
     if isinstance(source, tuple):
-        return _adopted(*source, options)
+        return _ready_model(*source, options)
     with library_faults(source, "mlx-lm"):
-        config = honoured(source)
+        config = corrected_config(source)
         try:
             model, config = load_mlx_model(
                 source.path, model_config=without_small_groups(config), lazy=True, **class_lookup(config)
@@ -88,12 +88,12 @@ def load_model(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> L
 
 
 def full_config(loaded: LoadedModel) -> dict[str, Any]:
-    """The configuration with what mlx-lm's class filled in."""
+    """The configuration with the defaults of mlx-lm's class."""
     return {**loaded.config, **{key: value for key, value in vars(loaded.model.args).items() if not key.startswith("_")}}
 
 
 def _misfit(source: ModelFolder, config: Mapping[str, Any], words: str) -> ModelLoadError | None:
-    """mlx-lm's own words about weights that do not fit, in ours; None for anything else."""
+    """Our error for mlx-lm's message about weights that do not fit; None for other messages."""
     shape = re.match(r"Expected shape \((.*?)\) but received shape \((.*?)\) for parameter (\S+)", words)
     count = re.match(r"(Missing|Received) ([\d,]+) parameters(?: not in model)?:\s*(\S+?)[,.]?\s", words + " ")
     if shape:
@@ -108,11 +108,11 @@ def _misfit(source: ModelFolder, config: Mapping[str, Any], words: str) -> Model
 
 
 def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
-    """The same architecture with random weights in float32, of the sizes that a configuration says.
+    """The same architecture with random weights in float32, in the sizes of a configuration.
 
     Args:
         loaded: The model.
-        config: As `full_config` spells it.
+        config: In the form of `full_config`.
     """
     model = type(loaded.model)(type(loaded.model.args).from_dict(dict(config)))
     rng = np.random.default_rng(20_260_103)
@@ -126,19 +126,19 @@ def random_copy(loaded: LoadedModel, config: Mapping[str, Any]) -> LoadedModel:
 
 
 def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> tuple[str, ...]:
-    """Refuses offload, with what the model takes and what is there, and weights in another form than they have.
+    """Refuses the options `offload` and `weights`, which MLX does not have, and changes of a ready model.
 
     Returns:
-        What is to be said where they were but wished for, and the model fits without.
+        Warnings, where they were set for all models, and the model fits without offload.
 
     Raises:
-        UnsupportedFeatureError: One was asked for.
+        UnsupportedFeatureError: One was set for this model.
     """
     found: list[str] = []
     if options.weights != "auto":
         form = f"weights={options.weights!r}"
         why = f"{form} is for hf on a processor; MLX runs quantised folders: `elsewise models convert SOURCE`"
-        found.append(facts.passed_over(options, "weights", why))
+        found.append(facts.ignored_option(options, "weights", why))
     if options.offload != "none":
         weights = 0 if isinstance(source, tuple) else sum(path.stat().st_size for path in source.weights)
         free = free_beside(0)
@@ -147,22 +147,20 @@ def check_fits(source: ModelFolder | tuple[Any, Any], options: LoadOptions) -> t
             f"{free:,} are free here: use backend='hf', or import a quantised model"
         )
         wished = options if 2 * weights < free else replace(options, wishes=())  # float32 takes twice what 16 bits do
-        found.append(facts.passed_over(wished, "offload", why))
+        found.append(facts.ignored_option(wished, "offload", why))
     if isinstance(source, tuple):
-        found += facts.as_it_is(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
+        found += facts.ignored_by_ready_model(options, dtype=str(_dtype_of(source[0])).rpartition(".")[2])
     return tuple(found)
 
 
 def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
-    """Evaluates the weights under the limits that will hold as long as the model is loaded."""
+    """Evaluates the weights under the limits that are in force as long as the model is loaded."""
     weights = sum(int(a.nbytes) for _, a in flat_parameters(model))  # known before they are read
     limits, free = DeviceLimits(), free_beside(weights)
     limits.apply(weights, facts.kv_budget(options, free))
     try:
-        for _, array in reporting_progress(
-            flat_parameters(model)
-        ):  # until now they were promises: this is when the files are read
-            mx.eval(array)
+        for _, array in reporting_progress(flat_parameters(model)):
+            mx.eval(array)  # reads the files: until now the arrays were lazy
     except BaseException:
         limits.reset()
         raise
@@ -170,7 +168,7 @@ def _limited(model: Any, options: LoadOptions) -> tuple[DeviceLimits, int]:
 
 
 def _set_device(wanted: str) -> None:
-    """MLX has one default device per process: the GPU where there is one."""
+    """Sets MLX's default device of the process, which for auto is the GPU where there is one."""
     if wanted == "cpu":
         mx.set_default_device(mx.cpu)
     elif wanted in ("mps", "gpu"):
@@ -182,7 +180,7 @@ def _set_device(wanted: str) -> None:
 
 
 def _cast(model: Any, wanted: str) -> mx.Dtype:
-    """Weights in the wanted dtype. Auto: float32 on the CPU, where 16 bits are slower by orders; as stored on a GPU."""
+    """Casts the weights. Auto: float32 on the CPU, where 16 bits are far slower; the stored dtype on a GPU."""
     if wanted != "auto":
         model.set_dtype(getattr(mx, wanted))
     elif mx.default_device() == mx.cpu:
@@ -191,7 +189,7 @@ def _cast(model: Any, wanted: str) -> mx.Dtype:
 
 
 def _dtype_of(model: Any) -> mx.Dtype:
-    """The dtype of the norms and scales: what activations are computed in."""
+    """The dtype of the norms and scales, which is that of the activations."""
     floats = [a for _, a in flat_parameters(model) if mx.issubdtype(a.dtype, mx.floating)]
     return next((a.dtype for a in floats if a.ndim == 1), floats[0].dtype)
 
@@ -203,7 +201,7 @@ def flat_parameters(model: Any) -> list[tuple[str, mx.array]]:
 
 
 def count_parameters(model: Any) -> int:
-    """Numbers in all: of a packed matrix those that it stands for, without their scales and biases."""
+    """The number of parameters; of a quantised matrix the unpacked ones, without scales and biases."""
     total = sum(int(array.size) for _, array in flat_parameters(model))
     for module in model.modules():
         if "scales" in module:
@@ -212,7 +210,7 @@ def count_parameters(model: Any) -> int:
     return total
 
 
-def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
+def _ready_model(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
     config = {k: v for k, v in vars(model.args).items() if not k.startswith("_")}
     check_ropes(config, "mlx", type(model).__name__)
     changing = next((kind for kind in rope_types(config) if kind in LENGTH_LIMITS), None)
@@ -241,7 +239,7 @@ def _adopted(model: Any, tokenizer: Any, options: LoadOptions) -> LoadedModel:
 
 
 def _own_modules(held: Any, copied: dict[int, Any]) -> Any:
-    """The same modules again over the same arrays, to be corrected and extended in place of the caller's.
+    """A copy of the modules over the same arrays, which may be changed in place of the caller's.
 
     Args:
         held: A module, or anything that one holds.

@@ -1,4 +1,4 @@
-"""`DeviceLogits` of MLX."""
+"""`DeviceLogits` with MLX."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from runtime.backends.packs.logits import DeviceLogits, Int64
+from runtime.backends.packs.logits import DeviceLogits
+from runtime.backends.packs.tree import Int64
 from runtime.numerics.ranking import RankRequest
 from runtime.numerics.scoring import heated_masses, normalisers, score_logits
 from runtime.records import Float32
 
-PART = 64  # entries of a row whose largest stands for them: sorting is what a GPU does worst
-SUMMED = 512  # entries that float32 adds up in one go
-ALIKE = 3e-5  # nats between the device and the host
+PART = 64  # entries represented by their largest, as sorting is slow on a GPU
+SUMMED = 512  # entries added up in float32 in one pass
+ALIKE = 3e-5  # tolerance in nats between device and host
 
 
 class MlxLogits(DeviceLogits):
     """Raw logits of a forward. Owner thread only.
 
     Args:
-        logits: ``(n, vocab) float32``; evaluated, or about to be with what is `due`.
-        computing: The context in which MLX is called: out of memory as our error.
+        logits: ``(n, vocab) float32``; evaluated, or to be evaluated with `due`.
+        computing: The context of calls to MLX, with out-of-memory errors as ours.
     """
 
     def __init__(self, logits: mx.array, computing: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(*logits.shape)
         self._logits, self._computing = logits, computing
-        self.due = [logits]  # what `begin_ranked` waits for, to be evaluated with the forward
+        self.due = [logits]  # arrays of `begin_ranked` to evaluate with the forward
 
     def rows(self, chosen: Int64) -> Float32:
         with self._computing():
@@ -42,7 +43,7 @@ class MlxLogits(DeviceLogits):
     def take(self, chosen: Int64) -> MlxLogits:
         with self._computing():
             rows = self._chosen(chosen)
-            mx.async_eval(rows)  # type: ignore[no-untyped-call]  # else it would keep all others until it is asked for
+            mx.async_eval(rows)  # type: ignore[no-untyped-call]  # else it keeps the other rows in memory until it is read
             return MlxLogits(rows, self._computing)
 
     def _entries(self, rows: slice, ids: Int64) -> Float32:
@@ -64,11 +65,11 @@ class MlxLogits(DeviceLogits):
             raw = ((b, self._logits[b] if chosen is None else self._chosen(chosen[b])) for b in self._blocks(n))
             parts = [_heads(part, None if by is None else by[b], width) for b, part in raw]
             rows = [self._chosen(whole)] if len(whole) else []
-            self.due += [*parts[:1], *rows]  # all parts together would need memory for all
+            self.due += [*parts[:1], *rows]  # only the first, as evaluating all parts at once needs memory for all
 
         def wait() -> tuple[Float32, Float32]:
             with self._computing():
-                mx.eval(self.due)  # at once: the host waits but one time
+                mx.eval(self.due)  # together, so that the host waits once
                 self.due.clear()
                 return _crossed(parts), np.array(rows[0]) if rows else np.empty((0, self._vocab), np.float32)
 
@@ -77,8 +78,8 @@ class MlxLogits(DeviceLogits):
 
 @cache
 def as_on_host(vocab: int) -> bool:
-    """Whether this device's kernels give the scores and the order that the host gives, tried on three rows."""
-    raw = (np.round(np.random.default_rng(0).normal(0, 32, (3, vocab))) / 8).astype(np.float32)  # many equals, none nearly so
+    """Whether this device computes the host's scores and order, tested with three rows."""
+    raw = (np.round(np.random.default_rng(0).normal(0, 32, (3, vocab))) / 8).astype(np.float32)  # many ties, but no near-ties
     chosen, targets, k = np.arange(3), np.array([0, vocab // 2, vocab - 1], np.int32), min(10, vocab)
     logits, hot = MlxLogits(mx.array(raw), nullcontext), np.full(3, 0.7)
     own, host = logits.score(chosen, targets, k)[0], score_logits(raw, targets, k)[0]
@@ -93,14 +94,14 @@ def as_on_host(vocab: int) -> bool:
 
 
 def _crossed(parts: list[mx.array]) -> Float32:
-    """On the host, worked out one after the other."""
+    """Evaluates the parts one after the other and copies them to the host."""
     for part in parts:
         mx.eval(part)
     return np.concatenate([np.array(part) for part in parts]).view(np.float32)
 
 
 def _numbers(raw: mx.array, own_ids: mx.array, width: int) -> mx.array:
-    """See `DeviceLogits._numbers`, of raw logits ``(n, vocab)``."""
+    """See `DeviceLogits._numbers`, for raw logits ``(n, vocab)``."""
     logprobs, _, _, _, entropy = _normalised(raw)
     own = mx.take_along_axis(logprobs, own_ids[:, None], axis=1)
     rank = 1 + (logprobs > own).sum(-1, keepdims=True)
@@ -109,7 +110,7 @@ def _numbers(raw: mx.array, own_ids: mx.array, width: int) -> mx.array:
 
 
 def _heads(raw: mx.array, colder: mx.array | None, width: int) -> mx.array:
-    """See `DeviceLogits._heads`, of raw logits ``(n, vocab)``."""
+    """See `DeviceLogits._begin_heads`, for raw logits ``(n, vocab)``."""
     logprobs, top, total, log_total, entropy = _normalised(raw)
     values, ids = _largest(logprobs, width)
     heated = total if colder is None else _sum(mx.exp((logprobs + log_total) * colder))
@@ -117,7 +118,7 @@ def _heads(raw: mx.array, colder: mx.array | None, width: int) -> mx.array:
 
 
 def _normalised(raw: mx.array) -> tuple[mx.array, ...]:
-    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of what weighs 1 at the top, their logarithms, entropies."""
+    """Log-probabilities ``(n, vocab)``; and ``(n, 1)``: tops, sums of exp(logit - top), their logarithms, entropies."""
     top = raw.max(-1, keepdims=True)
     shifted = raw - top
     weights = mx.exp(shifted)
@@ -128,13 +129,13 @@ def _normalised(raw: mx.array) -> tuple[mx.array, ...]:
 
 
 def _sum(rows: mx.array) -> mx.array:
-    """``(n, 1)``, by way of parts: added up one by one, 128,000 entries are off by 2e-4 of it."""
+    """``(n, 1)`` sums in two steps: added up one by one, 128,000 entries have a relative error of 2e-4."""
     n, vocab = rows.shape
     return mx.pad(rows, [(0, 0), (0, -vocab % SUMMED)]).reshape(n, -1, SUMMED).sum(-1).sum(-1, keepdims=True)
 
 
 def _largest(rows: mx.array, width: int) -> tuple[mx.array, mx.array]:
-    """``(n, width)`` each: the largest entries, falling, and their ids. They lie in the parts whose own largest are largest."""
+    """``(n, width)`` each: the largest entries, descending, and their ids; found in the parts with the largest maxima."""
     n, vocab = rows.shape
     if vocab > 2 * PART * width:
         padded = mx.pad(rows, [(0, 0), (0, -vocab % PART)], constant_values=-float("inf"))
@@ -149,5 +150,5 @@ def _largest(rows: mx.array, width: int) -> tuple[mx.array, mx.array]:
 
 
 def _side_by_side(columns: list[mx.array]) -> mx.array:
-    """As whole numbers, or the bits of real ones: the other way round a GPU may take small whole numbers for zeros."""
+    """Concatenates integers and the bits of floats as int32: as float32, small integers may be flushed to zero on a GPU."""
     return mx.concatenate([c.view(mx.int32) if c.dtype == mx.float32 else c.astype(mx.int32) for c in columns], 1)

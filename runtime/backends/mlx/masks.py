@@ -1,4 +1,4 @@
-"""The slots that a row sees, as mlx-lm's attention takes them: bool masks of a call; how a tree call is cut."""
+"""Bool masks for mlx-lm's attention, and the parts of a tree call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from runtime.backends.packs.tree import Int64, Step
 
 
 class Window:
-    """In place of a cache, for one plain forward of whole texts: keeps nothing, and says how far a token sees.
+    """A cache for one plain forward of whole texts: stores nothing, and masks by a sliding window.
 
     Args:
-        size: Positions a token sees, itself included.
+        size: Positions that a token sees, itself included.
     """
 
     offset = 0
@@ -28,7 +28,7 @@ class Window:
         self._size = size
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What came is all there is."""
+        """Returns the new keys and values alone."""
         return keys, values
 
     def make_mask(self, N: int, **_: Any) -> Any:  # noqa: N803  # mlx-lm's own name
@@ -38,9 +38,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeMasks:
-    """Bool masks of one tree call, one per window, made when a layer first asks."""
+    """Bool masks of one tree call, one per window, made at the first use."""
 
-    visible: Any  # (n, slots) what each row sees
+    visible: Any  # (n, slots) the slots that each token sees
     depths: Int64  # (slots,)
     rows: bool  # whether each token is a batch row (else all are one row)
     made: dict[int | None, mx.array] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class TreeMasks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMasks:
-    """Bool masks of chains side by side, one per window, made when a layer first asks."""
+    """Bool masks of chains as rows, one per window, made at the first use."""
 
     bucket: Bucket
     made: dict[int | None, mx.array] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class RowMasks:
         return self.made[window]
 
 
-LONG_RUN = 32  # tokens; a longer chain within a tree goes as one row of its own rather than as rows of width 1
+LONG_RUN = 32  # least tokens of a chain within a tree that is one row instead of rows of width 1
 
 
 def parts_of(step: Step) -> Iterator[tuple[Step, bool]]:
-    """The parts of a tree call, and whether a part's tokens are batch rows of their own.
+    """The parts of a tree call, and whether the tokens of each are batch rows.
 
-    In order, so that a later part finds the keys of an earlier one.
+    In order: later parts attend to the keys of earlier ones.
     """
     assert step.mask is not None
     base = int(step.slots[0])
@@ -95,13 +95,13 @@ def parts_of(step: Step) -> Iterator[tuple[Step, bool]]:
 
 
 def _follows(mask: Any, base: int) -> Any:
-    """``(n - 1,)``: whether token j + 1 sees token j, which as its neighbour must be its parent."""
+    """``(n - 1,)``: whether token j + 1 sees token j, which is then its parent."""
     j = np.arange(len(mask) - 1)
     return mask[j + 1, base + j]
 
 
 def part_of(step: Step, start: int, stop: int) -> Step:
-    """Tokens `start` to `stop` of a step, which come after those before them."""
+    """Tokens `start` to `stop` of a step, to be computed after those before them."""
     inside = (step.want >= start) & (step.want < stop)
     end = int(step.slots[stop - 1]) + 1
     return replace(

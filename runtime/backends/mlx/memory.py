@@ -1,7 +1,7 @@
-"""MLX's process-wide memory limits, set once at load and put back at unload. Linux ignores them harmlessly.
+"""MLX's process-wide memory limits, set at load and restored at unload. They have no effect on Linux.
 
 Metal ends the process when it runs out of memory, and no `except` sees it. So the limits are in force before the first
-weight is read, and all of them come from the same three numbers of every model: weights, KV budget, slack.
+weight is read. All of them are derived from three numbers of each model: weights, KV budget, slack.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 import mlx.core as mx
 import psutil
 
-SLACK = 256 << 20  # bytes beside weights and KV: activations, masks
-CACHE = 256 << 20  # bytes of freed buffers that MLX may keep for reuse; without a limit it keeps them all
+SLACK = 256 << 20  # bytes for activations and masks
+CACHE = 256 << 20  # bytes of freed buffers that MLX may cache; without a limit it caches all of them
 
 
 def free_beside(weights: int) -> int:
-    """Bytes that will be free for KV once `weights` more bytes are in place: never negative."""
+    """Bytes that will be free for KV after `weights` more bytes are loaded; never negative."""
     available = int(psutil.virtual_memory().available)
     recommended = recommended_bytes()
     if recommended:
@@ -25,35 +25,35 @@ def free_beside(weights: int) -> int:
 
 
 def recommended_bytes() -> int:
-    """What the device recommends to hold at most; 0 where it says nothing (Metal alone does)."""
+    """The device's recommended limit of resident memory in bytes; 0 without one (only Metal has it)."""
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
 class Process:
-    """The limits of this process, which the models that are loaded in it share. Any thread: each model has an owner thread.
+    """The limits of this process, shared by its loaded models. Any thread: each model has an owner thread.
 
-    What they keep resident adds up: every one has its weights, its KV and the slack of a forward, at the same moment.
+    The models' bytes add up: all have weights, KV and the slack of a forward at the same time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted: dict[DeviceLimits, int] = {}  # bytes
-        self._before: tuple[int, int, int] | None = None  # what stood before the first model
+        self._before: tuple[int, int, int] | None = None  # the limits before the first model
         self._in_force = (0, 0)
 
     def put(self, model: DeviceLimits, wanted: int) -> None:
-        """A model keeps so many bytes resident from now on."""
+        """Sets the bytes that a model keeps resident."""
         with self._lock:
             self._wanted[model] = wanted
-            self._tell()
+            self._set_limits()
 
     def drop(self, model: DeviceLimits) -> None:
-        """A model is gone; after the last one everything is as it was before the first."""
+        """Removes a model; with the last one, restores the limits from before the first."""
         with self._lock:
             if self._wanted.pop(model, None) is not None:
-                self._tell()
+                self._set_limits()
 
-    def _tell(self) -> None:
+    def _set_limits(self) -> None:
         if not self._wanted:
             if self._before is not None:
                 wired, cache, memory = self._before
@@ -83,13 +83,12 @@ class DeviceLimits:
     """One model's part of the limits, from before its weights are read until it is unloaded."""
 
     def apply(self, weights: int, kv_budget: int) -> None:
-        """Keeps weights, budget and slack resident, beside those of other models; all in bytes.
+        """Keeps weights, budget and slack (bytes) resident beside those of other models, within the device's recommendation.
 
-        All together at most what the device recommends. Called again with the same numbers it does nothing; with another
-        budget it moves the limits.
+        A second call with the same numbers does nothing; with another budget it changes the limits.
         """
         _process.put(self, weights + kv_budget + SLACK)
 
     def reset(self) -> None:
-        """The model needs nothing any more. With the last one the limits are those that stood before the first."""
+        """Removes the model's part; with the last model, restores the limits from before the first."""
         _process.drop(self)

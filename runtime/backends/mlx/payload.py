@@ -1,7 +1,7 @@
-"""Cached tokens as mlx arrays: what leaves a pack, rests in the trie and goes to disk.
+"""Cached tokens as mlx arrays: copied from a pack, stored in the trie and on disk.
 
-KV rests in the trie as it is, in fewer bits of floating point, or quantised by MLX itself. Rows are coded token by token, so
-that an edge can be cut anywhere and both parts are what they were.
+Cached KV has the packs' dtype, a narrower floating-point dtype, or is quantised by MLX. Rows are coded token by token, so that
+an edge can be split at any token without coding it again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.backends.facts import KvFormat, group_width
-from runtime.backends.mlx.cache import Arrays, MlxPack
+from runtime.backends.mlx.cache import Arrays, MlxPack, to_index
 from runtime.backends.packs.tree import Int64
-from runtime.backends.stored import Shape, StateShapes, Stored, check_layers, exported, grouped, restored
+from runtime.backends.stored import LayerPayload, Shape, StateShapes, Stored, grouped, restored
 from runtime.errors import SnapshotFormatError
 
 Parts = tuple[mx.array, ...]  # of one buffer; tokens along the last axis but one
@@ -32,7 +32,7 @@ class Plain:
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """Of each part."""
+        """Dtype of each part."""
         return (self.dtype,)
 
     def row_bytes(self, width: int) -> int:
@@ -44,19 +44,19 @@ class Plain:
         return (rows.astype(self.dtype),)
 
     def decode(self, parts: Parts, width: int) -> mx.array:  # noqa: ARG002  # the codecs' common signature
-        """The inverse."""
+        """The inverse of `encode`."""
         return parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`mx.quantize` in float32. A width that MLX has no groups for is filled with zeros up to the next multiple of 32."""
+    """`mx.quantize` in float32. Widths without MLX groups are padded with zeros to the next multiple of 32."""
 
     bits: int
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """Of the packed codes, the steps and the lowest values."""
+        """Dtypes of the packed codes, the steps and the minima."""
         return mx.uint32, mx.float32, mx.float32
 
     def row_bytes(self, width: int) -> int:
@@ -65,7 +65,7 @@ class Affine:
         return full * self.bits // 8 + full // group_width(full) * 8
 
     def encode(self, rows: mx.array) -> Parts:
-        """From ``(kv_heads, n, width)``: codes ``(kv_heads, n, width * bits / 32)``, steps and lowest ``(.., groups)``."""
+        """From ``(kv_heads, n, width)``: codes ``(kv_heads, n, width * bits / 32)``, steps and minima ``(.., groups)``."""
         width = rows.shape[-1]
         full = _padded(width)
         wide = rows.astype(mx.float32)
@@ -93,22 +93,10 @@ def _padded(width: int) -> int:
     return -(-width // LEAST_GROUP) * LEAST_GROUP
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MlxPayload:
-    """KV of `n` consecutive tokens, evaluated. Layers of one shape are stacked: ``(layers, kv_heads, n, head_dim)``.
+class MlxPayload(LayerPayload[mx.array]):
+    """KV of `n` consecutive tokens as evaluated mlx arrays."""
 
-    Where the codec has several parts they come one after the other for each shape; tokens are on axis 2 of all.
-    """
-
-    n: int
-    keys: tuple[mx.array, ...]  # per shape, in order of first appearance
-    values: tuple[mx.array, ...]
-    state: Arrays | None  # recurrent state after the last token
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(a.nbytes for a in (*self.keys, *self.values, *(self.state or ())) if a is not None)
+    __slots__ = ()
 
     def split(self, n: int) -> tuple[MlxPayload, MlxPayload]:
         """The first `n` tokens and the rest, copied; the recurrent state belongs to the rest's end."""
@@ -120,16 +108,15 @@ class MlxPayload:
             MlxPayload(self.n - n, tuple(tail[:count]), tuple(tail[count:]), self.state),
         )
 
-    def export(self, start: int, stop: int) -> Stored:
-        """Some of the tokens as plain arrays by name; bfloat16 as uint16."""
-        keys, values = ([a[:, :, start:stop] for a in arrays] for arrays in (self.keys, self.values))
-        return exported(keys, values, self.state if stop == self.n else None, stop - start, _numpy)
+    @staticmethod
+    def plain(array: mx.array) -> npt.NDArray[np.generic]:
+        """The array in numpy's memory."""
+        return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays | None, codec: Codec) -> MlxPayload:
     """An immutable copy of slots, in their order, coded layer by layer."""
-    side_by_side = (np.diff(slots) == 1).all()  # of several chains not even the order is certain
-    index = slice(int(slots[0]), int(slots[-1]) + 1) if side_by_side else mx.array(slots.astype(np.int32))
+    index = to_index(slots)
     keys: list[mx.array] = []
     values: list[mx.array] = []
     for group in grouped(pack.attention, shapes):
@@ -140,7 +127,7 @@ def take(pack: MlxPack, shapes: tuple[Shape, ...], slots: Int64, state: Arrays |
 
 
 def take_many(pack: MlxPack, shapes: tuple[Shape, ...], chains: Sequence[Int64], codec: Codec) -> list[MlxPayload]:
-    """Copies of several chains without recurrent state: gathered together, then cut apart, evaluated once."""
+    """Copies of several chains without recurrent state: gathered at once, then split, evaluated together."""
     whole = take(pack, shapes, np.concatenate(chains), None, codec)
     ends = np.cumsum([len(slots) for slots in chains]).tolist()
     parts = [
@@ -152,7 +139,7 @@ def take_many(pack: MlxPack, shapes: tuple[Shape, ...], chains: Sequence[Int64],
 
 
 def _cut(array: mx.array, start: int, stop: int) -> mx.array:
-    """Some tokens in memory of their own, however few: what is contiguous already may be shared instead of copied."""
+    """Some tokens, always copied: `mx.contiguous` may share an array that is contiguous already."""
     return mx.take(array, mx.arange(start, stop), axis=2)
 
 
@@ -183,42 +170,38 @@ def restore(
     """The inverse of `export`.
 
     Args:
-        arrays: What was exported, or claims to be.
-        codec: In which keys and values rest.
+        arrays: Exported arrays, not checked yet.
+        codec: Of the stored keys and values.
         shapes: Of the model's attention layers.
-        state_shapes: Of its recurrent state; None where that is not known.
-        state_dtype: Of most of its arrays.
+        state_shapes: Of its recurrent state; None where they are not known.
+        state_dtype: Of most arrays of the state.
 
     Raises:
         SnapshotFormatError: Arrays that are missing, of another shape or dtype, or not finite.
     """
-    found = restored(arrays, codec.dtypes, state_dtype, _array)
-    check_layers(
-        found, lambda a: a.shape, shapes, state_shapes, lambda n: [p.shape[-1] for p in codec.encode(mx.zeros((1, 1, n)))]
-    )
-    _check_finite([a for a in (*found.keys, *found.values, *(found.state or ())) if a is not None])
-    return MlxPayload(found.n, found.keys, found.values, found.state)
+
+    def widths(n: int) -> list[int]:
+        return [part.shape[-1] for part in codec.encode(mx.zeros((1, 1, n)))]
+
+    payload = MlxPayload(*restored(arrays, _array, codec.dtypes, widths, shapes, state_dtype, state_shapes))
+    _check_finite([a for a in (*payload.keys, *payload.values, *(payload.state or ())) if a is not None])
+    return payload
 
 
 def _check_finite(arrays: Sequence[mx.array]) -> None:
-    """Every number is one; evaluates the arrays."""
+    """Raises `SnapshotFormatError` unless all numbers are finite; evaluates the arrays."""
     floating = [a for a in arrays if mx.issubdtype(a.dtype, mx.floating)]
-    sums = [mx.isfinite(a.astype(mx.float32).sum()) for a in floating]  # takes no memory, but may be too large itself
+    sums = [mx.isfinite(a.astype(mx.float32).sum()) for a in floating]  # needs no memory, but may overflow
     mx.eval(arrays, sums)
     if not all(whole.item() or mx.isfinite(a).all().item() for a, whole in zip(floating, sums, strict=True)):
         raise SnapshotFormatError("stored KV holds numbers that are not finite")
 
 
 def _stacked(buffers: list[Any], index: slice | mx.array, codec: Codec) -> list[mx.array]:
-    """``(layers, kv_heads, n, ...)`` for each part. A stack of one would keep the buffer alive, so it is copied first."""
+    """``(layers, kv_heads, n, ...)`` for each part. A stack of one array would keep the buffer alive, so it is copied."""
     rows = [buffer[0, :, index] if isinstance(index, slice) else mx.take(buffer[0], index, axis=1) for buffer in buffers]
     parts = zip(*(codec.encode(row) for row in rows), strict=True)
     return [mx.stack(list(part)) if len(part) > 1 else mx.contiguous(part[0])[None] for part in parts]
-
-
-def _numpy(array: mx.array) -> npt.NDArray[np.generic]:
-    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(plain)
 
 
 def _array(array: npt.NDArray[Any], dtype: mx.Dtype) -> mx.array:

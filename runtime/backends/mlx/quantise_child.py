@@ -1,9 +1,8 @@
-"""A plain model folder to a quantised one: ``python -m runtime.backends.mlx.quantise_child FOLDER TARGET BITS GROUP``.
+"""Quantises a plain model folder: ``python -m runtime.backends.mlx.quantise_child FOLDER TARGET BITS GROUP``.
 
-What mlx_lm's own conversion does to model and config, by the same functions; it also prints, copies every .py file and looks
-for a model card, which we do without. On standard output: one JSON object a line, ``{"done", "total"}`` in bytes while it
-works, ``{"parameters"}`` at the end, ``{"error"}`` where it cannot. Ends when its standard input closes, so it never outlives
-the process that asked for it.
+Uses the functions of mlx_lm's own conversion, which also prints, copies every .py file and looks for a model card. Writes one
+JSON object a line to standard output: ``{"done", "total"}`` in bytes while it works, ``{"parameters"}`` at the end,
+``{"error"}`` if it fails. Ends when its standard input closes, so that it never outlives its parent process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import mlx.core as mx
 from mlx_lm.utils import get_total_parameters, quantize_model, save_config, save_model
 from mlx_lm.utils import load_model as load_mlx_model
 
-from runtime.backends.mlx.corrections import class_lookup, honoured
+from runtime.backends.mlx.corrections import class_lookup, corrected_config
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.errors import ModelLoadError, RuntimeFault
 from runtime.loading.child_process import end_with_parent, say
@@ -28,7 +27,7 @@ from runtime.loading.integrity import sync_all
 from runtime.loading.model_folder import open_folder
 
 _BASE_MEMORY = 8 << 30  # bytes of address space: interpreter, libraries, threads, and room
-_COPIES = 3  # of the weights, in address space: mapped, as they are quantised, and room
+_COPIES = 3  # of the weights, in address space: mapped files, quantised arrays, and room
 
 
 def quantise(source: Path, target: Path, bits: int, group: int, report: Callable[[int, int], None]) -> int:
@@ -36,10 +35,10 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
 
     Args:
         source: A checked, plain folder.
-        target: An empty one.
+        target: An empty folder.
         bits: Of a weight.
-        group: Weights that share a step.
-        report: Called with the bytes of weights that are made, and of all.
+        group: Number of weights that share a step.
+        report: Called with the bytes of quantised weights so far, and of all.
 
     Returns:
         The number of parameters.
@@ -49,7 +48,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     """
     folder = open_folder(source, backend="mlx")
     try:
-        config = honoured(folder)
+        config = corrected_config(folder)
         model, config = load_mlx_model(source, model_config=config, lazy=True, **class_lookup(config))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{source}: mlx_lm cannot load it: {error}") from error
@@ -59,7 +58,7 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
     if not any(name.endswith(".scales") for name, _ in weights):
         raise ModelLoadError(f"{source}: no layer is a multiple of {group} weights wide, so none can be quantised")
     total, done = sum(int(array.nbytes) for _, array in weights), 0
-    for _, array in weights:  # until now they were promises: each is read, quantised and freed by itself
+    for _, array in weights:  # lazy until now: each is read, quantised and freed by itself
         report(done, total)
         mx.eval(array)
         done += int(array.nbytes)
@@ -67,14 +66,14 @@ def quantise(source: Path, target: Path, bits: int, group: int, report: Callable
         save_model(target, model, donate_model=True)
         save_config(config, config_path=target / "config.json")
         sync_all(target)
-    except (OSError, RuntimeError) as fault:  # mlx says it with the latter that a file cannot be written
+    except (OSError, RuntimeError) as fault:  # mlx raises the latter where a file cannot be written
         raise ModelLoadError(f"{target}: cannot be written ({fault}); free some space or choose another folder") from fault
     report(total, total)
     return parameters
 
 
 def main() -> int:
-    """The child's whole life; 0 done, 1 refused."""
+    """Runs the child; returns its exit status: 0 done, 1 refused."""
     parser = argparse.ArgumentParser(description="Quantise a model folder for mlx.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
@@ -103,7 +102,7 @@ def main() -> int:
 
 
 def _limit_memory(source: Path) -> None:
-    """Bounds this process; macOS accepts the call and does not enforce it."""
+    """Limits this process's address space; macOS does not enforce it, so it is not limited there."""
     if sys.platform != "darwin":
         limit = _BASE_MEMORY + _COPIES * sum(file.stat().st_size for file in source.glob("*.safetensors"))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""What a forward of an mlx-lm model is read for in place of its logits, by name; see `runtime.backends.hf.readings`."""
+"""Outputs of an mlx-lm model's forward that can be read in place of its logits; see `runtime.backends.hf.readings`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Readings:
         self._layers = LayerReader(model, select.body)
 
     def read(self, name: str, want: npt.NDArray[np.int64], tokens: mx.array, cache: list[Any]) -> mx.array:
-        """One forward of one row, nothing evaluated.
+        """One forward of one row, not evaluated.
 
         Args:
             name: Of the reading.
-            want: Places in the row.
+            want: Indices in the row.
             tokens: ``(1, n)``.
             cache: Of each layer.
 
@@ -58,11 +58,11 @@ class Readings:
 
 
 class LayerReader:
-    """As that of `runtime.backends.hf.readings`; where torch has hooks, modules stand in `Watched` for the time of a forward.
+    """As `runtime.backends.hf.readings.LayerReader`; in place of hooks, modules are wrapped in `Watched` during a forward.
 
     Args:
         model: An mlx-lm model.
-        body: The module below its head; None: it is not made so.
+        body: The module below its head; None: it has none.
     """
 
     def __init__(self, model: Any, body: Any) -> None:
@@ -74,16 +74,16 @@ class LayerReader:
         if body is None:
             return
         lists = [held for owner in body.modules() for held in owner.values() if isinstance(held, list)]
-        # where they stand: a list or a module, which is a dict; the place in it; the module that stands there
+        # (owner, a list or a module, which is a dict; index or key in it; the module there)
         self._layers = [(held, at, one) for held in lists for at, one in enumerate(held) if id(one) in layers]
         self._others = [(body, at, one) for at, one in body.items() if isinstance(one, Module)]
 
     @contextmanager
     def reading(self, want: mx.array) -> Iterator[None]:
-        """In the forward of one row that runs inside, the final norm is given ``(1, len(want) * (layers + 1), hidden)``.
+        """The final norm of the one-row forward that runs inside gets ``(1, len(want) * (layers + 1), hidden)``.
 
         Args:
-            want: Places in the row; the states of each stand together, the embedding's first.
+            want: Indices in the row; the states of each are consecutive, the embedding's first.
 
         Raises:
             UnsupportedFeatureError: The architecture is not made of layers, a norm and a head.
@@ -131,10 +131,10 @@ class LayerReader:
 
 
 class Watched(Module):
-    """A module in another's place: a call of it is `act`'s, whose first argument is the other; all else is the other's."""
+    """Wraps a module: calls go to `act`, with the module as the first argument; attributes are the module's."""
 
     def __init__(self, module: Module, act: Callable[..., Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # its stub leaves the answer out
+        super().__init__()  # type: ignore[no-untyped-call]  # its stub has no return type
         self["module"] = module
         self._act = act
 

@@ -1,11 +1,11 @@
 """Chains of new tokens side by side in one forward, for models that take no tree at once.
 
-A recurrent layer carries a state from token to token, so a row must hold one chain and nothing else: no padding, no
-branch. Chains that start side by side are therefore cut where the shortest of them ends: what is common to all is one
-forward with a row for each, what is left goes on in fewer rows. No token is padding.
+A recurrent layer carries a state from token to token, so a row must hold one chain without padding or branches. Chains
+that start side by side are therefore cut where the shortest of them ends: their common length is one forward with a row
+for each, the rest goes on in fewer rows.
 
-An attention layer beside it looks into the pack: either all rows into its own buffers, each through its part of a mask
-(`Shared`), or each into a copy of its own path (`Bucket.path`).
+An attention layer beside it reads the pack: either all rows read its buffers, each through its part of a mask
+(`Shared`), or each reads a copy of its own path (`Bucket.path`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, SlotTree, State, Step
+from runtime.backends.base import ROOT
+from runtime.backends.packs.tree import Bool, Float32, Int64, SlotTree, State, Step
 
 UNBOUNDED = 1 << 60  # slots: the capacity of a pack without keys and values
 SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go together
@@ -25,34 +26,34 @@ SHORT_PAST = 256  # tokens; rows whose pasts differ by less than that always go 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What rows see of the pack's own buffers, of which nothing is copied for them."""
+    """The part of a pack's buffers that rows attend to in place, without a copy."""
 
     mask: Bool  # (rows, width, slots)
     depths: Int64  # (slots,)
-    blank: Int64  # those of the slots where no key was ever written: what a mask hides must be a number all the same
+    blank: Int64  # slots whose keys were never written; masked keys must be finite, too
 
     @property
     def slots(self) -> int:
-        """How many slots, from the first on."""
+        """Number of slots, from the first on."""
         return len(self.depths)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One forward of several chains: equally many new tokens in each row."""
+    """One forward of several chains, with the same number of new tokens in each row."""
 
     tokens: Int64  # (rows, width)
     slots: Int64  # (rows, width)
     positions: Int64  # (rows, width)
     want: Int64  # ascending indices into the flattened tokens
     path: Int64  # (rows, past) slots before the new ones; a row with fewer repeats its first one on the left
-    missing: Int64 | None = None  # (rows,) how many of `past` are such repeats; None: all rows are equally long
-    states: Sequence[Any] | None = None  # recurrent states to start from; None: from nothing
-    shared: Shared | None = None  # rows look into the pack itself, and `path` is empty
+    missing: Int64 | None = None  # (rows,) number of such repeats; None: all rows are equally long
+    states: Sequence[Any] | None = None  # recurrent states to start from; None: initial ones
+    shared: Shared | None = None  # rows attend to the pack's buffers, and `path` is empty
 
     @property
     def past(self) -> int:
-        """How many keys stand before the new ones in what a row is shown."""
+        """Number of keys that a row attends to before its new ones."""
         width = self.tokens.shape[1]
         return int(self.path.shape[1]) if self.shared is None else self.shared.slots - width
 
@@ -63,7 +64,7 @@ class Bucket:
 
     @property
     def masked(self) -> bool:
-        """Whether a library's own causal mask is not enough."""
+        """Whether rows need a mask other than the library's causal one."""
         return self.missing is not None or self.shared is not None
 
     @property
@@ -72,16 +73,16 @@ class Bucket:
         return np.unique(self.want % self.tokens.shape[1])
 
     def first(self, window: int | None) -> int:
-        """Of what is shared: the first slot that a layer needs; sliding ones begin where some row's window does."""
+        """The first shared slot that a layer needs: for a sliding one the earliest in any row's window."""
         if self.shared is None or window is None:
             return 0
         return int(self.visible(window).any(axis=(0, 1)).argmax())
 
     def wanted(self, *, chosen: bool) -> Int64 | None:
-        """Which of the flattened answers are wanted, ascending; None: all of them.
+        """Ascending indices of the wanted rows in the flattened output; None: all.
 
         Args:
-            chosen: Whether the model answered in `columns` alone, else in every column.
+            chosen: Whether the output covers `columns` alone, else every column.
         """
         rows, width = self.tokens.shape
         columns = self.columns if chosen else np.arange(width)
@@ -91,7 +92,7 @@ class Bucket:
         return wanted
 
     def visible(self, window: int | None) -> Bool:
-        """``(rows, width, past + width)``: which slots each token sees; only for rows that are `masked`.
+        """``(rows, width, past + width)``: the slots that each token sees; only where `masked`.
 
         Args:
             window: Positions that a sliding layer sees, the token itself included.
@@ -113,7 +114,7 @@ class Bucket:
 
 
 def steps_of(bucket: Bucket) -> Iterator[Step]:
-    """The rows of a bucket as forwards of their own."""
+    """The rows of a bucket as separate forwards."""
     width = bucket.tokens.shape[1]
     for row, (tokens, slots, positions) in enumerate(zip(bucket.tokens, bucket.slots, bucket.positions, strict=True)):
         path = bucket.path[row] if bucket.missing is None else bucket.path[row, bucket.missing[row] :]
@@ -122,47 +123,47 @@ def steps_of(bucket: Bucket) -> Iterator[Step]:
 
 
 def joined(answers: Iterable[tuple[Float32, State | None]]) -> tuple[Float32, Sequence[State | None]]:
-    """The answers to `steps_of` a bucket as the answer to it."""
+    """The results of `steps_of` a bucket as the result of the bucket."""
     logits, states = zip(*answers, strict=True)
     return np.concatenate(logits), states
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A chain of a call on its way through the model."""
+    """A chain of a call, and how far it is computed."""
 
     chain: Int64  # indices into the call
     parent: int  # the slot that it follows
-    past: int  # how many tokens precede it that some layer looks back at
+    past: int  # number of tokens before it that some layer attends to
     tip: int  # the slot that its next token follows
     state: Any = None  # the recurrent state there
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing precedes it."""
+        """Whether it starts a path."""
         return self.parent == ROOT
 
 
 def levels(chains: Sequence[Int64], parents: Int64, base: int) -> list[list[Int64]]:
-    """Chains that may go side by side: each follows what stood before the call, or a chain of an earlier level."""
+    """Chains that may be computed side by side: each follows a slot from before the call, or a chain of an earlier level."""
     level_of_end: dict[int, int] = {}  # by a chain's last token
-    sorted_out: list[list[Int64]] = []
+    grouped: list[list[Int64]] = []
     for chain in chains:  # parents before children
         parent = int(parents[chain[0]]) - base
         level = 0 if parent < 0 else level_of_end[parent] + 1
         level_of_end[int(chain[-1])] = level
-        if level == len(sorted_out):
-            sorted_out.append([])
-        sorted_out[level].append(chain)
-    return sorted_out
+        if level == len(grouped):
+            grouped.append([])
+        grouped[level].append(chain)
+    return grouped
 
 
-def alike(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row]]:
-    """Rows that may share a forward as far as their pasts go: all from nothing or none, and of one length.
+def compatible_groups(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row]]:
+    """Groups of rows whose pasts let them share a forward: all start a path or none does, and pasts are of one length.
 
     Args:
         rows: Of one level.
-        ragged: Whether lengths may differ: then no row is padded to more than twice its past, unless that is short.
+        ragged: Whether lengths may differ; no row is then padded to more than twice its past, unless that is short.
     """
     group: list[Row] = []
     for row in sorted(rows, key=lambda row: (not row.fresh, row.past)):
@@ -176,13 +177,13 @@ def alike(rows: Sequence[Row], *, ragged: bool) -> Iterator[list[Row]]:
         yield group
 
 
-def pieces(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, list[Row]]]:
-    """Cuts rows where they end: (start, stop, the rows that reach that far), in order.
+def spans(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, list[Row]]]:
+    """Cuts rows where the shortest ends: (start, stop, the rows that reach `stop`), in order.
 
     Args:
         rows: That may share a forward.
-        stepwise: Whether a kept state takes only one token at a time: then chains from nothing go whole, and others
-            token by token.
+        stepwise: Whether a state takes only one token at a time: then chains that start a path go whole, others token
+            by token.
     """
     lengths = sorted({len(row.chain) for row in rows})
     if stepwise and rows[0].fresh:
@@ -195,32 +196,32 @@ def pieces(rows: Sequence[Row], *, stepwise: bool) -> Iterator[tuple[int, int, l
 
 
 def reach_of(windows: Iterable[int | None]) -> int:
-    """How many positions the layers with these windows look back; None is a full one."""
+    """The number of positions that layers with these windows see; None is a full one."""
     each = [UNBOUNDED if window is None else window for window in windows]
     return max(each, default=UNBOUNDED)
 
 
-def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, vain: float, reach: int) -> bool:
-    """Whether attending to a whole pack costs less than copying each row's path out of it, once for each of its `pieces`.
+def worth_sharing(pasts: Int64, lengths: Int64, slots: int, *, masked_per_copy: float, reach: int) -> bool:
+    """Whether attending to a whole pack costs less than copying each row's path out of it, once for each of its `spans`.
 
     Args:
-        pasts: How many tokens precede each row.
+        pasts: Number of tokens before each row.
         lengths: Of each row's chain.
         slots: Of the pack, the new ones included.
-        vain: Slots that one token may attend to in vain before that costs as much as copying one slot.
-        reach: Positions that some layer looks back: no more of a path is copied.
+        masked_per_copy: Masked slots that a token may attend to at the cost of copying one slot.
+        reach: Positions that some layer sees; no more of a path is copied.
     """
     if not len(pasts):
         return False
     times = np.unique(lengths, return_inverse=True)[1] + 1
     copied = int((np.minimum(pasts, reach) * times).sum())
-    return int(lengths.sum()) * (slots - float(pasts.mean())) <= vain * copied
+    return int(lengths.sum()) * (slots - float(pasts.mean())) <= masked_per_copy * copied
 
 
-def aligned(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:
-    """The paths of rows as `Bucket.path` and `Bucket.missing` have them.
+def padded_paths(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:
+    """The paths of rows as `Bucket.path` and `Bucket.missing`.
 
-    A row is filled with a slot of its own: what stands in others, if only a NaN, must not reach it even with weight 0.
+    A row is padded with a slot of its own: a NaN in another row's slot would reach it even with weight 0.
     """
     lengths = np.array([len(path) for path in paths])
     longest = int(lengths.max())
@@ -231,33 +232,33 @@ def aligned(paths: Sequence[Int64]) -> tuple[Int64, Int64 | None]:
 
 
 class Call:
-    """One call's way through the model, forward by forward.
+    """The progress of one call that takes several forwards.
 
     Args:
         step: All of its tokens.
-        shared: Whether rows with a past look into the pack's own buffers.
+        shared: Whether rows with a past attend to the pack's buffers in place.
     """
 
     def __init__(self, step: Step, *, shared: bool) -> None:
         self.step, self.shared = step, shared
-        self.answers: Float32 | None = None  # (len(step.want), ...), once a forward has shown what an answer is
+        self.answers: Float32 | None = None  # (len(step.want), ...), once a forward has shown its shape
         self.answer = np.full(len(step.tokens), -1)  # the row of `answers` of each token; -1: not wanted
         self.answer[step.want] = np.arange(len(step.want))
-        self.written = np.zeros(len(step.tokens), np.bool_)  # tokens whose keys stand in the pack, or zeros in their place
+        self.written = np.zeros(len(step.tokens), np.bool_)  # tokens whose keys, or zeros in their place, are in the pack
         self._visible: Bool | None = None
 
     def write(self, rows: Int64, got: Float32) -> None:
-        """Enters answers ``(len(rows), ...)``."""
+        """Enters results ``(len(rows), ...)``."""
         if self.answers is None:
             self.answers = np.empty((len(self.step.want), *got.shape[1:]), np.float32)
         self.answers[rows] = got
 
-    def looks_in(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows, alike in that, look into the pack's own buffers."""
+    def attends_in_place(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows, all of which start a path or none does, attend to the pack's buffers in place."""
         return self.shared and not rows[0].fresh
 
     def view(self, tree: SlotTree, indices: Int64) -> Shared:
-        """What the tokens `indices` ``(rows, width)`` see there; the caller fills what is blank."""
+        """What the tokens `indices` ``(rows, width)`` see of the buffers; the caller fills blank slots with zeros."""
         base, last = int(self.step.slots[0]), int(indices.max())
         if self._visible is None:
             self._visible = tree.visible(base)

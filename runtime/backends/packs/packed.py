@@ -1,17 +1,17 @@
-"""What the runtime asks of a backend, and the half of it that is the same for every library: packs, chains, trees, state.
+"""The interface of a backend, and its part that is common to all libraries: packs, chains, trees, state.
 
 A backend owns a loaded model. It works on *packs*: a pack is a growing tree of tokens (*slots*) whose keys and values
-sit in working buffers with room to grow. One chat is a chain of slots; many queries over one prefix are a tree; so is a
-batch of unrelated rows (a forest: several slots with parent -1). In and out go numpy arrays and plain Python.
-A library's backend inherits `PackedBackend` and says how one `Step` goes through its model.
+lie in working buffers with room to grow. One chat is a chain of slots; many queries over one prefix are a tree; so is a
+batch of unrelated rows (a forest: several slots with parent -1). Arguments and results are numpy arrays and plain Python.
+A library's backend inherits `PackedBackend` and computes one `Step` with its model.
 
 Three ways to push tokens, chosen per call:
-- *in place*: the pack is one chain and grows at its end (a chat, its decode, its prefill): buffers are handed to the
-  library as they are, no mask of ours, the library's normal use of a cache;
+- *in place*: the pack is one chain and grows at its end (prefill and decode of a chat): the library uses the buffers as
+  its normal cache, without a mask of ours;
 - *tree*: everything else, in one forward, with a mask that lets each token see its ancestors and itself;
-- *chains*: recurrent models, and any model whose tree numbers failed the self-test: chains of new tokens as rows of
-  one forward (`Bucket`). Attention layers beside recurrent ones are shown the pack's own buffers, with a
-  mask as a tree has it, or a gathered copy of each row's path where that is cheaper or the first way failed the self-test.
+- *chains*: recurrent models, and any model whose tree failed the self-test: chains of new tokens as rows of one forward
+  (`Bucket`). Attention layers beside recurrent ones attend to the pack's buffers through a tree's mask, or to a gathered
+  copy of each row's path where that is cheaper or the first way failed the self-test.
 """
 
 from __future__ import annotations
@@ -29,22 +29,34 @@ import psutil
 
 from runtime.adapters.adapter import Adapter, ModuleShape
 from runtime.adapters.stacks import TokenStacks
-from runtime.backends.base import Cost, Part, Payload
+from runtime.backends.base import ROOT, Cost, Part, Payload
 from runtime.backends.packs.chains import (
     UNBOUNDED,
     Bucket,
     Call,
     Row,
-    aligned,
-    alike,
+    compatible_groups,
     joined,
     levels,
-    pieces,
+    padded_paths,
+    spans,
     steps_of,
     worth_sharing,
 )
 from runtime.backends.packs.logits import DeviceLogits
-from runtime.backends.packs.tree import ROOT, Bool, Float32, Int64, Ragged, SlotTree, State, Step, Undo, count_chains, segments
+from runtime.backends.packs.tree import (
+    Bool,
+    Float32,
+    Int64,
+    Ragged,
+    SlotTree,
+    State,
+    Step,
+    Undo,
+    consecutive,
+    count_chains,
+    segments,
+)
 from runtime.backends.stored import Shape, StateShapes, Stored
 from runtime.errors import ContextOverflowError, InvalidRequestError, UnsupportedFeatureError
 from runtime.info import ModelInfo
@@ -52,17 +64,17 @@ from runtime.numerics.ranking import RankedRows, RankRequest
 from runtime.options.load import BATCH_ROWS, CHUNK_TOKENS
 
 GROWTH = 32  # slots
-MOVED_SLOTS = 256  # that are moved at a time within a pack
-RETURN_BYTES = 64 << 20  # of freed KV after which the device gets its memory back
+MOVED_SLOTS = 256  # moved at a time within a pack
+RETURN_BYTES = 64 << 20  # of freed KV, after which memory is returned to the device
 
 _Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 40)]
 
 
 class FirstForward(msgspec.Struct, frozen=True):
-    """What one token through the whole model told at an earlier load.
+    """The result of pushing one token through the whole model, as saved for later loads.
 
     Attributes:
-        seconds: How long it took.
+        seconds: Its duration.
         shapes, state_shapes, state_bytes: As of `PackedBackend`.
     """
 
@@ -72,18 +84,18 @@ class FirstForward(msgspec.Struct, frozen=True):
     state_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
-# What the objects of a pack and of its workspace take beside those of its layers and the buffers, as CPython 3.11 was measured.
-# It is seen where many short texts have nothing in common.
+# Bytes of the Python objects of a pack and its workspace, without its layers and buffers; measured with CPython 3.11.
+# They count where many short texts have nothing in common.
 PACK_BYTES = 5_500
 
 
 class WorkingPack(ABC):
-    """The tree and the recurrent states of a pack; a library's pack adds its buffers."""
+    """The token tree and recurrent states of a pack; a library's pack adds buffers."""
 
     def __init__(self) -> None:
         self.tree = SlotTree()
         self.states: dict[int, State] = {}  # by slot
-        self.kept: set[int] = set()  # slots whose state outlives their children
+        self.kept: set[int] = set()  # slots whose state is kept after children were computed
 
     @property
     @abstractmethod
@@ -98,39 +110,40 @@ T = TypeVar("T")
 class PackedBackend(ABC, Generic[P]):
     """Packs over one model. Not thread-safe: one owner thread calls everything.
 
-    Keys and values of a pack stand in one buffer each per layer. Buffers are resized one after the other, so that at the worst
-    moment all of them are new and one is there twice.
+    Each layer of a pack has one buffer of keys and one of values. They are resized one after the other: at the peak all are
+    new and one exists twice.
 
     Attributes:
         overlaps: Whether a forward that was begun computes while the caller does something else.
-        chunk_tokens: Of a prompt that go into one forward, at most, where no option says so.
-        apart: Whether many small attentions cost less than one with a mask: else unrelated short texts share a pack.
-        batch_rows: That go through the model together, where no option says so.
-        growth: Slots that a pack grows by at least, where there is room.
-        unified: Whether the device's memory is the host's.
-        on_device: Whether logits can stay where they are computed (`forward_on_device`); needs `together`.
-        readings: What `extend` can read of a forward in place of logits.
-        tree: Whether a branching call may go through the model in one forward.
-        stepwise: Whether a kept recurrent state takes only one token at a time (a library's limit, found at load).
-        buckets: Whether chains may share a forward as its rows; else each has one of its own.
+        chunk_tokens: Default limit of the prompt tokens in one forward.
+        apart: Whether many small attentions cost less than one with a mask; else unrelated short texts share a pack.
+        batch_rows: Default limit of the rows in one forward.
+        growth: Least number of slots that a pack grows by, where there is memory.
+        unified: Whether device and host share their memory.
+        on_device: Whether logits can stay on the device (`forward_on_device`); needs `together`.
+        readings: Names of the outputs that `extend` can read in place of logits.
+        tree: Whether a branching call may be one forward.
+        stepwise: Whether a recurrent state takes only one token at a time (a library's limit, found at load).
+        buckets: Whether chains may be rows of one forward; else each has a forward of its own.
         ragged: Whether rows of one forward may have pasts of different length.
-        shares: Whether they may look into the pack's own buffers, each through a mask, instead of copies of their paths.
-        vain, reach: See `runtime.backends.packs.chains.worth_sharing`.
+        shares: Whether rows may attend to the pack's buffers through masks, instead of copies of their paths.
+        masked_per_copy, reach: See `runtime.backends.packs.chains.worth_sharing`.
         together: Whether one forward may run over several packs (`begin`).
-        forwards: Calls of the model, since load; those that failed too.
-        speed: Tokens per second to begin with: a guess, but where the forward at load was slow.
-        layer_calls: Calls of its layers, where the library lets them be counted; read by any thread.
-        interruptible: Whether a forward asks `interrupted` between two layers.
-        interrupted: True ends the forward with `ForwardInterrupted`; set by the caller, for one. None: it is not asked.
-        pushed: Tokens that it was called with, padding included.
-        info: What is known of the model.
+        forwards: Calls of the model since load, failed ones included.
+        speed: Initial estimate of tokens per second, lowered where the forward at load was slow.
+        layer_calls: Calls of the model's layers, where the library lets them be counted; read by any thread.
+        interruptible: Whether a forward calls `interrupted` between two layers.
+        interrupted: Called between layers; True ends the forward with `ForwardInterrupted`. Set by the caller for one
+            forward; None: not called.
+        pushed: Tokens in these calls of the model, padding included.
+        info: Facts about the model.
         shapes: Of the attention layers, once known.
-        slot_bytes: Of a pack's buffers, per slot.
-        widest_bytes: Of the largest single buffer among them, per slot.
-        state_bytes: Of one recurrent state; 0 where there is none.
-        state_shapes: Of its parts, once known; None for a part that is not there.
-        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it. Fewer than
-            `copy_cost`: in more calls of the model.
+        slot_bytes: Bytes of a pack's buffers per slot.
+        widest_bytes: Bytes of the largest of these buffers per slot.
+        state_bytes: Bytes of one recurrent state; 0 without one.
+        state_shapes: Shapes of its parts, once known; None for a missing part.
+        lent: Bytes that the copies of one forward may take: paths and states of the chains that share it. If less than
+            `copy_cost`, the chains take more forwards.
     """
 
     info: ModelInfo
@@ -150,7 +163,7 @@ class PackedBackend(ABC, Generic[P]):
     shares: bool = False
     together: bool = False
     reach: int = UNBOUNDED
-    vain: float = 2.0  # a copy is read and written beside the one reading that both ways have
+    masked_per_copy: float = 2.0  # a copy is one read and one write beyond the read that both ways need
     forwards: int = 0
     speed: float = 400.0
     layer_calls: int = 0
@@ -169,16 +182,16 @@ class PackedBackend(ABC, Generic[P]):
     def open_pack(self) -> P:
         """An empty pack."""
 
-    def learn_unread(self, found: FirstForward) -> None:  # a backend that knows its sizes has nothing to learn
-        """Learns the layers' shapes from an earlier load instead of from a forward."""
+    def learn_unread(self, found: FirstForward) -> None:  # nothing to do for a backend that knows its sizes
+        """Sets the layers' shapes from an earlier load's result, without a forward."""
 
     @staticmethod
     def computing() -> AbstractContextManager[None]:  # none is needed to call numpy
-        """The context in which the library is called: its out-of-memory errors become ours."""
+        """The context of calls to the library; turns its out-of-memory errors into `MemoryBudgetError`."""
         return nullcontext()
 
     def load(self, pack: P, payload: Payload, parent: int, skip: int = 0) -> Int64:
-        """Copies cached tokens into the pack, all but the first `skip`, as a chain hanging under slot `parent` (or ROOT).
+        """Copies cached tokens into the pack, all but the first `skip`, as a chain that follows slot `parent` (or ROOT).
 
         Returns:
             Their slots, ``(n - skip,) int64``, in order. For recurrent layers only the last is resumable.
@@ -194,7 +207,7 @@ class PackedBackend(ABC, Generic[P]):
         except BaseException:
             pack.tree.rollback(undo)
             raise
-        if payload.state is not None:  # its checkpoint stays at its last slot
+        if payload.state is not None:  # belongs to the last slot
             pack.states[base + n - 1] = payload.state
             pack.kept.add(base + n - 1)
         return np.arange(base, base + n)
@@ -208,11 +221,11 @@ class PackedBackend(ABC, Generic[P]):
         """An immutable copy of a chain of slots, with no reference to the pack's buffers."""
 
     def take_many(self, pack: P, chains: Sequence[Int64]) -> list[Payload]:
-        """`take` of several chains, each payload on its own. Needs at most three times their bytes meanwhile."""
+        """`take` of several chains, as separate payloads. Needs at most three times their bytes meanwhile."""
         return [self.take(pack, slots) for slots in chains]
 
     def split(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
-        """The first `n` tokens and the rest, each contiguous and on its own. Needs `payload_bytes` once more."""
+        """The first `n` tokens and the rest, each contiguous in memory of its own. Needs `payload_bytes` once more."""
         with self.computing():
             head, tail = payload.split(n)
             return head, tail
@@ -222,7 +235,7 @@ class PackedBackend(ABC, Generic[P]):
         return int(payload.nbytes)
 
     def payload_resumable(self, payload: Payload) -> bool:
-        """Whether generation can go on after the payload's last token (False: recurrent state is missing there)."""
+        """Whether tokens may follow the payload's last one (False: the recurrent state there is missing)."""
         return not self.recurrent or payload.state is not None
 
     @abstractmethod
@@ -236,8 +249,8 @@ class PackedBackend(ABC, Generic[P]):
     def export(self, payload: Payload, start: int = 0, stop: int | None = None) -> Stored:
         """Tokens `start` to `stop` (None: the end) as plain arrays (bfloat16 as uint16), for disk.
 
-        They may share the payload's memory, and are not written to. The recurrent state comes along where the last token does.
-        See `runtime.backends.stored` for what is what.
+        They may share the payload's memory and must not be written to. The recurrent state is included with the last token.
+        `runtime.backends.stored` describes the format.
         """
         with self.computing():
             arrays: Stored = payload.export(start, payload.n if stop is None else stop)
@@ -245,10 +258,10 @@ class PackedBackend(ABC, Generic[P]):
 
     @abstractmethod
     def restore(self, tensors: Stored) -> Payload:
-        """The inverse of `export`. The arrays are the payload's from now on: they are not written to.
+        """The inverse of `export`. The payload may keep the arrays: they must not be written to afterwards.
 
         Raises:
-            SnapshotFormatError: They are not what this backend writes.
+            SnapshotFormatError: The arrays are not of this backend's format.
         """
 
     @abstractmethod
@@ -257,15 +270,15 @@ class PackedBackend(ABC, Generic[P]):
 
     @abstractmethod
     def logits_uncached(self, ids: Sequence[int], stacks: TokenStacks | None = None) -> Float32:
-        """``(vocab,)`` raw logits after `ids`, computed by the library's own plain forward, no cache of ours."""
+        """``(vocab,)`` raw logits after `ids`, computed by the library's plain forward without our cache."""
 
     @abstractmethod
     def hidden_states(self, tokens: Int64, stacks: TokenStacks | None = None) -> Float32:
-        """What the last layer says of each token, after the final norm, by the library's own plain forward; no KV stays.
+        """The last layer's output for each token, after the final norm, by the library's plain forward; stores no KV.
 
         Args:
-            tokens: ``(rows, length)`` ids; shorter rows are filled up on the right, which no token before sees.
-            stacks: The adapters, the same for all tokens; None: the base alone.
+            tokens: ``(rows, length)`` ids; shorter rows are padded on the right, which no earlier token sees.
+            stacks: The adapters, the same for all tokens; None: no adapters.
 
         Returns:
             ``(rows, length, hidden) float32``.
@@ -284,9 +297,9 @@ class PackedBackend(ABC, Generic[P]):
         raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
 
     def load_adapter(self, adapter: Adapter) -> int:  # noqa: ARG002  # of backends that take adapters
-        """Brings an adapter's weights in, beside the base's, which stay as they are; the bytes they hold.
+        """Loads an adapter's weights beside the base's, which do not change; returns their bytes.
 
-        Its modules are some of `adapter_targets`, by those paths. One that is loaded already is left as it is.
+        Its modules are among the paths of `adapter_targets`. An adapter that is loaded already is not loaded again.
 
         Raises:
             AdapterError: The model does not compute with a module that it changes.
@@ -295,50 +308,49 @@ class PackedBackend(ABC, Generic[P]):
         raise UnsupportedFeatureError(f"the {self.info.backend} backend takes no adapters; use hf or mlx")
 
     def unload_adapter(self, digest: str) -> None:
-        """Frees an adapter's weights: from now on the model is as it was before. Unknown ones are no error."""
+        """Frees an adapter's weights and restores the model. An unknown digest is no error."""
 
     def free_bytes(self) -> int:
-        """Bytes that are free, once the weights are in place, where KV is to live: in the machine, or on its device.
+        """Free bytes for KV after the weights are loaded, in the machine or on its device; never negative.
 
-        The KV budget is a share of it when none is given. Never negative.
+        The default KV budget is a share of it.
         """
         return int(psutil.virtual_memory().available)
 
     def set_kv_budget(self, nbytes: int) -> None:  # most devices have no limits to set
-        """Tells how many bytes of KV may be held in all, so that a device with limits of its own can set them once."""
+        """Announces the limit of all KV in bytes, for devices with memory limits to set."""
 
     def size(self, pack: P) -> int:
         """Slots in use."""
         return pack.tree.size
 
     def finite_slots(self, pack: P) -> Bool:
-        """``(size,)`` the slots whose keys and values are numbers; libraries whose packs hold some look there."""
+        """``(size,)`` whether the keys and values of each slot are finite; overridden where packs hold any."""
         return np.ones(pack.tree.size, np.bool_)
 
     def finite(self, array: Any) -> bool:
-        """Whether a library's array holds numbers only."""
+        """Whether all numbers of a library's array are finite."""
         return bool(np.isfinite(array).all())
 
     def broken_weights(self) -> str | None:
-        """The name of a tensor that holds something else than finite numbers, where a library can look."""
+        """The name of a weight tensor that is not finite; None: no such tensor, or the library cannot look."""
         return None
 
     def sound(self, pack: P) -> Bool:
-        """``(size,)`` the slots whose keys, values and recurrent state are numbers; reads all of them."""
+        """``(size,)`` whether the keys, values and recurrent state of each slot are finite; reads all of them."""
         sound = self.finite_slots(pack)
         for slot, state in pack.states.items():
-            parts = state if isinstance(state, tuple) else (state,)
-            sound[slot] &= all(self.finite(part) for part in parts if part is not None)
+            sound[slot] &= all(self.finite(part) for part in _state_parts(state) if part is not None)
         return sound
 
     def truncate(self, pack: P, size: int) -> None:
-        """Drops the newest slots, at no cost: the first `size` stay, the buffers keep their capacity."""
+        """Drops all but the first `size` slots; the buffers keep their capacity."""
         pack.tree.truncate(size)
         pack.states = {slot: state for slot, state in pack.states.items() if slot < size}
         pack.kept = {slot for slot in pack.kept if slot < size}
 
     def ragged_chains(self, pack: P, base: int, parents: Int64) -> Ragged | None:  # noqa: ARG002  # for libraries that can
-        """The newest slots of the tree as chains that attend apart, where that costs less than one attention with a mask."""
+        """The newest slots as chains with separate attentions, where these cost less than one with a mask; else None."""
         return None
 
     def ready(
@@ -347,9 +359,9 @@ class PackedBackend(ABC, Generic[P]):
         steps: Sequence[Step],  # noqa: ARG002  # the same
         request: RankRequest | None,  # noqa: ARG002  # the same
     ) -> Callable[[Int64], Callable[[], Float32 | RankedRows]] | None:
-        """`launch` as far as it goes without tokens: called with them, it does the rest.
+        """The part of `launch` that needs no tokens; the result is called with the tokens and does the rest.
 
-        The packs' buffers stay as they are. None where nothing of it can be done before, as in most libraries.
+        Does not change the packs' buffers. None: nothing can be done in advance, as in most libraries.
         """
         return None
 
@@ -357,12 +369,12 @@ class PackedBackend(ABC, Generic[P]):
         self,
         packs: Sequence[P],
         steps: Sequence[Step],
-        request: RankRequest | None = None,  # noqa: ARG002  # for libraries that say `on_device`
+        request: RankRequest | None = None,  # noqa: ARG002  # for libraries with `on_device`
     ) -> Callable[[], Float32 | RankedRows]:
-        """Begins one forward without recurrent state; what is returned waits for its logits ``(wanted, vocab)``.
+        """Begins one forward without recurrent state; the result waits for its logits ``(wanted, vocab)``.
 
-        With a request they stay on the device, ranked. Over several packs in libraries that say `together`. One that computes
-        beside the caller says so in `overlaps`.
+        With a request the logits stay on the device and the result is their ranking. Takes several packs where `together`
+        holds; computes beside the caller where `overlaps` holds.
         """
         ((pack, step),) = zip(packs, steps, strict=True)
         logits, _ = self.push(pack, step)
@@ -373,79 +385,76 @@ class PackedBackend(ABC, Generic[P]):
         packs: Sequence[P],  # noqa: ARG002  # for libraries that can
         steps: Sequence[Step],  # noqa: ARG002  # the same
     ) -> DeviceLogits:
-        """`launch` whose logits stay; for libraries that say `on_device`."""
+        """`launch` with logits that stay on the device; for libraries with `on_device`."""
         raise UnsupportedFeatureError(f"the {self.info.backend} backend computes logits for the host")
 
     def forward(
         self, pack: P, tokens: Int64, parents: Int64, want: Int64, stacks: TokenStacks | None = None
     ) -> tuple[Int64, Float32]:
-        """Pushes new tokens through the model, all in one go where the architecture allows it.
+        """Pushes new tokens through the model, in one forward where the architecture allows it.
 
         Args:
-            pack: Where they are appended.
+            pack: Grows by these tokens.
             tokens: ``(n,)`` ids, parents before children.
-            parents: ``(n,)`` the slot each follows: ROOT, a slot of the pack, or ``pack size before the call + j``
+            parents: ``(n,)`` the slot that each follows: ROOT, a slot of the pack, or ``pack size before the call + j``
                 for the j-th token of this call.
-            want: Ascending indices into `tokens`: the rows whose logits are needed.
-            stacks: The loaded adapters that each token is computed under; None: the base alone, for all of them.
+            want: Ascending indices into `tokens` of the logits to return.
+            stacks: The loaded adapters of each token; None: no adapters.
 
         Returns:
             The new slots ``(n,)`` (always ``size before + arange(n)``) and the raw logits
-            ``(len(want), vocab) float32``, the caller's own, to be written to.
+            ``(len(want), vocab) float32``, which the caller may write to.
 
         Raises:
             InvalidRequestError: Ids outside the vocabulary, unknown parents, a parent that is not `resumable`.
             AdapterError: A stack names an adapter that is not loaded.
             ContextOverflowError: A path longer than `info.context_length`.
-            MemoryBudgetError: The device ran out of memory. After any error the pack is as it was before the call.
+            MemoryBudgetError: The device ran out of memory. After any error the pack is unchanged.
         """
         base = pack.tree.size
         tokens, parents, want = np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.asarray(want, np.int64)
         return np.arange(base, base + len(tokens)), self.compute([Part(pack, tokens, parents, want, stacks)])
 
     def compute(self, parts: Sequence[Part], request: RankRequest | None = None, *, read: str | None = None) -> Any:
-        """`forward`, over several packs where `together` holds: projections over all tokens, attention per pack over its keys.
+        """`forward` over several packs, where `together` holds: projections over all tokens, attention within each pack.
 
         Args:
-            parts: Of each pack.
-            request: Of a backend that says `on_device`: the logits stay there, ranked.
-            read: One of `readings`, in place of logits.
+            parts: The tokens of each pack.
+            request: For a backend with `on_device`: the logits stay on the device, and their ranking is returned.
+            read: One of `readings`, returned in place of logits.
 
         Returns:
             The wanted raw logits ``(sum of len(part.want), vocab) float32``, in the order of `parts`; with a request
             `RankedRows`.
 
         Raises:
-            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
+            MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
-        undos: list[tuple[P, Undo]] = []
-        try:
-            packs, steps, by_chains = self._appended(parts, undos, read)
-            return (self._chains if by_chains else self.launch)(packs, steps, request)()
-        except BaseException:
-            _undo(undos)
-            raise
+        return self._begin(parts, request, read)()
 
     def begin(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[], Any]:
         """`compute` in two halves. Where `overlaps` is False the first half does all the work.
 
         Returns:
-            What waits for the answer; called once, before a pack is touched. Either half may raise as `forward` does; then
-            every pack is as it was.
+            A function that waits for the result; to be called once, before any pack is used again. Either half may raise the
+            errors of `forward`; then every pack is unchanged.
         """
+        return self._begin(parts, request)
+
+    def _begin(self, parts: Sequence[Part], request: RankRequest | None, read: str | None = None) -> Callable[[], Any]:
         undos: list[tuple[P, Undo]] = []
         try:
-            packs, steps, by_chains = self._appended(parts, undos)
+            packs, steps, by_chains = self._appended(parts, undos, read)
             return partial(_awaited, (self._chains if by_chains else self.launch)(packs, steps, request), undos)
         except BaseException:
             _undo(undos)
             raise
 
     def forward_on_device(self, parts: Sequence[Part]) -> DeviceLogits:
-        """`compute` without the wait, for a backend that says `on_device`; one part will do.
+        """`compute` without waiting, for a backend with `on_device`, with one part or more.
 
         Raises:
-            MemoryBudgetError: And what else `forward` raises; then every pack is as it was.
+            MemoryBudgetError: And other errors of `forward`; after any of them every pack is unchanged.
         """
         undos: list[tuple[P, Undo]] = []
         try:
@@ -456,11 +465,11 @@ class PackedBackend(ABC, Generic[P]):
             raise
 
     def prepare(self, parts: Sequence[Part], request: RankRequest | None = None) -> Callable[[Int64], Callable[[], Any]] | None:
-        """What a `begin` needs to do before it needs the tokens; the packs stay as they are.
+        """The part of `begin` that needs no tokens; does not change the packs.
 
         Returns:
-            The rest of it, called with all tokens, concatenated, once, while the packs are still as they were; or dropped.
-            None: nothing of it can be done before.
+            The rest of `begin`, to be called at most once with all tokens, concatenated, before any pack changes. None: nothing
+            can be done in advance.
         """
         undos: list[tuple[P, Undo]] = []
         try:
@@ -486,10 +495,10 @@ class PackedBackend(ABC, Generic[P]):
     def _appended(
         self, parts: Sequence[Part], undos: list[tuple[P, Undo]], read: str | None = None
     ) -> tuple[list[P], list[Step], bool]:
-        """Adds the tokens of each part to its pack's tree, which `undos` can take back.
+        """Adds the tokens of each part to its pack's tree, and what undoes that to `undos`.
 
         Returns:
-            The packs, their steps, and whether these go through the model chain by chain.
+            The packs, their steps, and whether these are computed chain by chain.
         """
         packs, steps, ids = list[P](), list[Step](), list[Int64]()
         for part in parts:
@@ -504,7 +513,7 @@ class PackedBackend(ABC, Generic[P]):
                 new = min(len(positions), deepest)
                 raise ContextOverflowError("forward", deepest - new, new, self.info.context_length)
             mask = ragged = None
-            if self.tree and not (self.recurrent or pack.tree.linear):  # the whole pack is one chain, or it goes chain by chain
+            if self.tree and not (self.recurrent or pack.tree.linear):  # else one chain, or computed chain by chain
                 ragged = self.ragged_chains(pack, undo.size, part.parents) if self.on_device else None
                 mask = pack.tree.visible(undo.size) if ragged is None else None
             slots = np.arange(undo.size, undo.size + len(part.tokens))
@@ -516,20 +525,20 @@ class PackedBackend(ABC, Generic[P]):
         return packs, steps, self.recurrent or not (self.tree or packs[0].tree.linear)
 
     def extend(self, pack: P, tokens: Int64, read: str, stacks: TokenStacks | None = None) -> Float32:
-        """Appends to a pack that is one chain (or empty), and reads something of each new token in place of its logits.
+        """Appends to a pack that is empty or one chain, and reads another output of each new token in place of its logits.
 
         Args:
-            pack: Where they are appended.
+            pack: Grows by these tokens.
             tokens: ``(n,)`` ids.
             read: One of `readings`.
             stacks: As of `forward`.
 
         Returns:
-            ``(n, ...) float32``, the caller's own; `runtime.backends.hf.readings` says which reading has which shape.
+            ``(n, ...) float32``, which the caller may write to; `runtime.backends.hf.readings` has the shape of each reading.
 
         Raises:
-            UnsupportedFeatureError: There is no such reading here, or not of this architecture; the reason is named.
-            ContextOverflowError, MemoryBudgetError: After any error the pack is as it was.
+            UnsupportedFeatureError: The backend has no such reading, or not for this architecture.
+            ContextOverflowError, MemoryBudgetError: After any error the pack is unchanged.
         """
         if read not in self.readings:
             found = ", ".join(sorted(self.readings)) or "nothing"
@@ -545,7 +554,7 @@ class PackedBackend(ABC, Generic[P]):
         return InvalidRequestError(f"token id {bad} is outside the vocabulary of {self.info.vocab_size:,}")
 
     def _checkpoint(self, pack: P, slots: Int64) -> State | None:
-        """For a payload that ends at ``slots[-1]``: the state there, which is kept from now on."""
+        """The recurrent state of ``slots[-1]``, for a payload that ends there; it is kept from now on."""
         state = pack.states.get(int(slots[-1]))
         if state is not None:
             pack.kept.add(int(slots[-1]))
@@ -557,25 +566,25 @@ class PackedBackend(ABC, Generic[P]):
     def push(self, pack: P, step: Step) -> tuple[Float32, State | None]:
         """One forward: the wanted raw logits ``(len(want), vocab) float32`` and the recurrent state after it.
 
-        Where the step has a `read`: that in place of logits, ``(len(want), ...) float32``.
+        With ``step.read`` that output in place of logits, ``(len(want), ...) float32``.
         """
 
     def push_rows(self, pack: P, bucket: Bucket) -> tuple[Float32, Sequence[State | None]]:
         """One forward of chains side by side: the wanted raw logits as in `push`, and each row's state after it.
 
-        Row by row where the library knows no better.
+        By default one forward for each row.
         """
         return joined(self.push(pack, step) for step in steps_of(bucket))
 
     @property
     def chained(self) -> bool:
-        """Whether a branching call goes through the model as chains."""
+        """Whether a branching call is computed as chains."""
         return self.recurrent or not self.tree
 
     def copy_cost(self, pack: P, parents: Int64) -> int:
-        """Bytes that a `forward` with these parents would copy for a moment, to push its chains side by side.
+        """Bytes that a `forward` with these parents would copy meanwhile, to push its chains side by side.
 
-        As if all chains were as long as the longest can be.
+        An upper bound: all chains are taken to be as long as the longest can be.
         """
         if not (self.chained and self.buckets):
             return 0
@@ -585,7 +594,7 @@ class PackedBackend(ABC, Generic[P]):
         above, longest = parents[(parents >= 0) & (parents < base)], len(parents) - chains + 1
         if self.shares:
             undo = pack.tree.append(parents)
-            shared = self._looks_in(pack, segments(parents, base), parents)
+            shared = self._attends_in_place(pack, segments(parents, base), parents)
             pack.tree.rollback(undo)
             if shared:
                 fresh = int((parents == ROOT).sum())
@@ -594,22 +603,22 @@ class PackedBackend(ABC, Generic[P]):
         return chains * self.row_bytes(past + longest)
 
     def resumable(self, pack: P, slot: int) -> bool:
-        """Whether a token may be appended under `slot` (always, but for recurrent state that was not kept there)."""
+        """Whether a token may follow `slot`: always, unless a recurrent state was not kept there."""
         return not self.recurrent or slot == ROOT or slot in pack.states
 
     def count(self, tokens: int) -> None:
-        """The model is about to be called with so many tokens."""
+        """Counts a call of the model with so many tokens; called before it."""
         self.forwards += 1
         self.pushed += tokens
 
-    def _looks_in(self, pack: P, chains: Sequence[Int64], parents: Int64) -> bool:
-        """Whether the rows of a call, whose slots stand in the tree by now, look into the pack's own buffers."""
+    def _attends_in_place(self, pack: P, chains: Sequence[Int64], parents: Int64) -> bool:
+        """Whether the rows of a call, whose slots are in the tree already, attend to the pack's buffers in place."""
         if not self.shares or not self.looks_back(pack):
             return False
         heads = np.array([(parents[chain[0]], len(chain)) for chain in chains])  # the slot that each follows, and its length
         heads = heads[heads[:, 0] != ROOT]
         pasts = pack.tree.depths[heads[:, 0]] + 1
-        return worth_sharing(pasts, heads[:, 1], pack.tree.size, vain=self.vain, reach=self.reach)
+        return worth_sharing(pasts, heads[:, 1], pack.tree.size, masked_per_copy=self.masked_per_copy, reach=self.reach)
 
     def _chains(
         self,
@@ -617,23 +626,23 @@ class PackedBackend(ABC, Generic[P]):
         steps: Sequence[Step],
         request: RankRequest | None = None,  # noqa: ARG002  # of models that take a tree in one forward
     ) -> Callable[[], Float32]:
-        """`launch` chain by chain, side by side where they may be.
+        """`launch` for chains, which are computed side by side where possible.
 
-        Recurrent states live on at each one's end, and where children may still come.
+        Stores the recurrent state at the end of each chain; drops those of the slots that chains follow, except `kept` ones.
         """
         ((pack, step),) = zip(packs, steps, strict=True)
         base = int(step.slots[0])
         parents = pack.tree.parents(base)
         chains = segments(parents, base)
-        call = Call(step, shared=self._looks_in(pack, chains, parents))
+        call = Call(step, shared=self._attends_in_place(pack, chains, parents))
         extended: set[int] = set()
         together = self.buckets and step.stacks is None and step.read is None  # under adapters each chain goes alone
         for level in levels(chains, parents, base):
             rows = self._rows(pack, level, [int(parents[chain[0]]) for chain in level])
             for group in self._groups(rows, shared=call.shared) if together else ([row] for row in rows):
-                for start, stop, reaching in pieces(group, stepwise=self.stepwise):
-                    for part in self._uniform(step, group[0].chain, start, stop):
-                        for few in self._bounded(call, reaching):
+                for start, stop, reaching in spans(group, stepwise=self.stepwise):
+                    for part in self._adapter_runs(step, group[0].chain, start, stop):
+                        for few in self._batches(call, reaching):
                             self._push_rows(pack, call, few, part)
             if self.recurrent:
                 pack.states.update((int(step.slots[row.chain[-1]]), row.state) for row in rows)
@@ -647,7 +656,7 @@ class PackedBackend(ABC, Generic[P]):
         return lambda: answers
 
     def _rows(self, pack: P, chains: Sequence[Int64], parents: Sequence[int]) -> list[Row]:
-        """The chains of a level, each with what it goes on from."""
+        """The chains of a level, each with the past that it follows."""
         for parent in parents:
             if not self.resumable(pack, parent):
                 raise InvalidRequestError(f"slot {parent} holds no recurrent state: continue from a checkpoint before it")
@@ -658,28 +667,28 @@ class PackedBackend(ABC, Generic[P]):
         ]
 
     def _groups(self, rows: Sequence[Row], *, shared: bool) -> Iterator[list[Row]]:
-        """Rows that may go side by side: where nothing is copied, however long their pasts are."""
+        """Groups of rows that may share a forward; without copies the lengths of their pasts do not matter."""
         apart = [row for row in rows if row.fresh or not shared]
-        yield from alike(apart, ragged=self.ragged)
+        yield from compatible_groups(apart, ragged=self.ragged)
         if len(apart) < len(rows):
             yield [row for row in rows if not row.fresh]
 
-    def _uniform(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
-        """A part of a chain by the adapters of its tokens: some modules of recurrent layers see one token at a time."""
+    def _adapter_runs(self, step: Step, chain: Int64, start: int, stop: int) -> Iterator[slice]:
+        """Cuts a part of a chain where the adapters change; with `stepwise` the runs after the first into single tokens."""
         runs = [(0, stop - start)] if step.stacks is None else step.stacks.part(chain[start:stop]).runs()
         for number, (first, last) in enumerate(runs):
             width = 1 if self.stepwise and number else last - first
             yield from (slice(start + at, start + at + width) for at in range(first, last, width))
 
-    def _bounded(self, call: Call, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-        """Rows by rows, so that the copies of a forward stay within what was lent."""
-        copied = 0 if call.looks_in(rows) else max(row.past + len(row.chain) for row in rows)
+    def _batches(self, call: Call, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+        """Batches of rows whose copies fit into `lent` bytes."""
+        copied = 0 if call.attends_in_place(rows) else max(row.past + len(row.chain) for row in rows)
         at_once = max(self.lent // max(self.row_bytes(copied), 1), 1)
         for start in range(0, len(rows), at_once):
             yield rows[start : start + at_once]
 
     def _push_rows(self, pack: P, call: Call, rows: Sequence[Row], part: slice) -> None:
-        """Pushes a part of some chains, writes its wanted rows, and moves each row on."""
+        """Pushes a part of some chains, enters its wanted results, and advances each row."""
         indices = np.stack([row.chain[part] for row in rows])  # (rows, width)
         wanted = call.answer[indices].ravel()
         want = np.flatnonzero(wanted >= 0)
@@ -692,34 +701,34 @@ class PackedBackend(ABC, Generic[P]):
     def _computed(
         self, pack: P, call: Call, rows: Sequence[Row], indices: Int64, want: Int64
     ) -> tuple[Float32, Sequence[State | None]]:
-        """One forward of rows ``(rows, width)``: their wanted answers, and each one's state after it."""
+        """One forward of rows ``(rows, width)``: the wanted results, and each row's state after it."""
         step = call.step
         tokens, slots, positions = step.tokens[indices], step.slots[indices], step.positions[indices]
-        if len(rows) == 1 and (alone := self._alone(pack, call, rows[0], indices[0])) is not None:
+        if len(rows) == 1 and (alone := self._as_step(pack, call, rows[0], indices[0])) is not None:
             got, state = self.push(pack, replace(alone, want=want))
             return got, [state]
         kept = [row.state for row in rows] if rows[0].state is not None else None
-        if call.looks_in(rows):
+        if call.attends_in_place(rows):
             shared = call.view(pack.tree, indices)
             nothing = np.empty((len(rows), 0), np.int64)
             got, states = self.push_rows(pack, Bucket(tokens, slots, positions, want, nothing, None, kept, shared))
             if np.isfinite(got).all():
                 return got, states
-            # what one row holds that is no number reached the others with the weight 0: once more, over copies
+            # a NaN of one row reached others through weights of 0: compute again over copies
         paths = pack.tree.paths([row.tip for row in rows]) if self.looks_back(pack) else [slots[0, :0]] * len(rows)
-        return self.push_rows(pack, Bucket(tokens, slots, positions, want, *aligned(paths), kept))
+        return self.push_rows(pack, Bucket(tokens, slots, positions, want, *padded_paths(paths), kept))
 
-    def _alone(self, pack: P, call: Call, row: Row, indices: Int64) -> Step | None:
-        """A part of one chain as a forward of its own, nothing wanted yet; None where it has to be a row all the same."""
+    def _as_step(self, pack: P, call: Call, row: Row, indices: Int64) -> Step | None:
+        """A part of one chain as a forward of its own, with an empty `want`; None where it has to be a row of a bucket."""
         step = call.step
         slots, positions = step.slots[indices], step.positions[indices]
         stacks = None if step.stacks is None else step.stacks.part(indices)
         none = indices[:0]
         alone = Step(step.tokens[indices], slots, positions, none, state=row.state, read=step.read, stacks=stacks)
-        follows = _consecutive(slots)
-        if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: whatever stands before is its path
+        follows = consecutive(slots)
+        if not self.looks_back(pack) or (follows and positions[0] == slots[0]):  # in place: all earlier slots are its path
             return alone
-        if call.looks_in([row]):
+        if call.attends_in_place([row]):
             if stacks is None:
                 return None
             if follows and call.written[: indices[0]].all():
@@ -736,58 +745,58 @@ class PackedBackend(ABC, Generic[P]):
     def resize(self, pack: P, capacity: int) -> None:
         """Gives the buffers room for exactly `capacity` slots, never fewer than are in use; one buffer after the other.
 
-        Without it `forward` and `load` grow the buffers on their own, by doubling.
+        Without a call of it `forward` and `load` double the buffers as needed.
 
         Raises:
-            MemoryBudgetError: The device ran out of memory. The pack holds what it held.
+            MemoryBudgetError: The device ran out of memory. The slots in use are unchanged.
         """
 
     @abstractmethod
     def gather(self, pack: P, slots: Int64, start: int) -> None:
         """Moves the rows of `slots` (ascending, none before `start`) to `start` and the places after it, in every buffer.
 
-        Some `MOVED_SLOTS` at a time; only the first scratch memory may be refused, before anything has moved.
+        Moves `MOVED_SLOTS` at a time; only the first allocation of scratch memory may fail, before anything has moved.
         """
 
     def learn_sizes(self, shapes: tuple[Shape, ...], itemsize: int) -> None:
-        """From the attention layers' shapes and the bytes of one number."""
+        """Sets the sizes of a slot, from the attention layers' shapes and the bytes of one number."""
         self.shapes = shapes
         buffers = [heads * width * itemsize for heads, *widths in shapes for width in widths]
         self.slot_bytes, self.widest_bytes = sum(buffers), max(buffers, default=0)
 
     def resize_cost(self, pack: P, capacity: int) -> Cost:
-        """What `resize` will take, to the byte.
+        """The exact cost of `resize`.
 
-        Growing: all buffers are new and the last old one is still there. Shrinking: all are old and one is new.
+        At the peak of growing, all buffers are new and one old one remains; of shrinking, all are old and one is new.
         """
-        before = self.capacity(pack)
+        before = pack.capacity
         if before == UNBOUNDED:
             return Cost(0, 0)
         held = (capacity - before) * self.slot_bytes
         return Cost(held, max(held, 0) + min(before, capacity) * self.widest_bytes)
 
     def retain_cost(self, pack: P, n: int) -> Cost:  # noqa: ARG002  # the same for all packs
-        """What `retain` of `n` slots will need on the way: it moves some rows of one buffer at a time."""
+        """The cost of `retain` of `n` slots, which moves some rows of one buffer at a time."""
         return Cost(0, min(n, MOVED_SLOTS) * self.widest_bytes)
 
     def take_cost(self, pack: P, slots: Int64) -> Cost:
-        """What `take` will need, to the byte; a library that copies twice on the way says so."""
+        """The exact cost of `take`; overridden where a library copies twice."""
         state = self.state_bytes if int(slots[-1]) in pack.states else 0
         held = len(slots) * self.info.kv_bytes_per_token + state
         return Cost(held, held)
 
     def looks_back(self, pack: P) -> bool:
-        """Whether any layer attends to what stands in the pack."""
-        return self.capacity(pack) != UNBOUNDED
+        """Whether the pack has keys and values that some layer attends to."""
+        return pack.capacity != UNBOUNDED
 
     def row_bytes(self, length: int) -> int:
-        """What a chain that shares a forward has copied: its path in one layer, `length` tokens, and its state."""
+        """Bytes copied for a chain that shares a forward: its path of `length` tokens in one layer, and its state."""
         return 2 * self.widest_bytes * length + self.state_bytes
 
     def retain(self, pack: P, slots: Int64, places: Int64) -> None:
         """Drops every slot but `slots` (ascending, with all their ancestors), which are then numbered from 0 on.
 
-        Done in place: the buffers keep their capacity. Of the recurrent states those at `places` stay.
+        Works in place: the buffers keep their capacity. Recurrent states are kept at `places` alone.
         """
         slots = np.asarray(slots, np.int64)
         tree = pack.tree.retained(slots)
@@ -801,21 +810,21 @@ class PackedBackend(ABC, Generic[P]):
         pack.kept = {number[slot] for slot in pack.kept & wanted}
 
     def freed(self, nbytes: int) -> None:
-        """So many bytes of KV were let go. Above a threshold the device gets the memory back, not at every call."""
+        """Counts freed bytes of KV; returns memory to the device when `RETURN_BYTES` are reached."""
         self._freed += nbytes
         if self._freed >= RETURN_BYTES:
             self._freed = 0
             self.reclaim()
 
-    def reclaim(self) -> None:  # most devices hold nothing back
-        """Gives memory that is free but still held by the library back to the device, at once."""
+    def reclaim(self) -> None:  # nothing to do for most devices
+        """Returns memory that the library caches to the device at once."""
 
 
 Backend = PackedBackend[Any]  # for callers that do not look into packs
 
 
 def _undo(undos: Sequence[tuple[WorkingPack, Undo]]) -> None:
-    """What failed leaves every pack as it was."""
+    """Restores every pack after a failed forward."""
     for pack, undo in reversed(undos):
         pack.tree.rollback(undo)
         for slot in [s for s in pack.states if s >= undo.size]:
@@ -831,7 +840,7 @@ def _awaited(waiting: Callable[[], T], undos: Sequence[tuple[WorkingPack, Undo]]
 
 
 def chain_parents(base: int, n: int, parent: int) -> Int64:
-    """The parents of `n` new slots from `base` on that hang as one chain under `parent`."""
+    """The parents of `n` new slots from `base` on that form one chain after `parent`."""
     parents = np.arange(base - 1, base - 1 + n)
     parents[0] = parent
     return parents
@@ -842,17 +851,15 @@ def as_ids(ids: Sequence[int]) -> Int64:
     return np.asarray(ids, np.int64).reshape(-1)
 
 
-def _consecutive(slots: Int64) -> bool:
-    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
-
-
 def shapes_of(state: State) -> StateShapes:
     """The shapes of a recurrent state's parts."""
-    parts = state if isinstance(state, tuple) else (state,)
-    return tuple(None if part is None else tuple(part.shape) for part in parts)
+    return tuple(None if part is None else tuple(part.shape) for part in _state_parts(state))
 
 
 def state_size(states: Iterable[State]) -> int:
     """Bytes of recurrent states: arrays, or tuples of arrays some of which may be missing."""
-    parts = (part for state in states for part in (state if isinstance(state, tuple) else (state,)))
-    return sum(int(part.nbytes) for part in parts if part is not None)
+    return sum(int(part.nbytes) for state in states for part in _state_parts(state) if part is not None)
+
+
+def _state_parts(state: State) -> tuple[Any, ...]:
+    return state if isinstance(state, tuple) else (state,)

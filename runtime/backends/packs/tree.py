@@ -1,8 +1,8 @@
-"""The order of a pack: parents, depths and branches of its slots, in numpy.
+"""The token tree of a pack: parents, depths and branches of its slots, in numpy.
 
-A *branch* is a chain of slots; a token opens a new one unless it follows the newest slot of its parent's branch.
-What a slot sees is then a handful of branches, each up to some slot, which numpy compares over the whole pack at
-once: no walk over single ancestors. A `Step` is what one forward adds to it.
+A *branch* is a chain of slots; a token opens a new branch unless it follows the newest slot of its parent's branch.
+A slot sees a few branches, each up to some slot. numpy compares them over the whole pack at once, without a walk over
+single ancestors. A `Step` describes the tokens that one forward adds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.adapters.stacks import Stack, TokenStacks
+from runtime.backends.base import ROOT
 from runtime.errors import InvalidRequestError
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
-State = Any  # recurrent state after one token: a library's arrays, never changed once kept
+State = Any  # recurrent state after one token: a library's arrays, immutable once stored
 
-ROOT = -1
 _NO_BRANCH = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """New tokens as chains, one after the other, of which each sees its own path."""
+    """New tokens as consecutive chains, each of which sees its own path alone."""
 
     lengths: Int64  # (chains,) new tokens of each
-    paths: Sequence[Int64]  # the slots before each; another chain's new ones may be among them
+    paths: Sequence[Int64]  # the slots before each chain; they may include new slots of another chain
 
 
 @dataclass(slots=True)
 class Step:
-    """One forward: new tokens, where their keys and values go, what they see."""
+    """One forward: new tokens, the slots of their keys and values, and what they see."""
 
     tokens: Int64  # (n,)
     slots: Int64  # (n,) ascending
@@ -47,30 +47,28 @@ class Step:
     mask: Bool | None = None  # a tree's (n, slots in use): what each sees; None: causal over the path
     ragged: Ragged | None = None  # in place of a mask
     state: State | None = None  # recurrent state to start from; None: from nothing
-    read: str | None = None  # what is wanted in place of logits, (len(want), ...); one of the backend's `readings`
-    stacks: TokenStacks | None = None  # of each token; None: the base alone
+    read: str | None = None  # one of the backend's `readings`: the output in place of logits, (len(want), ...)
+    stacks: TokenStacks | None = None  # of each token; None: no adapters
 
 
 def merged(steps: Sequence[Step]) -> Step:
-    """Several forwards as one: their tokens one after the other, each under its own adapters."""
-    start, tokens, slots, positions, want = 0, [], [], [], []
-    stacks = list[TokenStacks | None]()
-    for step in steps:
-        tokens.append(step.tokens)
-        slots.append(step.slots)
-        positions.append(step.positions)
-        want.append(step.want + start)
-        start += len(step.tokens)
-        stacks.append(step.stacks)
+    """Several forwards as one: their tokens in order, each with its own adapters."""
+    starts = itertools.accumulate((len(step.tokens) for step in steps[:-1]), initial=0)
     joint = None
-    if any(stacks):
+    if any(step.stacks for step in steps):
         of, table = list[Int64](), list[Stack]()
-        for own, step in zip(stacks, steps, strict=True):
-            own = own or TokenStacks.uniform((), len(step.tokens))
+        for step in steps:
+            own = step.stacks or TokenStacks.uniform((), len(step.tokens))
             of.append(own.of + len(table))
             table += own.table
         joint = TokenStacks(np.concatenate(of), tuple(table))
-    return Step(np.concatenate(tokens), np.concatenate(slots), np.concatenate(positions), np.concatenate(want), stacks=joint)
+    return Step(
+        np.concatenate([step.tokens for step in steps]),
+        np.concatenate([step.slots for step in steps]),
+        np.concatenate([step.positions for step in steps]),
+        np.concatenate([step.want + start for step, start in zip(steps, starts, strict=True)]),
+        stacks=joint,
+    )
 
 
 @dataclass(slots=True)
@@ -96,7 +94,7 @@ class SlotTree:
         self._branch = np.empty(64, np.int64)
         self._forks: list[tuple[int, int]] = []  # per branch: the branch it leaves and the slot it leaves at
         self._tips: list[int] = []  # per branch: its newest slot
-        self.depths = self._depth[:0]  # (size,) how many tokens precede each slot on its path; a view of now
+        self.depths = self._depth[:0]  # (size,) number of tokens before each slot on its path; a view, replaced by each change
 
     def parent(self, slot: int) -> int:
         """The slot that `slot` follows, or ROOT."""
@@ -107,13 +105,13 @@ class SlotTree:
         return self._parent[first : self.size].copy()
 
     def append(self, parents: Int64) -> Undo:
-        """Adds ``len(parents)`` slots; the answer undoes it.
+        """Adds ``len(parents)`` slots; returns what undoes that.
 
         Raises:
             InvalidRequestError: A parent that does not exist yet.
         """
         base, n = self.size, len(parents)
-        if n == 1:  # what decoding does for each token: numpy's calls take longer than their work
+        if n == 1:  # the case of each decoded token, where numpy's calls take longer than their work
             known = ROOT <= parents[0] < base
         else:
             known = n > 0 and parents.min() >= ROOT and bool((parents < base + np.arange(n)).all())
@@ -143,7 +141,7 @@ class SlotTree:
         return Undo(*undo, tuple(undo_tips.items()))
 
     def rollback(self, undo: Undo) -> None:
-        """Takes the newest `append` back."""
+        """Undoes the newest `append`."""
         self.size, self.linear, self.depths = undo.size, undo.linear, self._depth[: undo.size]
         del self._forks[undo.branches :], self._tips[undo.branches :]
         for branch, tip in undo.tips:
@@ -154,23 +152,19 @@ class SlotTree:
         """Keeps the first `size` slots.
 
         Raises:
-            InvalidRequestError: There are not as many.
+            InvalidRequestError: There are fewer.
         """
         if not 0 <= size <= self.size:
             raise InvalidRequestError(f"a pack of {self.size} slots cannot be cut back to {size}")
         touched = np.unique(self._branch[size : self.size]).tolist()
         self.size, self.depths = size, self._depth[:size]
-        self.linear = self.linear or not size or self._is_chain()
-        for branch in reversed(touched):  # branches are numbered by their first slot: those that are gone come last
+        self.linear = self.linear or not size or np.array_equal(self._parent[:size], np.arange(-1, size - 1))
+        for branch in reversed(touched):  # branches are numbered by their first slot, so removed ones come last
             left = np.flatnonzero(self._branch[:size] == branch)
             if left.size:
                 self._tips[branch] = int(left[-1])
             else:
                 del self._forks[branch:], self._tips[branch:]
-
-    def _is_chain(self) -> bool:
-        """Whether all slots form one chain 0, 1, 2, ..."""
-        return np.array_equal(self._parent[: self.size], np.arange(-1, self.size - 1))
 
     def retained(self, slots: Int64) -> SlotTree:
         """A tree of `slots` alone, numbered from 0 on in their order.
@@ -191,7 +185,7 @@ class SlotTree:
         return tree
 
     def visible(self, first: int) -> Bool:
-        """``(size - first, size)``: which slots each slot from `first` on sees: its ancestors and itself."""
+        """``(size - first, size)``: the slots that each slot from `first` on sees: its ancestors and itself."""
         branches, which = np.unique(self._branch[first : self.size], return_inverse=True)
         lineages = self._lineages(branches.tolist())
         if len(branches) == len(which):  # one new slot per branch: nothing on its branch comes after it
@@ -234,13 +228,13 @@ class SlotTree:
             follows = self._parent[slots[1:]] == slots[:-1]
             follows[starts[1:] - 1] = True
             held = bool(follows.all())
-        if not held:  # say which
+        if not held:  # find the first bad chain
             for chain in chains:
                 self.check_chain(chain)
 
     def _lineages(self, branches: Sequence[int]) -> Bool:
-        """``(len(branches), size)``: the slots on the way to the newest slot of each branch."""
-        limits = np.full((len(branches), len(self._forks)), -1)  # per branch: the last slot of it on the way
+        """``(len(branches), size)``: the slots on the path of each branch's newest slot."""
+        limits = np.full((len(branches), len(self._forks)), -1)  # per branch: its last slot on the path
         for row, branch in zip(limits, branches, strict=True):
             row[branch] = self.size
             above, slot = self._forks[branch]
@@ -258,17 +252,22 @@ class SlotTree:
             setattr(self, name, grown)
 
 
+def consecutive(slots: Int64) -> bool:
+    """Whether ascending slots lie side by side."""
+    return int(slots[-1]) - int(slots[0]) == len(slots) - 1
+
+
 def runs(parents: Int64, base: int) -> Iterator[tuple[int, int]]:
-    """Cuts a call of `forward` into runs (start, stop), in which each token follows the one just before it."""
+    """Cuts a call of `forward` into runs (start, stop), in which each token follows the one before it in the call."""
     breaks = np.flatnonzero(parents[1:] != base + np.arange(len(parents) - 1)) + 1
     edges = [0, *breaks.tolist(), len(parents)]
     yield from itertools.pairwise(edges)
 
 
 def segments(parents: Int64, base: int) -> list[Int64]:
-    """Cuts a call into chains of token indices, such that a token with two children ends its chain.
+    """Cuts a call into chains of token indices; a token with two children ends its chain.
 
-    Each chain follows a slot that is complete before it starts: chains are in order of their first token.
+    Chains are in order of their first token, so each follows a slot that is computed before it.
     """
     inside = parents[parents >= base] - base
     children = np.bincount(inside, minlength=len(parents)) if len(inside) else np.zeros(len(parents), np.int64)
@@ -286,7 +285,7 @@ def segments(parents: Int64, base: int) -> list[Int64]:
 
 
 def count_chains(parents: Int64) -> int:
-    """How many `segments` a call has, by parents relative to its first token (outside: negative)."""
+    """The number of `segments` of a call, from parents relative to its first token (negative: before the call)."""
     inside = parents[parents >= 0]
     children = np.bincount(inside, minlength=1)
     return int(len(parents) - np.count_nonzero(children[inside] == 1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.backends.base import ROOT
 from runtime.backends.fake import Behaviour, FakeBackend
-from runtime.backends.packs.chains import Bucket, Row, aligned, alike, levels, pieces
+from runtime.backends.packs.chains import Bucket, Row, compatible_groups, levels, padded_paths, spans
 from runtime.backends.packs.tree import Int64, count_chains, segments
 from runtime.options.load import LoadOptions
 from tests.runtime.backends.reference import Loaded, append, chain, log_softmax
@@ -35,11 +35,11 @@ def test_every_token_is_pushed_once_in_order_and_none_is_padding(
 ) -> None:
     rows = [row(past, new) for past, new in sizes]
     pushed: dict[int, list[int]] = {id(each): [] for each in rows}
-    for group in alike(rows, ragged=ragged):
+    for group in compatible_groups(rows, ragged=ragged):
         pasts = [each.past for each in group]
         assert len({past == 0 for past in pasts}) == 1
         assert max(pasts) <= max(2 * min(pasts), 256) if ragged else len(set(pasts)) == 1
-        for start, stop, reaching in pieces(group, stepwise=stepwise):
+        for start, stop, reaching in spans(group, stepwise=stepwise):
             assert reaching
             assert not stepwise or group[0].fresh or stop - start == 1
             for each in reaching:
@@ -61,7 +61,7 @@ def test_a_chain_comes_after_the_one_it_hangs_on(data: st.DataObject) -> None:
 
 
 def test_a_short_row_is_filled_with_a_slot_of_its_own() -> None:
-    path, missing = aligned([np.array([2, 5, 8]), np.array([7])])
+    path, missing = padded_paths([np.array([2, 5, 8]), np.array([7])])
     assert path.tolist() == [[2, 5, 8], [7, 7, 7]]
     assert missing is not None
     assert missing.tolist() == [0, 2]

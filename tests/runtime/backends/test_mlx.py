@@ -20,7 +20,7 @@ from runtime.backends import selftest
 from runtime.backends.base import ROOT
 from runtime.backends.mlx.backend import MlxBackend, load
 from runtime.backends.mlx.cache import PIECE, MlxPack
-from runtime.backends.mlx.corrections import honoured
+from runtime.backends.mlx.corrections import corrected_config
 from runtime.errors import InvalidRequestError, MemoryBudgetError, ModelLoadError, SnapshotFormatError, UnsupportedFeatureError
 from runtime.loading.model_folder import ModelFolder
 from runtime.options.load import LoadOptions
@@ -117,7 +117,7 @@ def test_payloads_hold_nothing_but_their_own_bytes(llama: MlxBackend) -> None:
 def test_a_single_layer_is_copied_too() -> None:
     folder = tiny_folder("lfm2")  # of its two attention layers, one is left
     config = {**folder.config, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    model, _ = load_model(folder.path, model_config=honoured(replace(folder, config=config, weights=())), strict=False)
+    model, _ = load_model(folder.path, model_config=corrected_config(replace(folder, config=config, weights=())), strict=False)
     backend = load((model, tiny_tokenizer()), LoadOptions())
     pack = long_pack(backend, 4000)
     before, buffers = active(), backend.pack_bytes(pack)
@@ -199,7 +199,7 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
     for name, seed in (("mistral", 7), ("phi3", 7), ("gemma2", 7), ("gemma3_80", 8)):
         ids = random_ids(seed, 40)
         folder = tiny_folder(name)
-        model, _ = load_model(folder.path, model_config=honoured(folder))
+        model, _ = load_model(folder.path, model_config=corrected_config(folder))
         plain = np.array(model(mx.array(ids)[None])[0, -1])
         assert np.abs(log_softmax(plain) - expected(name, ids.tolist())[-1]).max() > 10 * TOLERANCE
 
@@ -208,7 +208,7 @@ def test_mlx_lm_itself_is_still_wrong_where_we_correct_it() -> None:
 def test_a_ready_model_is_not_changed_and_loads_again(name: str) -> None:
     # given a model of the caller's own
     folder, ids = tiny_folder(name), random_ids(12, 12)
-    model, _ = load_model(folder.path, model_config=honoured(folder))
+    model, _ = load_model(folder.path, model_config=corrected_config(folder))
     plain, classes = np.array(model(mx.array(ids)[None])), [type(module) for module in model.modules()]
 
     def unchanged() -> bool:
@@ -317,7 +317,7 @@ def test_foreign_arrays_are_not_restored(llama: MlxBackend) -> None:
 
 def _quantised(tmp_path: Path) -> ModelFolder:
     folder = tiny_folder("llama")
-    model, config = load_model(folder.path, model_config=honoured(folder))
+    model, config = load_model(folder.path, model_config=corrected_config(folder))
     model, config = quantize_model(model, config, group_size=32, bits=4)
     save_model(tmp_path, model)
     (tmp_path / "config.json").write_text(json.dumps(config))

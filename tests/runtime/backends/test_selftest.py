@@ -193,7 +193,7 @@ def test_rows_that_cannot_share_a_prefix_have_it_copied(told: bool) -> None:
     assert (backend.shares, backend.buckets, backend.ragged) == (False, True, True)
     assert "prefix copied" in warning
     assert ("keys and queries differ" if told else "nats apart") in warning
-    assert backend.vain == FakeBackend.vain
+    assert backend.masked_per_copy == FakeBackend.masked_per_copy
     check_rows_of(backend)
 
 

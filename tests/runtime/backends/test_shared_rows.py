@@ -42,16 +42,16 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 @pytest.fixture(autouse=True)
 def unchanged(loaded: Loaded) -> Iterator[None]:
     backend: Any = loaded.backend
-    vain = backend.vain
+    masked_per_copy = backend.masked_per_copy
     yield
-    backend.shares, backend.vain = True, vain
+    backend.shares, backend.masked_per_copy = True, masked_per_copy
 
 
 def go(loaded: Loaded, way: str) -> None:
     """Always into the pack, never, or where it is worth while."""
     backend: Any = loaded.backend
     backend.shares = way != "copied"
-    backend.vain = float("inf") if way == "shared" else type(backend).vain
+    backend.masked_per_copy = float("inf") if way == "shared" else type(backend).masked_per_copy
 
 
 def watched(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
@@ -273,17 +273,17 @@ def test_a_decoded_token_copies_no_context(loaded: Loaded) -> None:
 def test_it_is_weighed_what_costs_more() -> None:
     # given eight rows over one prefix
     pasts, ones = np.full(8, 1500), np.ones(8, np.int64)
-    assert worth_sharing(pasts, ones, 1508, vain=2.0, reach=UNBOUNDED)
+    assert worth_sharing(pasts, ones, 1508, masked_per_copy=2.0, reach=UNBOUNDED)
     # then in time so many slots are in vain that copies are cheaper
-    assert worth_sharing(pasts, ones, 4500, vain=2.0, reach=UNBOUNDED)
-    assert not worth_sharing(pasts, ones, 4501, vain=2.0, reach=UNBOUNDED)
+    assert worth_sharing(pasts, ones, 4500, masked_per_copy=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(pasts, ones, 4501, masked_per_copy=2.0, reach=UNBOUNDED)
     # sooner for long tails, unless they are of different length, so that there would be copies for each
-    assert not worth_sharing(pasts, np.full(8, 10), 2000, vain=2.0, reach=UNBOUNDED)
-    assert worth_sharing(pasts, np.arange(6, 14), 2000, vain=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(pasts, np.full(8, 10), 2000, masked_per_copy=2.0, reach=UNBOUNDED)
+    assert worth_sharing(pasts, np.arange(6, 14), 2000, masked_per_copy=2.0, reach=UNBOUNDED)
     # nor is it where all layers slide: what they copy is no longer than their window
-    assert not worth_sharing(pasts, ones, 3000, vain=2.0, reach=512)
+    assert not worth_sharing(pasts, ones, 3000, masked_per_copy=2.0, reach=512)
     # and nothing is copied of no past
-    assert not worth_sharing(np.empty(0, np.int64), np.empty(0, np.int64), 8, vain=2.0, reach=UNBOUNDED)
+    assert not worth_sharing(np.empty(0, np.int64), np.empty(0, np.int64), 8, masked_per_copy=2.0, reach=UNBOUNDED)
 
 
 def test_a_window_reaches_back_by_positions_and_not_by_slots() -> None:

@@ -54,7 +54,7 @@ class Core(NamedTuple):
     guest: float = 0.0  # which is in that of the user
 
 
-OTHERS = choosing.Others.cores
+OTHERS = choosing.OtherProcesses.busy_cores
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def nobody_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in choosing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(choosing, "cores", lambda: 4)
-    monkeypatch.setattr(choosing.Others, "cores", lambda *_: 0.0)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", lambda *_: 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(choosing, "CHOICE", ThreadChoice())
     yield
@@ -133,7 +133,7 @@ def test_what_was_measured_is_kept_with_the_model(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_measurement_beside_busy_processes_is_used_but_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
     burning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         threads = ThreadChoice().measure("digest", "float32", lambda: time.sleep(0.05))
@@ -153,7 +153,7 @@ def test_where_others_have_the_cores_that_this_process_may_use_nothing_is_kept(
     # given a process that may use two cores of 64
     monkeypatch.setattr(psutil, "cpu_count", lambda **_: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(choosing.Others, "cores", lambda *_: busy)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", lambda *_: busy)
     ThreadChoice().measure("digest", "float32", lambda: None)
     assert bool(measurement("digest", f"threads, float32, {machine(4)}")) == kept
 
@@ -173,7 +173,7 @@ def test_beside_others_not_even_a_short_measurement_is_kept(monkeypatch: pytest.
     monkeypatch.setattr(choosing, "psutil", SimpleNamespace(cpu_times=times, Process=lambda: own))
     monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
     ThreadChoice().measure("digest", "float32", forward)
     assert not measurement("digest", f"threads, float32, {machine(4)}")
 
@@ -260,13 +260,13 @@ def test_where_all_cores_spoil_a_token_many_tokens_do_not_have_them_either() -> 
 
 def test_a_core_that_another_process_keeps_busy_has_no_thread(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
     busy = 0.0
-    monkeypatch.setattr(choosing.Others, "cores", lambda _: busy)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", lambda _: busy)
     keep_measurement("digest", f"threads, float32, {machine(4)}", {"4": 0.1, "2": 0.2, "1": 0.3})
     threads = ThreadChoice().measure("digest", "float32", lambda: pytest.fail("measured"))
     assert threads is not None
     for busy, free in ((0.3, 4), (1.1, 3), (4.0, 2), (0.0, 4)):  # noqa: B007  # half of them stay
         for tokens in (MANY_TOKENS, 1):
-            threads.take(tokens)
+            threads.set_for(tokens)
             assert counts[-1] == free
 
 
@@ -284,7 +284,7 @@ def test_a_core_that_becomes_busy_while_an_answer_is_written_has_no_thread(
             looks.append(len(seen))
             return 1.1 if len(seen) > 2 else 0.0
 
-        monkeypatch.setattr(choosing.Others, "cores", busy)
+        monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", busy)
         asyncio.run(model.sample(some_ids(1, 30), 5, [], temperature=0.0))
         first = 4 if noticed > 1 else 1
         assert seen == [first, first, first, noticed, noticed]
@@ -294,32 +294,32 @@ def test_a_core_that_becomes_busy_while_an_answer_is_written_has_no_thread(
 def test_others_are_those_on_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     now, own, system = 10.0, SimpleNamespace(user=1.0, system=1.0), [Core(2.0, 0.0, 1.0, 7.0, 0.0)] * 3
     library = SimpleNamespace(cpu_times=lambda *, percpu: system, Process=lambda: SimpleNamespace(cpu_times=lambda: own))
-    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
     monkeypatch.setattr(choosing, "psutil", library)
     monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(choosing, "os", SimpleNamespace(sched_getaffinity=lambda _: {0, 2}))
-    others = choosing.Others()
+    others = choosing.OtherProcesses()
     # given a second in which this process computes for one, another for one beside it, and a third where this one may not
     now, own = 11.0, SimpleNamespace(user=1.8, system=1.2)
     system = [Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(3.0, 0.0, 1.0, 7.0, 0.0), Core(2.0, 0.9, 1.1, 7.0, 0.0)]
-    assert others.cores() == pytest.approx(1.0 - choosing.TICK)
+    assert others.busy_cores() == pytest.approx(1.0 - choosing.TICK)
     # when a second passes in which the disk is waited for, then that is what a look a moment later says as well
     now, system = 12.0, [core._replace(iowait=1.0) for core in system]
-    assert others.cores() == 0.0
+    assert others.busy_cores() == 0.0
     now, system = 12.01, [core._replace(user=9.0) for core in system]
-    assert others.cores() == 0.0
+    assert others.busy_cores() == 0.0
 
 
 def test_what_a_guest_computes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, system = 10.0, [Core(2.0, 0.0, 1.0, 7.0, 0.0, 0.0)] * 2
     own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=0.0, system=0.0))
-    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
     monkeypatch.setattr(choosing, "psutil", SimpleNamespace(cpu_times=lambda *, percpu: system, Process=lambda: own))
     monkeypatch.setattr(choosing, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    others = choosing.Others()
+    others = choosing.OtherProcesses()
     now, system = 11.0, [Core(3.0, 0.0, 1.0, 7.0, 0.0, 1.0), Core(2.0, 0.0, 1.0, 8.0, 0.0, 0.0)]
-    assert others.cores() == pytest.approx(1.0 - choosing.TICK)
+    assert others.busy_cores() == pytest.approx(1.0 - choosing.TICK)
 
 
 def test_where_the_system_does_not_tell_what_others_compute_all_cores_are_taken(
@@ -329,7 +329,7 @@ def test_where_the_system_does_not_tell_what_others_compute_all_cores_are_taken(
     def shut(**_: object) -> list[Core]:
         raise PermissionError("/proc/stat")
 
-    monkeypatch.setattr(choosing.Others, "cores", OTHERS)
+    monkeypatch.setattr(choosing.OtherProcesses, "busy_cores", OTHERS)
     monkeypatch.setattr(choosing, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(psutil, "cpu_times", shut)
     keep_measurement(tiny_folder("llama").weights_digest, f"threads, float32, {machine(4)}", {"4": 0.2, "2": 0.1, "1": 0.3})
@@ -353,7 +353,7 @@ def measured(choice: ThreadChoice, forward: Callable[[], object] = lambda: pytes
     threads = choice.measure("digest", "float32", forward)
     assert threads is not None
     few = threads.count
-    threads.take(MANY_TOKENS)
+    threads.set_for(MANY_TOKENS)
     return few, threads.count
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.backends.packs.tree import ROOT, SlotTree, segments
+from runtime.backends.base import ROOT
+from runtime.backends.packs.tree import SlotTree, segments
 from runtime.errors import InvalidRequestError
 
 
