@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runtime.adapters.uses import Adapters
 from runtime.aio import LoopThread, twin_of
-from runtime.api.checks import RequestChecks, check_fits
+from runtime.api.checks import RequestChecks, check_fits, request_terms
 from runtime.api.progress import ShowProgress, reporting
 from runtime.errors import InvalidRequestError, NonFiniteLogitsError, OptionError, RuntimeFault
 from runtime.options.checking import check_callback, check_value, shown, whole
@@ -79,6 +79,7 @@ async def score_many(
             `NonFiniteLogitsError`); the others go on. Any other error (a server that is unreachable, memory that is full), and
             without `on_fault` every error, is raised with the number as a note.
     """
+    request_terms(adapters, priority, "")  # else every text would be at fault
     work = partial(model.score_run, top_k=top_k, adapters=adapters, priority=priority)
     stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, work, progress)
     async with aclosing(stream) as answers:
@@ -115,6 +116,8 @@ async def top_many(
         progress: A tqdm bar, or a callable.
         on_fault: Gets the errors of single texts.
     """
+    request_terms(adapters, priority, "")  # else every text would be at fault
+    RequestChecks(model.info.vocab_size, model.info.context_length).optional_ids(chosen, "chosen")
     work = partial(model.top_logprobs, n=n, chosen=chosen, adapters=adapters, priority=priority)
     stream = _Bulk(model, batch, ordered, skip, on_fault).answers(texts, work, progress)
     async with aclosing(stream) as answers:

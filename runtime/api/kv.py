@@ -252,7 +252,7 @@ def check_pin(pin: object) -> int:
     Raises:
         InvalidRequestError: Not a number that `pin` can return.
     """
-    if not is_whole(pin, 0):
+    if not is_whole(pin, 1):
         raise InvalidRequestError(f"a pin is the number that pin gave, not {shown(pin)}")
     return cast("int", pin)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from runtime.api.checks import RequestChecks
 from runtime.errors import InvalidRequestError
 from runtime.info import OnProgress, PromptProgress
-from runtime.options.checking import is_whole
+from runtime.options.checking import is_whole, plain_number, shown
 from runtime.records import Int32, TokenRun
 from runtime.text.utf8 import texts_of
 
@@ -38,8 +38,8 @@ def sliding_windows(ids: Sequence[int], vocab: int, room: int, start: int, strid
         raise InvalidRequestError(
             f"stride is a whole number from 1 to {room - 1:,} (less than the {room:,} tokens of a window), not {stride!r}"
         )
-    if not 0 <= start < length:
-        raise InvalidRequestError(f"start must lie within 0 and {length - 1}, not {start}")
+    if not is_whole(plain_number(start), 0, length - 1):
+        raise InvalidRequestError(f"start must lie within 0 and {length - 1}, not {shown(start)}")
     windows: list[Window] = []
     scored = 0
     for begin in range(0, length, stride):

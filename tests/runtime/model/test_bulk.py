@@ -266,3 +266,19 @@ def test_a_generator_that_is_given_up_stops_the_work() -> None:
 def test_what_cannot_be_is_refused(given: dict[str, Any], why: str) -> None:
     with load("x", backend="fake") as model, pytest.raises(InvalidRequestError, match=why):
         list(model.score_many_sync(**given))
+
+
+@pytest.mark.parametrize(
+    ("many", "given"),
+    [
+        ("score_many_sync", {"priority": "soon"}),
+        ("top_many_sync", {"priority": "soon"}),
+        ("top_many_sync", {"chosen": [-1]}),
+        ("top_many_sync", {"chosen": ["a"]}),
+    ],
+)
+def test_what_is_wrong_with_the_call_is_no_fault_of_its_texts(many: str, given: dict[str, Any]) -> None:
+    faults = dict[int, RuntimeFault]()
+    with load("x", backend="fake") as model, pytest.raises(InvalidRequestError):
+        list(getattr(model, many)(["one", "two"], on_fault=faults.__setitem__, **given))
+    assert not faults

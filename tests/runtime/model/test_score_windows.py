@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_without_a_stride_a_longer_text_is_refused(model: LanguageModel) -> None
         model.score_sync(TEXT)
     with pytest.raises(ContextOverflowError, match="300"):
         asyncio.run(model.score(TEXT))
+
+
+@pytest.mark.parametrize("stride", [None, 32])
+@pytest.mark.parametrize("start", [-1, 60, 1.5, True, "x"])
+def test_a_start_outside_the_text_is_refused(model: LanguageModel, start: Any, stride: int | None) -> None:
+    with pytest.raises(InvalidRequestError, match="start must lie within 0 and 59"):
+        model.score_sync(TEXT[:60], 0, start, stride=stride)
 
 
 @pytest.mark.parametrize("stride", [0, -1, CONTEXT, 1.5, True])
