@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, deserialize
 
 from resources.files import read_regular
 from runtime.adapters.adapter import Adapter, Kind, LowRank, ModuleShape
 from runtime.adapters.uses import MOST_INVOCATION
 from runtime.errors import AdapterError
+from runtime.loading.safetensors import tensor_forms
 from runtime.records import Float32
 
 
@@ -259,16 +260,14 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         AdapterError: Damaged, empty, or a tensor that is not floating-point.
     """
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # a file is no mapping
-            for name, one in slices.items():
-                _check_dtype(path, name, one.get_dtype())
-            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+        forms = tensor_forms([path])
     except (SafetensorError, OSError, ValueError) as fault:
         raise AdapterError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
-    if not shapes:
+    if not forms:
         raise AdapterError(f"{path}: holds no tensors; fetch it again")
-    return shapes
+    for name, (dtype, _) in forms.items():
+        _check_dtype(path, name, dtype)
+    return {name: shape for name, (_, shape) in forms.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Float32]:
