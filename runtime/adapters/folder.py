@@ -189,7 +189,7 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     header.read()  # refuses NaN, infinity and truncated files
     files = [source / CONFIG, header.weights]
     needed = sum(file.stat().st_size for file in files)
-    tell = counting_bytes(progress, "check", needed)
+    tell = counting_bytes(progress, needed)
     sha256 = digest_of_all({file.name: known_sha256(file, tell) for file in files})
 
     def write(hidden: Path) -> int:

@@ -16,17 +16,13 @@ from runtime.hub.partial_downloads import unfinished_downloads
 from runtime.loading.child_process import Child
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import is_adapter, shelf_path
+from runtime.loading.progress import ignore_progress
 
 # Processes are offline by default, but for this child; the other variables limit it to the requested transfers.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 
 
-def ignore(progress: DownloadProgress) -> None:
-    """Does nothing."""
-    del progress
-
-
-def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
+def plan_download(model: str, progress: OnDownload = ignore_progress) -> DownloadPlan:
     """Plans a download: files, sizes, the commit, received bytes. Fetches configurations only. Blocks.
 
     Args:
@@ -42,7 +38,7 @@ def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
     raise DownloadError(f"{model}: the download ended without an answer")
 
 
-def fetch_model(model: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ModelFolder:
+def fetch_model(model: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None) -> ModelFolder:
     """Fetches a model from a Hugging Face hub onto the shelf. Blocks, for as long as it takes.
 
     Three files are fetched side by side. A stopped download is resumed by the next one of the same repository;
@@ -64,7 +60,9 @@ def fetch_model(model: str, progress: OnDownload = ignore, *, pause: threading.E
     return open_folder(shelf_path(_fetched(model, "model", progress, pause)), backend="mlx")
 
 
-def fetch_adapter(adapter: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ShelvedAdapter:
+def fetch_adapter(
+    adapter: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None
+) -> ShelvedAdapter:
     """Fetches a LoRA adapter from a Hugging Face hub onto the shelf, as `fetch_model` does a model. Blocks.
 
     Args:
@@ -82,14 +80,14 @@ def fetch_adapter(adapter: str, progress: OnDownload = ignore, *, pause: threadi
 
 
 def fetch_any(
-    repository: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None
+    repository: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None
 ) -> ModelFolder | ShelvedAdapter:
     """`fetch_model` or `fetch_adapter`, by the kind of the repository."""
     folder = shelf_path(_fetched(repository, None, progress, pause))
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
-def replies(order: Order, progress: OnDownload = ignore, pause: threading.Event | None = None) -> Iterator[Reply]:
+def replies(order: Order, progress: OnDownload = ignore_progress, pause: threading.Event | None = None) -> Iterator[Reply]:
     """Replies of a child to an order.
 
     Raises:

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.rope import differs_by_layer, is_proven, length_limit, rope_parameters_of, same_rope, spell_at_top
+from runtime.loading.rope import (
+    differs_by_layer,
+    is_proven,
+    length_limit,
+    rope_parameters_of,
+    same_rope,
+    spell_at_top,
+    text_config,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +246,15 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
 
 def sizes(config: Mapping[str, Any]) -> str:
     """The fields that tensor shapes follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
-    inner = config.get("text_config")
-    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    values = {**config, **text_config(config)}
     absent = [name for name in _SHAPING if name not in values and name.startswith("mamba_") and "mamba_n_heads" in values]
     given = ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
     return f"{given}, without {', '.join(absent)}" if absent else given
 
 
 def token_paths(config: Mapping[str, Any]) -> str:
-    """The fields that say which earlier tokens a layer sees, and how, for messages: "sliding_window 8"."""
-    inner = config.get("text_config")
-    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    """The fields that decide which earlier tokens a layer attends to, for messages: "sliding_window 8"."""
+    values = {**config, **text_config(config)}
     return ", ".join(f"{name} {shown_json(values[name])}" for name in _TOKEN_PATHS if values.get(name) is not None)
 
 
@@ -354,9 +360,7 @@ def describe(config: Mapping[str, Any]) -> Description:
 
 def context_of(config: Mapping[str, Any]) -> int | None:
     """The context length in tokens, as `runtime.backends.facts.whole_context`; None where the configuration has none."""
-    inner = config.get("text_config")
-    texts = (config, inner) if isinstance(inner, Mapping) else (config,)
-    found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
+    found = (part.get(key) for part in (config, text_config(config)) for key in CONTEXT_KEYS)
     named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
     edge = length_limit(config)
     return named if edge is None or named is None else min(named, edge[1])

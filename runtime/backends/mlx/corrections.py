@@ -78,7 +78,7 @@ def honoured(source: ModelFolder) -> dict[str, Any]:
     inner = full.get("text_config")
     config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
     kind = str(full.get("model_type"))
-    read = words_in_source("mlx_lm", kind)  # nothing of an architecture that it does not have: the library says so itself
+    read = words_in_source(kind)  # nothing of an architecture that it does not have: the library says so itself
     for name in _unread(config, kind, read) if read else ():
         raise ModelLoadError(
             f"{where}: {name} is {shown_json(config.get(name))}, which mlx-lm's {kind} does not follow: "
