@@ -101,7 +101,7 @@ class DownloadPlan:
 
     @property
     def name(self) -> str:
-        """What it will be called on the shelf."""
+        """Its future id on the shelf."""
         return shelf_name(self.repository, self.commit)
 
     @property
@@ -177,7 +177,7 @@ class HubModel:
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The order of a child; on its standard input, because a process's arguments are public."""
+    """The order to a child, sent on its standard input because the arguments of a process are public."""
 
     what: Literal["plan", "fetch", "search", "whoami"]
     repository: str = ""

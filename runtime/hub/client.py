@@ -1,4 +1,4 @@
-"""Searches and downloads, by orders to the child process. Nothing here imports a network library."""
+"""Searches and downloads, by orders to the child process. This module imports no network library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import is_adapter, shelf_path
 from runtime.loading.progress import ignore_progress
 
-# Processes are offline by default, but for this child; the other variables limit it to the requested transfers.
+# Processes are offline by default; this child is not. The other variables limit it to the requested transfers.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 
 
@@ -151,10 +151,10 @@ def token_owner(token: str = "") -> str:
     """Asks the hub for the owner of a token. Blocks.
 
     Args:
-        token: By default the kept one, or that of the environment.
+        token: By default the token of the environment, or the one in the keychain.
 
     Raises:
-        DownloadError: There is no token, the hub does not know it ("denied"), or cannot be reached.
+        DownloadError: There is no token, the hub does not know it ("denied"), or it cannot be reached.
     """
     for reply in replies(Order("whoami", token=token.strip())):
         if reply.name:

@@ -1,4 +1,4 @@
-"""A repository is looked up, weighed, fetched and put on the shelf. In the child process only."""
+"""Looks up a repository, plans its download, fetches it and installs it on the shelf. In the child process only."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class Fetcher:
                 self._reporter.check(file, part.done)
                 await asyncio.sleep(0)  # hashing a large part takes seconds: let others run
 
-            def tell() -> None:
+            def report() -> None:
                 self._reporter.fetch(file, part.done)
 
             async def wait(seconds: float, why: str) -> None:
                 await self._wait(seconds, why, file, part)
 
-            await fetch_part(part, file, address, tell, wait)
+            await fetch_part(part, file, address, report, wait)
             for each in files:
                 self._reporter.end(each)
             return part.sha256
@@ -130,7 +130,7 @@ class Download:
 
     Args:
         hub_id: The repository.
-        say: Receives progress.
+        on_progress: Receives progress.
         wanted: Required kind; None for either.
         token: Of requests; huggingface_hub's choice by default.
         endpoint: The hub's address; None: huggingface_hub's choice.
@@ -143,7 +143,7 @@ class Download:
     def __init__(
         self,
         hub_id: HubId,
-        say: OnDownload,
+        on_progress: OnDownload,
         *,
         wanted: Kind | None = None,
         token: str = "",
@@ -154,7 +154,7 @@ class Download:
         self._wanted = wanted
         self._endpoint = endpoint
         self._token = token_to_send(token)
-        self._reporter = ProgressReporter(say)
+        self._reporter = ProgressReporter(on_progress)
         self._fetcher = Fetcher(self._reporter, endpoint, self._token, sleep)
 
     def plan(self, scratch: Path) -> DownloadPlan:
@@ -257,14 +257,14 @@ class Download:
 
     def _explained(self, fault: DownloadError, kept: PartialDownload) -> DownloadError:
         """Adds the repository and the kept bytes to an error."""
-        where, said, here = str(self._hub_id), str(fault), kept.bytes()
-        said = said if said.startswith(self._hub_id.repository) else f"{where}: {said}"
+        where, message, here = str(self._hub_id), str(fault), kept.bytes()
+        message = message if message.startswith(self._hub_id.repository) else f"{where}: {message}"
         if fault.reason == "unsuitable":
             kept.clear()
-            return DownloadError(said, fault.reason)
+            return DownloadError(message, fault.reason)
         if here:
-            said += f" ({here:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
-        return DownloadError(said, fault.reason, here)
+            message += f" ({here:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
+        return DownloadError(message, fault.reason, here)
 
 
 def _free() -> int:

@@ -22,7 +22,7 @@ from runtime.text.tokenizer import Tokenizer
 
 
 def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
-    """Checks fetched files as a load does, and installs them atomically. `folder` keeps its own names of them.
+    """Checks fetched files as a load does, and installs them atomically.
 
     Args:
         plan: Of the download.

@@ -61,7 +61,7 @@ class PartialDownload:
                 make_private(self.folder)
                 handle = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # removed by its last user at this moment
+                continue  # another process removed the folder at this moment
             except OSError as fault:
                 way_out = "check its permissions (or set `ELSEWISE_MODELS`)"
                 raise DownloadError(f"{self.folder} cannot be made ({fault.strerror}); {way_out}", "space") from fault
@@ -81,7 +81,7 @@ class PartialDownload:
         os.close(self._handle)
 
     def keep(self, plan: DownloadPlan) -> None:
-        """Writes the note of a download, and removes files of others."""
+        """Writes the note of this download, and removes files that it does not need."""
         wanted = {f"{file.oid}.part" for file in plan.files}
         for path in self.folder.iterdir():
             if path.name not in wanted:
