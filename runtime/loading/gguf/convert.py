@@ -43,7 +43,7 @@ class CheckedGguf:
 
     @property
     def keepable(self) -> bool:
-        """Whether any of its tensors can stay quantised."""
+        """Whether any tensor can stay quantised."""
         return any(kept_form(self.header, tensor) for tensor in self.tensors)
 
     def written_bytes(self, *, quantised: bool) -> int:
