@@ -26,7 +26,7 @@ class Pair:
 
     a: str  # names of tensors
     b: str
-    transposed: bool  # (in, rank) and (rank, out), as mlx-lm writes them
+    transposed: bool  # A is ``(in, rank)`` and B ``(rank, out)``, as mlx-lm writes them
     rank: int
     shape: ModuleShape
     scaling: float
@@ -35,7 +35,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterHeader:
-    """An adapter folder by its configuration and the header of its weights; numbers are not read yet."""
+    """An adapter folder by its configuration and the header of its weights, without the numbers."""
 
     folder: Path
     weights: Path  # a safetensors file
@@ -121,7 +121,7 @@ def number(folder: Path, name: str, value: Any, *, above: float = -math.inf) -> 
     return float(value)
 
 
-MAX_BYTES = 64 << 30  # read whole; adapters of the largest models have a few GB
+MAX_BYTES = 64 << 30  # of a file, which is read whole; adapters of the largest models have a few GB
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_ENDINGS = (".lora_A.weight", ".lora_B.weight")
@@ -136,7 +136,7 @@ _HARMLESS = frozenset(
     | {"megatron_core", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "alora_invocation_tokens"}
     | {"alora_invocation_string", "invocation_string", "ensure_weight_tying", "runtime_config"}
 )
-# Initialisations that change the base's weights: the adapter adds to the changed weights only
+# Initialisations that change the base's weights; such an adapter is right with the changed weights only
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -187,9 +187,9 @@ def _check_peft_settings(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _scaling(folder: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
     """Alpha / rank (rank-stabilised: its square root); peft's patterns may set both by module."""
-    said = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
-    if number(folder, "r", said, above=0) != rank:
-        raise AdapterError(f"{folder / 'adapter_config.json'}: r is {said} for {path}, but its tensors have rank {rank}")
+    named = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
+    if number(folder, "r", named, above=0) != rank:
+        raise AdapterError(f"{folder / 'adapter_config.json'}: r is {named} for {path}, but its tensors have rank {rank}")
     alpha = number(folder, "lora_alpha", _by_pattern(folder, "alpha_pattern", config, path, config.get("lora_alpha", 8)))
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
