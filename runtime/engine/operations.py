@@ -302,13 +302,10 @@ class Operations:
         self, paths: Sequence[Int32], pooling: Pooling, adapters: Adapters, on_progress: OnProgress | None = None
     ) -> Float32:
         """A vector for each text; equal ones are computed once."""
-        numbers: dict[bytes, int] = {}
-        places: list[list[int]] = []
+        rows_by_path: dict[bytes, list[int]] = {}
         for row, path in enumerate(paths):
-            number = numbers.setdefault(path.tobytes(), len(numbers))
-            if number == len(places):
-                places.append([])
-            places[number].append(row)
+            rows_by_path.setdefault(path.tobytes(), []).append(row)
+        places = list(rows_by_path.values())
         different = [paths[rows[0]] for rows in places]
         routes = {self.route(path, adapters) for path in different}
         if len(routes) > 1 or any(before for _, before in routes):

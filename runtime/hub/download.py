@@ -269,9 +269,7 @@ class Download:
 
 def _free() -> int:
     folder = models_dir()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def _is_here(name: str, kind: Kind) -> bool:

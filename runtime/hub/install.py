@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -42,19 +42,14 @@ def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], 
         _note_for_huggingface(hidden, plan)
         return _parameters(hidden, plan)
 
-    def opened(placed: Path) -> None:
-        if adapter:
-            _header(placed)
-        else:
-            _check_text(placed)
-
+    check: Callable[[Path], object] = _header if adapter else _check_text
     install(
         folder,
         plan.name,
         digest_of_all(sums),
         0,
         write=write,
-        opened=opened,
+        opened=check,
         kind="adapter" if adapter else "folder",
         title=plan.repository.rpartition("/")[2],
         made_from=f"{plan.repository}@{plan.revision}",

@@ -347,15 +347,9 @@ def describe(config: Mapping[str, Any]) -> Description:
     kind = str(config.get("model_type", ""))
     method, bits = quantised_with(config)
     libraries = libraries_knowing(kind)
-    backends = [name for name, library in (("hf", "transformers"), ("mlx", "mlx_lm")) if library in libraries]
-    if method == "mlx":
-        backends = [name for name in backends if name == "mlx"]
-    elif method is not None:
-        backends = []
-    backends = [name for name in backends if is_proven(config, name)]
-    context = context_of(config)
-    named = f"{bits} bit (mlx)" if method == "mlx" else method
-    return Description(kind, context, named, tuple(backends))
+    by_form = {None: {"hf": "transformers", "mlx": "mlx_lm"}, "mlx": {"mlx": "mlx_lm"}}.get(method, {})
+    backends = tuple(name for name, library in by_form.items() if library in libraries and is_proven(config, name))
+    return Description(kind, context_of(config), f"{bits} bit (mlx)" if method == "mlx" else method, backends)
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:

@@ -34,14 +34,14 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keywords of an operation; the base class itself has none. Token ids are arrays, ``(n,) int32``."""
 
 
-class Query(Arguments, frozen=True, forbid_unknown_fields=True):
+class Query(Arguments, frozen=True):
     """One path, and the adapters of its KV."""
 
     ids: Array
     adapters: AdapterUses
 
 
-class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
+class LogprobsBatch(Arguments, frozen=True):
     """Several paths."""
 
     batch: list[Array]
@@ -50,14 +50,14 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
+class TopLogprobsBatch(LogprobsBatch, frozen=True):
     """The `n` likeliest tokens, and chosen ids."""
 
     n: int
     chosen: list[int]
 
 
-class Score(Query, frozen=True, forbid_unknown_fields=True):
+class Score(Query, frozen=True):
     """Scores from `start` on."""
 
     top_k: int
@@ -66,14 +66,14 @@ class Score(Query, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class Generate(Arguments, frozen=True, forbid_unknown_fields=True):
+class Generate(Arguments, frozen=True):
     """One answer."""
 
     ids: Array
     options: GenerationOptions
 
 
-class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
+class ContinueMany(Generate, frozen=True):
     """`n` answers."""
 
     n: int
@@ -81,21 +81,21 @@ class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class GenerateMany(Arguments, frozen=True, forbid_unknown_fields=True):
+class GenerateMany(Arguments, frozen=True):
     """An answer to each prompt."""
 
     prompts: list[Array]
     options: list[GenerationOptions]
 
 
-class BeamGenerate(Query, frozen=True, forbid_unknown_fields=True):
+class BeamGenerate(Query, frozen=True):
     """A beam search; `watched`: its Steps are sent."""
 
     options: BeamOptions
     watched: bool
 
 
-class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
+class Embed(Arguments, frozen=True):
     """A vector for each path."""
 
     paths: list[Array]
@@ -103,7 +103,7 @@ class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
     adapters: AdapterUses
 
 
-class Read(Query, frozen=True, forbid_unknown_fields=True):
+class Read(Query, frozen=True):
     """One of the scheduler's readings, with its own options, at some positions."""
 
     reading: str
@@ -111,13 +111,13 @@ class Read(Query, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Array | int | float | str]
 
 
-class Texts(Arguments, frozen=True, forbid_unknown_fields=True):
+class Texts(Arguments, frozen=True):
     """Some texts."""
 
     texts: list[str]
 
 
-class RenderChat(Arguments, frozen=True, forbid_unknown_fields=True):
+class RenderChat(Arguments, frozen=True):
     """A conversation."""
 
     messages: list[dict[str, Any]]
@@ -125,70 +125,70 @@ class RenderChat(Arguments, frozen=True, forbid_unknown_fields=True):
     add_generation_prompt: bool
 
 
-class Clear(Arguments, frozen=True, forbid_unknown_fields=True):
+class Clear(Arguments, frozen=True):
     """Whether next-token vectors are dropped in addition to the KV."""
 
     vectors: bool
 
 
-class Count(Arguments, frozen=True, forbid_unknown_fields=True):
+class Count(Arguments, frozen=True):
     """A number of vectors."""
 
     count: int
 
 
-class Budget(Arguments, frozen=True, forbid_unknown_fields=True):
+class Budget(Arguments, frozen=True):
     """Bytes of KV."""
 
     budget_bytes: int
 
 
-class Pin(Query, frozen=True, forbid_unknown_fields=True):
+class Pin(Query, frozen=True):
     """A path to keep under a number."""
 
     pin: int
 
 
-class Unpin(Arguments, frozen=True, forbid_unknown_fields=True):
+class Unpin(Arguments, frozen=True):
     """A pin's number."""
 
     pin: int
 
 
-class SaveBlocks(Query, frozen=True, forbid_unknown_fields=True):
+class SaveBlocks(Query, frozen=True):
     """A path to save."""
 
     replaces: int | None
 
 
-class CopyBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+class CopyBlocks(Arguments, frozen=True):
     """Blocks, and the other file."""
 
     keys: list[bytes]
     path: str
 
 
-class PinBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+class PinBlocks(Arguments, frozen=True):
     """Blocks, and the pin's name."""
 
     name: str
     keys: list[bytes]
 
 
-class KvSnapshot(Query, frozen=True, forbid_unknown_fields=True):
+class KvSnapshot(Query, frozen=True):
     """A path, and the file it goes to."""
 
     path: str
 
 
-class KvRestore(Arguments, frozen=True, forbid_unknown_fields=True):
+class KvRestore(Arguments, frozen=True):
     """A snapshot's file."""
 
     path: str
     upto: int | None
 
 
-class AddAdapter(Arguments, frozen=True, forbid_unknown_fields=True):
+class AddAdapter(Arguments, frozen=True):
     """An adapter's folder or id."""
 
     path: str
@@ -196,13 +196,13 @@ class AddAdapter(Arguments, frozen=True, forbid_unknown_fields=True):
     any_base: bool
 
 
-class AdapterName(Arguments, frozen=True, forbid_unknown_fields=True):
+class AdapterName(Arguments, frozen=True):
     """A registered adapter."""
 
     name: str
 
 
-class PushLora(Arguments, frozen=True, forbid_unknown_fields=True):
+class PushLora(Arguments, frozen=True):
     """An adapter, and its scale."""
 
     name: str
