@@ -19,7 +19,7 @@ from resources.processes import child_command
 from runtime.errors import ModelLoadError
 from runtime.loading.progress import OnProgress, Progress
 
-LOOK_SECONDS = 1.0  # longest time between two reports, even if the child is silent
+POLL_SECONDS = 1.0  # longest time between two reports, even if the child is silent
 
 
 class Child:
@@ -53,7 +53,7 @@ class Child:
         )
         if order:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_words` has the reason
+            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_error` has the reason
                 self._process.stdin.write(order)
                 self._process.stdin.flush()
 
@@ -70,13 +70,13 @@ class Child:
         self._errors.close()
 
     def lines(self) -> Iterator[bytes | None]:
-        """Lines of its standard output; None after each `LOOK_SECONDS` of silence."""
+        """Lines of its standard output; None after each `POLL_SECONDS` of silence."""
         assert self._process.stdout is not None
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                if not selector.select(timeout=LOOK_SECONDS):
+                if not selector.select(timeout=POLL_SECONDS):
                     yield None
                     continue
                 data = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]  # a BufferedReader, which typeshed calls IO
@@ -85,7 +85,7 @@ class Child:
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """The last line of its standard error, or its exit code. To be called after the end of `lines`."""
         code = self._process.wait()
         self._errors.seek(0)
@@ -105,7 +105,7 @@ def run_converter(
     """Runs the module with SOURCE TARGET OPTIONS; kills it on cancel, on a hang and on any error.
 
     Args:
-        module: A converter, which reports by `say`.
+        module: A converter, which reports by `write_message`.
         source: Its first argument.
         target: Its second argument: an empty folder.
         options: Its further arguments.
@@ -136,10 +136,10 @@ def run_converter(
             return int(answer["parameters"])
         if "error" in answer:
             raise ModelLoadError(str(answer["error"]))
-        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_error()})")
 
 
-def say(**message: object) -> None:
+def write_message(**message: object) -> None:
     """Writes one JSON object as a line."""
     sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]  # a child has a standard output
     sys.__stdout__.flush()  # type: ignore[union-attr]  # likewise

@@ -322,8 +322,8 @@ def state_numbers(config: Mapping[str, Any]) -> int:
     if number_of(text, "linear_num_value_heads"):  # gated delta rule
         values = number_of(text, "linear_num_value_heads") * number_of(text, "linear_value_head_dim")
         key = number_of(text, "linear_key_head_dim")
-        seen = 2 * number_of(text, "linear_num_key_heads") * key + values
-        return layers * (values * key + seen * number_of(text, "linear_conv_kernel_dim"))
+        convolved = 2 * number_of(text, "linear_num_key_heads") * key + values
+        return layers * (values * key + convolved * number_of(text, "linear_conv_kernel_dim"))
     return layers * number_of(text, "hidden_size") * number_of(text, "conv_L_cache")  # short convolutions
 
 

@@ -151,44 +151,44 @@ class DecoderShape:
         excess = 1.0 if self.family.gemma else 0.0
         yield Tensor("token_embd.weight", "model.embed_tokens.weight", (self.vocabulary, self.hidden))
         for n in range(self.layers):
-            there, here = f"blk.{n}", f"model.layers.{n}"
+            block, layer = f"blk.{n}", f"model.layers.{n}"
             norms = [
-                Tensor(f"{there}.{source}.weight", f"{here}.{target}.weight", (self.hidden,), excess=excess)
+                Tensor(f"{block}.{source}.weight", f"{layer}.{target}.weight", (self.hidden,), excess=excess)
                 for source, target in (_GEMMA_NORMS if self.family.gemma else _NORMS)
             ]
             yield norms[0]
-            yield from self._attention(there, f"{here}.self_attn")
+            yield from self._attention(block, f"{layer}.self_attn")
             yield from norms[1:3]
-            yield from self._mlp(there, f"{here}.mlp")
+            yield from self._mlp(block, f"{layer}.mlp")
             yield from norms[3:]
         yield Tensor("output_norm.weight", "model.norm.weight", (self.hidden,), excess=excess)
         if not self.tied:
             yield Tensor("output.weight", "lm_head.weight", (self.vocabulary, self.hidden))
 
-    def _attention(self, there: str, here: str) -> Iterator[Tensor]:
+    def _attention(self, block: str, layer: str) -> Iterator[Tensor]:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0))
         if self.family.fused:
-            yield Tensor(f"{there}.attn_qkv.weight", f"{here}.qkv_proj.weight", (q + 2 * kv, self.hidden))
+            yield Tensor(f"{block}.attn_qkv.weight", f"{layer}.qkv_proj.weight", (q + 2 * kv, self.hidden))
         for part, rows, permuted in () if self.family.fused else parts:
             heads = permuted if self.family.interleaved else 0
-            yield Tensor(f"{there}.attn_{part}.weight", f"{here}.{part}_proj.weight", (rows, self.hidden), heads)
+            yield Tensor(f"{block}.attn_{part}.weight", f"{layer}.{part}_proj.weight", (rows, self.hidden), heads)
             if self.family.biased:
-                yield Tensor(f"{there}.attn_{part}.bias", f"{here}.{part}_proj.bias", (rows,))
+                yield Tensor(f"{block}.attn_{part}.bias", f"{layer}.{part}_proj.bias", (rows,))
             if self.family.normed and part != "v":
                 excess = 1.0 if self.family.gemma else 0.0
-                target = f"{here}.{part}_norm.weight"
-                yield Tensor(f"{there}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
-        yield Tensor(f"{there}.attn_output.weight", f"{here}.o_proj.weight", (self.hidden, q))
+                target = f"{layer}.{part}_norm.weight"
+                yield Tensor(f"{block}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
+        yield Tensor(f"{block}.attn_output.weight", f"{layer}.o_proj.weight", (self.hidden, q))
 
-    def _mlp(self, there: str, here: str) -> Iterator[Tensor]:
+    def _mlp(self, block: str, layer: str) -> Iterator[Tensor]:
         up = (self.intermediate, self.hidden)
         if self.family.fused:
-            yield Tensor(f"{there}.ffn_up.weight", f"{here}.gate_up_proj.weight", (2 * self.intermediate, self.hidden))
+            yield Tensor(f"{block}.ffn_up.weight", f"{layer}.gate_up_proj.weight", (2 * self.intermediate, self.hidden))
         else:
-            yield Tensor(f"{there}.ffn_gate.weight", f"{here}.gate_proj.weight", up)
-            yield Tensor(f"{there}.ffn_up.weight", f"{here}.up_proj.weight", up)
-        yield Tensor(f"{there}.ffn_down.weight", f"{here}.down_proj.weight", up[::-1])
+            yield Tensor(f"{block}.ffn_gate.weight", f"{layer}.gate_proj.weight", up)
+            yield Tensor(f"{block}.ffn_up.weight", f"{layer}.up_proj.weight", up)
+        yield Tensor(f"{block}.ffn_down.weight", f"{layer}.down_proj.weight", up[::-1])
 
     def config(self) -> dict[str, Any]:
         """config.json; rope in both spellings where there is one base."""

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the small files beside it.
+"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the model's small files.
 
 transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and silently splits an unknown
 kind as GPT-2 ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from the
