@@ -177,10 +177,10 @@ def _check_peft_settings(where: Path, config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if name not in _HARMLESS and value not in (None, False, [], {}, ""):
             raise AdapterError(f"{where}: {name}={value!r:.80} changes what the adapter computes and is not supported")
-    begun = config.get("init_lora_weights")
-    if isinstance(begun, str) and begun.startswith(_CHANGES_BASE):
+    initialisation = config.get("init_lora_weights")
+    if isinstance(initialisation, str) and initialisation.startswith(_CHANGES_BASE):
         raise AdapterError(
-            f"{where}: init_lora_weights={begun!r} changed the base model's weights as well; save it with peft's "
+            f"{where}: init_lora_weights={initialisation!r} changed the base model's weights as well; save it with peft's "
             "path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         )
 

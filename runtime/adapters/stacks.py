@@ -83,13 +83,13 @@ def uses(stacks: TokenStacks | None) -> list[Use]:
 
 
 def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Use:
-    alike = len(set(scales.values())) == 1
-    one = next(iter(scales.values()))
-    if whole and alike:
-        return Use(digest, None, one)
+    same_scale = len(set(scales.values())) == 1
+    scale = next(iter(scales.values()))
+    if whole and same_scale:
+        return Use(digest, None, scale)
     rows = np.flatnonzero(np.isin(of, list(scales)))
-    if alike:
-        return Use(digest, rows, one)
+    if same_scale:
+        return Use(digest, rows, scale)
     return Use(digest, rows, np.array([scales[number] for number in of[rows].tolist()], np.float32))
 
 
@@ -118,10 +118,10 @@ class Tags:
         """Removes the namespaces whose numbers are not `used`, once there are twice as many as the last time left."""
         if len(self._numbers) < max(self.LEAST, self._most):
             return
-        kept = used() | {0}
-        self._numbers = {namespace: number for namespace, number in self._numbers.items() if number in kept}
-        self._stacks = {number: self._stacks[number] for number in kept}
-        self._most = 2 * len(kept)
+        numbers = used() | {0}
+        self._numbers = {namespace: number for namespace, number in self._numbers.items() if number in numbers}
+        self._stacks = {number: self._stacks[number] for number in numbers}
+        self._most = 2 * len(numbers)
 
     def tag(self, namespace: Hashable) -> int:
         """The number added to the ids of a namespace's tokens."""

@@ -1,4 +1,4 @@
-"""Adapter operations: registered by folder, loaded beside the base's weights, stacked."""
+"""Operations on adapters: register, load, unload, stack."""
 
 from __future__ import annotations
 

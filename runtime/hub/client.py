@@ -108,7 +108,7 @@ def replies(order: Order, progress: OnDownload = ignore_progress, pause: threadi
                 break
             yield reply
         else:
-            raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_words()})")
+            raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_error()})")
     kept = sum(note.kept for note in unfinished_downloads() if note.repository == order.repository.partition("@")[0])
     raise DownloadError(f"{about}: paused ({kept:,} bytes are kept: the same command goes on with them)", "paused", kept)
 

@@ -73,9 +73,9 @@ class Fetcher:
         asyncio.run(self._wait(seconds, why))
 
     async def _fetch_all(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
-        alike: dict[str, list[HubFile]] = {}  # files of equal content share a part file
+        by_content: dict[str, list[HubFile]] = {}  # files of equal content share a part file
         for file in files:
-            alike.setdefault(file.oid, []).append(file)
+            by_content.setdefault(file.oid, []).append(file)
         sums: dict[str, str] = {}
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -86,7 +86,7 @@ class Fetcher:
         async with get_async_session() as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for each in alike.values():
+                    for each in by_content.values():
                         group.create_task(one(client, each))
             except BaseExceptionGroup as faults:  # the first failure stopped all
                 raise faults.exceptions[0] from faults.exceptions[0].__cause__
@@ -207,29 +207,29 @@ class Download:
             DownloadError: With the cause and the kept bytes; the shelf is unchanged.
         """
         ensure_models_dir()
-        with PartialDownload(self._hub_id.repository) as kept:
+        with PartialDownload(self._hub_id.repository) as partial:
             try:
-                plan = self.plan(kept.folder)
+                plan = self.plan(partial.folder)
                 if planned is not None:
                     planned(plan)
                 if plan.here:
-                    kept.clear()
+                    partial.clear()
                     return plan.here
-                kept.keep(plan)
+                partial.write_note(plan)
                 self._check_room(plan)
                 self._reporter.begin(plan.files, kept_bytes(plan.repository, plan.files))
-                sums = self._fetcher.fetch(self._listing, plan.files, kept.folder)
+                sums = self._fetcher.fetch(self._listing, plan.files, partial.folder)
                 self._reporter.state("install")
-                install_download(plan, kept.folder, sums, self._endpoint)
+                install_download(plan, partial.folder, sums, self._endpoint)
             except DownloadError as fault:
-                raise self._explained(fault, kept) from fault
+                raise self._explained(fault, partial) from fault
             except ModelLoadError as fault:  # complete, but cannot be installed
-                here, repository = kept.bytes(), self._hub_id.repository
-                what = f"{here:,} bytes are kept until `elsewise models remove {repository}`"
-                raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", here) from fault
+                received, repository = partial.bytes(), self._hub_id.repository
+                what = f"{received:,} bytes are kept until `elsewise models remove {repository}`"
+                raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", received) from fault
             except OSError as fault:
-                raise self._explained(DownloadError(str(fault), "space"), kept) from fault
-            kept.clear()
+                raise self._explained(DownloadError(str(fault), "space"), partial) from fault
+            partial.clear()
             return plan.name
 
     def _read(self, listing: Listing, files: Iterable[HubFile], scratch: Path) -> dict[str, Mapping[str, Any]]:
@@ -255,16 +255,16 @@ class Download:
                 "space",
             )
 
-    def _explained(self, fault: DownloadError, kept: PartialDownload) -> DownloadError:
+    def _explained(self, fault: DownloadError, partial: PartialDownload) -> DownloadError:
         """Adds the repository and the kept bytes to an error."""
-        where, message, here = str(self._hub_id), str(fault), kept.bytes()
+        where, message, received = str(self._hub_id), str(fault), partial.bytes()
         message = message if message.startswith(self._hub_id.repository) else f"{where}: {message}"
         if fault.reason == "unsuitable":
-            kept.clear()
+            partial.clear()
             return DownloadError(message, fault.reason)
-        if here:
-            message += f" ({here:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
-        return DownloadError(message, fault.reason, here)
+        if received:
+            message += f" ({received:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
+        return DownloadError(message, fault.reason, received)
 
 
 def _free() -> int:

@@ -24,10 +24,10 @@ class ProgressReporter:
         self._busy: set[str] = set()  # files with a running transfer
         self._rate = TransferRate(self._clock)
 
-    def begin(self, files: Iterable[HubFile], here: Iterable[int]) -> None:
-        """Starts counting these files; bytes received earlier (`here`) count as done, but not for the rate."""
+    def begin(self, files: Iterable[HubFile], received: Iterable[int]) -> None:
+        """Starts counting these files; bytes `received` earlier count as done, but not for the rate."""
         files = list(files)
-        self._done = {file.name: size for file, size in zip(files, here, strict=True)}
+        self._done = {file.name: size for file, size in zip(files, received, strict=True)}
         self._total, self._sum = sum(file.size for file in files), sum(self._done.values())
         self._rate = TransferRate(self._clock)
         self._rate.note(self._sum)

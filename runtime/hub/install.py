@@ -36,9 +36,9 @@ def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], 
     adapter = plan.kind == "adapter"
 
     def write(hidden: Path) -> int:
-        last = {file.oid: file.name for file in plan.files}
+        last_names = {file.oid: file.name for file in plan.files}
         for file in plan.files:
-            _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
+            _move(folder / f"{file.oid}.part", hidden / file.name, last=last_names[file.oid] == file.name)
         _note_for_huggingface(hidden, plan)
         return _parameters(hidden, plan)
 
@@ -88,21 +88,21 @@ def _header(folder: Path) -> AdapterHeader:
         raise ModelLoadError(str(fault)) from fault
 
 
-def _move(there: Path, here: Path, *, alone: bool) -> None:
+def _move(source: Path, target: Path, *, last: bool) -> None:
     """Links a file where the disk supports links, so that a refusal leaves the fetched file.
 
     Args:
-        there: The fetched file.
-        here: Its new name.
-        alone: The content has no further name.
+        source: The fetched file.
+        target: Its new name.
+        last: No other name needs the same content.
     """
     try:
-        os.link(there, here)
+        os.link(source, target)
     except OSError:
-        if alone:
-            there.rename(here)
+        if last:
+            source.rename(target)
         else:
-            shutil.copyfile(there, here)
+            shutil.copyfile(source, target)
 
 
 def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:

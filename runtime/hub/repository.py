@@ -87,7 +87,7 @@ _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "
 
 
 def kind_of(names: Collection[str]) -> Kind:
-    """The kind of a repository by its files; one with a whole model is a model even beside an adapter's configuration."""
+    """The kind of a repository by its files; a whole model with an adapter's configuration is a model."""
     whole = "config.json" in names and any(_is_weights(name) for name in names)
     return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
 

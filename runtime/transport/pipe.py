@@ -149,7 +149,7 @@ class PipeTransport:
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
         """Runs by branch as they arrive; a stream that is closed early is cancelled in the engine too."""
         dropped: set[int] = set()
-        begun: list[Callable[[int], None]] = []  # `drop_in_engine`, while the call runs
+        running: list[Callable[[int], None]] = []  # `drop_in_engine`, while the call runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
@@ -162,18 +162,18 @@ class PipeTransport:
 
             for branch in dropped:
                 drop_in_engine(branch)
-            begun.append(drop_in_engine)
+            running.append(drop_in_engine)
             try:
                 async for item in stream.runs():
                     yield item
             finally:
-                begun.clear()
+                running.clear()
                 stream.left = True
                 self._link.cancel(ticket.id)
 
         def drop(branch: int) -> None:
             dropped.add(branch)
-            for drop_in_engine in begun:
+            for drop_in_engine in running:
                 drop_in_engine(branch)
 
         return Branches(read(), drop)

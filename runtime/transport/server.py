@@ -126,8 +126,8 @@ class Server:
                 case Call():
                     if request.id in self._calls:
                         raise MessageError(f"a second call with id {request.id}")
-                    begun = self._calls[request.id] = asyncio.create_task(self._answer(request))
-                    begun.add_done_callback(partial(self._forget, request.id))  # runs even if it is cancelled at once
+                    answer = self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    answer.add_done_callback(partial(self._forget, request.id))  # runs even if it is cancelled at once
                     if self._pusher is None:
                         self._pusher = asyncio.create_task(self._push_while_busy())
                 case Cancel():
@@ -230,13 +230,13 @@ class Server:
         for branch in self._dropped.pop(call, ()):
             branches.drop(branch)
         self._branches[call] = branches
-        begun = False
+        first = True
         try:
             async with aclosing(branches):
                 async for branch, run in branches:
                     chunk = Chunk(call, pack_run(run), branch)
-                    self._post(encode(chunk), news=not begun)  # counters of the prompt are sent first
-                    begun = True
+                    self._post(encode(chunk), news=first)  # counters of the prompt are sent first
+                    first = False
                     await self.connection.drained()
         finally:
             del self._branches[call]
