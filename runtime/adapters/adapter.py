@@ -1,4 +1,4 @@
-"""An adapter as plain numbers, whatever layout its file had."""
+"""An adapter as plain numbers, independent of the layout of its file."""
 
 from __future__ import annotations
 

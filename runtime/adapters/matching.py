@@ -15,7 +15,7 @@ from runtime.errors import AdapterError
 from runtime.options.checking import nearest
 from runtime.records import Float32
 
-# Prefixes of libraries and wrappers to the same module
+# Prefixes that libraries and wrappers put before the path of a module
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
 
 # Words about the form of a model: width of its numbers, quantisation, library

@@ -104,7 +104,7 @@ class Tags:
     """
 
     SHIFT = 32
-    LEAST = 1024  # namespaces that are never removed, used or not
+    LEAST = 1024  # below this number of namespaces none is removed
 
     def __init__(self, base: Hashable) -> None:
         self.base = base
@@ -115,7 +115,7 @@ class Tags:
         self.several = False
 
     def shrink(self, used: Callable[[], set[int]]) -> None:
-        """Removes the namespaces whose numbers are not `used`, once there are twice as many as the last time left."""
+        """Removes the namespaces whose numbers are not `used`, once there are twice as many as the last removal left."""
         if len(self._numbers) < max(self.LEAST, self._most):
             return
         numbers = used() | {0}

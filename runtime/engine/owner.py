@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime.backends.packs.packed import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
-from runtime.info import CacheReport, Metrics
+from runtime.info import CacheReport
 from runtime.memory import limit_arenas, return_memory
 from runtime.scheduler.jobs import CallJob, Job, Turn
 from runtime.scheduler.loop import Scheduler, typed
@@ -60,11 +60,6 @@ class Engine:
             self.end()
             raise
 
-    @property
-    def metrics(self) -> Metrics:
-        """The counters as of the last step."""
-        return self.scheduler.counters.latest
-
     def heartbeat(self) -> tuple[int, str, int]:
         """Steps done, the phase ("loading", "step" or "idle"), and calls of the model and its layers (progress in a step)."""
         if self._phase == "loading":
@@ -90,7 +85,7 @@ class Engine:
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more; None while it lives."""
+        """The error of new calls; None while the engine lives."""
         if os.getpid() != self._pid:
             return ForkedError.of(self._pid)
         return SessionClosedError("the model is closed; load it again") if self._closing else None

@@ -106,12 +106,12 @@ class DownloadPlan:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights among them."""
+        """Bytes of the safetensors files."""
         return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
 
 

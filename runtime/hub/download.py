@@ -35,7 +35,7 @@ from runtime.loading.model_folder import INDEX, open_folder, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, ensure_models_dir, models_dir, shelf_path
 from runtime.version import __version__
 
-AT_ONCE = 3  # files: one connection seldom fills a line, and hubs limit their number
+AT_ONCE = 3  # files: one connection seldom uses the full bandwidth, and hubs limit the number of connections
 _PAUSE_SECONDS = 0.5  # between two reports while waiting
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -101,7 +101,7 @@ class Fetcher:
             self._reporter.check(file, 0)
             for _ in part.read_back():
                 self._reporter.check(file, part.done)
-                await asyncio.sleep(0)  # hashing a large part takes seconds: let others run
+                await asyncio.sleep(0)  # hashing a large part takes seconds: other transfers run in between
 
             def report() -> None:
                 self._reporter.fetch(file, part.done)

@@ -149,7 +149,7 @@ async def fetch_part(
                 return
             part.restart()
             wrong += 1
-            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: once from the start
+            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: the whole file is fetched once more
                 raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
         before = part.done
         try:

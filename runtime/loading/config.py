@@ -161,8 +161,8 @@ _FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # by model_ty
         "gemma4_unified_text": _IMAGES,
     }
 )
-_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # given: not hidden_size / heads
-_ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters (whole, or by kind of layer) and of rope_scaling
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # else it is hidden_size / heads
+_ROPE: Mapping[str, Field] = MappingProxyType(  # fields of rope_parameters (also by kind of layer) and of rope_scaling
     {
         **dict.fromkeys(("rope_type", "type"), TEXT),
         "rope_theta": _THETA,
@@ -194,7 +194,7 @@ _TOKEN_PATHS = (
     *("layer_types", "sliding_window", "attention_chunk_size", "no_rope_layers", "use_cache", "time_step_limit"),
     *("rope_parameters", "rope_scaling"),
 )
-_SHOWN = 60  # characters of a value
+_SHOWN = 60  # characters of a value in a message
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,14 +132,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Syncs the content of a folder's files, then their names."""
+    """Flushes the content of a folder's files, then their names, to the disk."""
     for path in folder.iterdir():
         sync_folder(path)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs the names in a folder, or the content of a file."""
+    """Flushes the names in a folder, or the content of a file, to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -29,8 +29,8 @@ CONTEXT = 8192  # tokens, by default
 _LIBRARIES = {"hf": 505_000_000, "mlx": 430_000_000}
 _RESIDENT = 0.8  # of a converted file at the peak: 0.75 to 0.81 where the same weights were stored in 16 and in 32 bits
 _METAL_SHARE = 0.7  # of a Mac's memory: about Metal's recommended limit
-_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # by safetensors' name
-_SCORES = 96  # bytes of a token's scores
+_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # names of safetensors: those of the options
+_SCORES = 96  # bytes of the cached scores of a token
 _VECTORS = 16  # logits vectors in the cache
 _CHECKPOINT = 512  # tokens between two cached recurrent states, at most
 

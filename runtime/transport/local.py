@@ -133,7 +133,7 @@ class EngineState:
 
     @property
     def metrics(self) -> Metrics:
-        return self._engine.metrics
+        return self._engine.scheduler.counters.latest
 
     @property
     def cache(self) -> CacheReport:

@@ -47,7 +47,7 @@ class CheckedGguf:
         return any(kept_form(self.header, tensor) for tensor in self.tensors)
 
     def written_bytes(self, *, quantised: bool) -> int:
-        """Size of the weights once converted."""
+        """Bytes of the converted weights."""
         return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
 
 

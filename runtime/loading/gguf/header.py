@@ -138,7 +138,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A cursor that never passes the end of the file."""
+    """Reads a header from the start of a file; every read is checked against the file's size."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
@@ -230,7 +230,7 @@ class _Reader:
         return name, shape, self.u32(f"the format of {name}"), self.u64(f"the offset of {name}")
 
     def placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, TensorInfo]:
-        """Tensors with their places: one after the other, without gap or overlap, to the end of the file."""
+        """Tensors by name; they must follow each other without gap or overlap to the end of the file."""
         tensors: dict[str, TensorInfo] = {}
         end = start
         for name, shape, kind, offset in entries:
