@@ -32,10 +32,8 @@ def plan_download(model: str, progress: OnDownload = ignore_progress) -> Downloa
     Raises:
         DownloadError: It cannot be looked up, or cannot run here.
     """
-    for reply in replies(Order("plan", str(HubId.parse(model))), progress):
-        if reply.plan is not None:
-            return reply.plan
-    raise DownloadError(f"{model}: the download ended without an answer")
+    order = Order("plan", str(HubId.parse(model)))
+    return next(reply.plan for reply in _replies(order, progress) if reply.plan is not None)
 
 
 def fetch_model(model: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None) -> ModelFolder:
@@ -87,8 +85,8 @@ def fetch_any(
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
-def replies(order: Order, progress: OnDownload = ignore_progress, pause: threading.Event | None = None) -> Iterator[Reply]:
-    """Replies of a child to an order.
+def _replies(order: Order, progress: OnDownload = ignore_progress, pause: threading.Event | None = None) -> Iterator[Reply]:
+    """Replies of a child to an order. It never ends normally: it raises, or the caller stops reading, which ends the child.
 
     Raises:
         DownloadError: Its error, or `pause` was set ("paused").
@@ -115,10 +113,8 @@ def replies(order: Order, progress: OnDownload = ignore_progress, pause: threadi
 
 def _fetched(repository: str, kind: Kind | None, progress: OnDownload, pause: threading.Event | None) -> str:
     """Fetches a repository; returns its id on the shelf."""
-    for reply in replies(Order("fetch", str(HubId.parse(repository)), kind), progress, pause):
-        if reply.name:
-            return reply.name
-    raise DownloadError(f"{repository}: the download ended without an answer")
+    order = Order("fetch", str(HubId.parse(repository)), kind)
+    return next(reply.name for reply in _replies(order, progress, pause) if reply.name)
 
 
 MOST_FOUND = 100
@@ -141,10 +137,7 @@ def search_models(query: str, limit: int = 20) -> tuple[HubModel, ...]:
         raise InvalidRequestError(f"a search needs words, at most {_LONGEST_QUERY} characters of them")
     if not 1 <= limit <= MOST_FOUND:
         raise InvalidRequestError(f"a search finds from 1 to {MOST_FOUND} models, not {limit}")
-    for reply in replies(Order("search", query=words, limit=limit)):
-        if reply.found is not None:
-            return reply.found
-    raise DownloadError("the search ended without an answer")
+    return next(reply.found for reply in _replies(Order("search", query=words, limit=limit)) if reply.found is not None)
 
 
 def token_owner(token: str = "") -> str:
@@ -156,7 +149,4 @@ def token_owner(token: str = "") -> str:
     Raises:
         DownloadError: There is no token, the hub does not know it ("denied"), or it cannot be reached.
     """
-    for reply in replies(Order("whoami", token=token.strip())):
-        if reply.name:
-            return reply.name
-    raise DownloadError("the hub gave no answer")
+    return next(reply.name for reply in _replies(Order("whoami", token=token.strip())) if reply.name)
