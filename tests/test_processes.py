@@ -36,7 +36,7 @@ print("grammar:", Grammar.regex("yes|no").label)
 print("template:", ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "hello"}]))
 print("engine:", asyncio.run(shape()))
 with Child("runtime.hub.child", order=b"{}\\n") as hub:  # an order without a task
-    print("hub:", list(hub.lines()), hub.last_words())
+    print("hub:", list(hub.lines()), hub.last_error())
 try:
     apart(folder / "none.elsewise", folder / "blocks.kv", [b"key"], budget=1 << 20)
 except OSError as fault:

@@ -1,4 +1,4 @@
-"""An adapter as plain numbers, whatever layout its file had."""
+"""An adapter as plain numbers, independent of the layout of its file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LowRank:
     a: Float32  # ``(rank, in) float32``
     b: Float32  # ``(out, rank) float32``
     scaling: float  # alpha / rank, or the layout's own
-    # ``(out, in) float32``: a copy of the module's weights in the file, if any (peft saves one of a head). A backend refuses
-    # the adapter if it differs from the model's
+    # ``(out, in) float32``: a copy of the module's own weights, if the file has one (peft saves it for a head). A backend
+    # refuses the adapter if it differs from the model's
     base: Float32 | None = None
 
     @property
@@ -41,11 +41,11 @@ class Adapter:
     """The weights of an adapter by module path."""
 
     modules: Mapping[str, LowRank]  # low-rank products by module path
-    digest: str  # SHA-256 of the numbers, equal for equal adapters of any file
+    digest: str  # SHA-256 of the numbers, the same in any layout or file
 
     @classmethod
     def of(cls, modules: Mapping[str, LowRank]) -> Adapter:
-        """Adds the digest."""
+        """An adapter with its digest."""
         return cls(modules, digest_of(modules))
 
 

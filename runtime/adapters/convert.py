@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from runtime.adapters.adapter import LowRank
-from runtime.adapters.folder import CONFIG, read_header
+from runtime.adapters.folder import read_header
 from runtime.adapters.layouts import (
     MLX_ENDINGS,
     MLX_WEIGHTS,
@@ -22,6 +22,7 @@ from runtime.adapters.layouts import (
     AdapterHeader,
 )
 from runtime.errors import AdapterError
+from runtime.loading.paths import ADAPTER_CONFIG
 from runtime.records import Float32
 
 Layout = Literal["peft", "mlx"]
@@ -30,8 +31,8 @@ Layout = Literal["peft", "mlx"]
 def convert_adapter(source: str | Path, target: Path, layout: Layout) -> Path:
     """Writes an adapter in another layout: the same numbers, transposed and renamed.
 
-    Both backends read both layouts; this is for the libraries themselves. mlx-lm has one rank and one scale for all modules:
-    smaller products are padded with zeros, other scalings are multiplied into B.
+    Both backends read both layouts; this is for peft and mlx-lm. mlx-lm has one rank and one scale for all modules: smaller
+    products are padded with zeros, other scalings are multiplied into B.
 
     Args:
         source: An adapter folder, or an id on the shelf.
@@ -58,7 +59,7 @@ def convert_adapter(source: str | Path, target: Path, layout: Layout) -> Path:
     tensors, config = _as_mlx(header, modules) if layout == "mlx" else _as_peft(header, modules)
     weights = MLX_WEIGHTS if layout == "mlx" else PEFT_WEIGHTS
     save_file(tensors, target / weights, metadata={"format": "mlx" if layout == "mlx" else "pt"})
-    (target / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
+    (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
     return target
 
 

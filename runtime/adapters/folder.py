@@ -1,4 +1,4 @@
-"""Adapter folders: found by path or id, read, imported onto the shelf. Pickles are never opened."""
+"""Finds adapter folders by path or id, reads them, and imports them onto the shelf. Pickles are never opened."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from runtime.loading.integrity import (
     read_manifest,
     verify,
 )
-from runtime.loading.model_folder import check_entries, read_json
+from runtime.loading.model_folder import PICKLES, check_entries, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, is_adapter, is_model_id, models_dir, shelf_id, shelf_path
 from runtime.loading.progress import OnProgress, counting_bytes, ignore_progress
 from runtime.options.checking import shown
 from runtime.shelf.atomic_install import copy_files, install, shelf_folders
 
-CONFIG = ADAPTER_CONFIG
 _NAMED = 8  # adapters in a message
-_NEVER_OPENED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz")
+_NEVER_OPENED = (*PICKLES, ".npz")
 
 
 def read_header(source: str | Path) -> AdapterHeader:
@@ -46,14 +45,14 @@ def read_header(source: str | Path) -> AdapterHeader:
         manifest = read_manifest(folder)
         if manifest is not None:
             verify(folder, manifest)
-        config = read_json(folder / CONFIG)
+        config = read_json(folder / ADAPTER_CONFIG)
     except ModelLoadError as fault:
         raise AdapterError(str(fault)) from fault
     if linked:
         raise AdapterError(f"{linked[0]}; put the file itself there")
     if config is None:
         what = "a whole model" if (folder / "config.json").is_file() else "no adapter"
-        raise AdapterError(f"{folder}: no {CONFIG}; this folder holds {what}")
+        raise AdapterError(f"{folder}: no {ADAPTER_CONFIG}; this folder holds {what}")
     mlx = "peft_type" not in config and ("lora_parameters" in config or "fine_tune_type" in config)
     weights = MLX_WEIGHTS if mlx else PEFT_WEIGHTS
     if not (folder / weights).is_file():
@@ -75,11 +74,11 @@ def adapter_folder(source: str | Path) -> Path:
     if path.is_dir():
         return path.absolute()
     if path.is_file():
-        raise AdapterError(f"{path}: a file; give the folder that has {CONFIG} and the weights")
+        raise AdapterError(f"{path}: a file; give the folder that has {ADAPTER_CONFIG} and the weights")
     if isinstance(source, str) and is_model_id(source):
         return _shelved(source)
     raise AdapterError(
-        f"{source}: no such folder; give a folder with {CONFIG} in it, or an id on the shelf (there: {on_the_shelf()})"
+        f"{source}: no such folder; give a folder with {ADAPTER_CONFIG} in it, or an id on the shelf (there: {on_the_shelf()})"
     )
 
 
@@ -175,7 +174,7 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     Args:
         path: The folder, in peft's layout or mlx-lm's; it is only read, and no other file in it is opened.
         name: Its id: ``name`` or ``org/name@revision``; derived from the folder's name by default.
-        progress: Called while bytes are read or copied; raising in it cancels the import.
+        progress: Called while bytes are read or copied; an exception from it cancels the import.
 
     Returns:
         The adapter. An existing one of the same content and name is returned as it is.
@@ -187,10 +186,10 @@ def import_adapter(path: str | Path, name: str | None = None, progress: OnProgre
     source = adapter_folder(Path(path))
     header = read_header(source)
     header.read()  # refuses NaN, infinity and truncated files
-    files = [source / CONFIG, header.weights]
+    files = [source / ADAPTER_CONFIG, header.weights]
     needed = sum(file.stat().st_size for file in files)
-    tell = counting_bytes(progress, "check", needed)
-    sha256 = digest_of_all({file.name: known_sha256(file, tell) for file in files})
+    on_read = counting_bytes(progress, needed)
+    sha256 = digest_of_all({file.name: known_sha256(file, on_read) for file in files})
 
     def write(hidden: Path) -> int:
         copy_files(files, hidden, progress)

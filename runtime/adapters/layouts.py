@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError, deserialize
 
 from resources.files import read_regular
 from runtime.adapters.adapter import Adapter, Kind, LowRank, ModuleShape
 from runtime.adapters.uses import MOST_INVOCATION
 from runtime.errors import AdapterError
+from runtime.loading.paths import ADAPTER_CONFIG
+from runtime.loading.safetensors import tensor_forms
 from runtime.records import Float32
 
 
@@ -25,7 +27,7 @@ class Pair:
 
     a: str  # names of tensors
     b: str
-    transposed: bool  # (in, rank) and (rank, out), as mlx-lm writes them
+    transposed: bool  # A is ``(in, rank)`` and B ``(rank, out)``, as mlx-lm writes them
     rank: int
     shape: ModuleShape
     scaling: float
@@ -34,7 +36,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterHeader:
-    """An adapter folder by its configuration and the header of its weights; numbers are not read yet."""
+    """An adapter folder by its configuration and the header of its weights, without the numbers."""
 
     folder: Path
     weights: Path  # a safetensors file
@@ -108,7 +110,7 @@ def pairs_of(
     return found
 
 
-def number(folder: Path, name: str, value: Any, *, above: float = -math.inf) -> float:
+def _number(where: Path, name: str, value: Any, *, above: float = -math.inf) -> float:
     """A finite number of a configuration.
 
     Raises:
@@ -116,11 +118,11 @@ def number(folder: Path, name: str, value: Any, *, above: float = -math.inf) -> 
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= above:
         limit = "" if above == -math.inf else f" above {above:g}"
-        raise AdapterError(f"{folder / 'adapter_config.json'}: {name} must be a finite number{limit}, not {value!r:.60}")
+        raise AdapterError(f"{where}: {name} must be a finite number{limit}, not {value!r:.60}")
     return float(value)
 
 
-MAX_BYTES = 64 << 30  # read whole; adapters of the largest models have a few GB
+MAX_BYTES = 64 << 30  # of a file, which is read whole; adapters of the largest models have a few GB
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_ENDINGS = (".lora_A.weight", ".lora_B.weight")
@@ -135,7 +137,7 @@ _HARMLESS = frozenset(
     | {"megatron_core", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "alora_invocation_tokens"}
     | {"alora_invocation_string", "invocation_string", "ensure_weight_tying", "runtime_config"}
 )
-# Initialisations that change the base's weights: the adapter adds to the changed weights only
+# Initialisations that change the base's weights; such an adapter is right with the changed weights only
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -145,8 +147,8 @@ def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     Raises:
         AdapterError: Not a plain or activated LoRA (names the setting), or damaged.
     """
-    _check_peft_settings(folder, config)
-    weights = folder / PEFT_WEIGHTS
+    where, weights = folder / ADAPTER_CONFIG, folder / PEFT_WEIGHTS
+    _check_peft_settings(where, config)
     shapes = tensor_shapes(weights)
     copies = {name for name in shapes if name.endswith(PEFT_BASE) and name.removesuffix(PEFT_BASE) + PEFT_ENDINGS[0] in shapes}
     found = pairs_of(weights, {n: s for n, s in shapes.items() if n not in copies}, PEFT_ENDINGS, transposed=False)
@@ -155,20 +157,19 @@ def read_peft_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
         path, copy = tensor_path.removeprefix(PEFT_PREFIX), tensor_path + PEFT_BASE
         if copy in copies and shapes[copy] != shape[::-1]:
             raise AdapterError(f"{weights}: {copy} {shapes[copy]} and the product of shape {shape[::-1]} do not fit together")
-        scaling = _scaling(folder, config, path, rank)
+        scaling = _scaling(where, config, path, rank)
         modules[path] = Pair(a, b, False, rank, shape, scaling, copy if copy in copies else None)
     return AdapterHeader(
         folder=folder,
         weights=weights,
         layout="peft",
         base=str(config.get("base_model_name_or_path") or ""),
-        invocation=_invocation(folder, config),
+        invocation=_invocation(where, config),
         modules=modules,
     )
 
 
-def _check_peft_settings(folder: Path, config: Mapping[str, Any]) -> None:
-    where = folder / "adapter_config.json"
+def _check_peft_settings(where: Path, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise AdapterError(f"{where}: peft_type is {config.get('peft_type')!r}; only LORA adapters are supported")
     if config.get("bias", "none") != "none":
@@ -176,49 +177,46 @@ def _check_peft_settings(folder: Path, config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if name not in _HARMLESS and value not in (None, False, [], {}, ""):
             raise AdapterError(f"{where}: {name}={value!r:.80} changes what the adapter computes and is not supported")
-    begun = config.get("init_lora_weights")
-    if isinstance(begun, str) and begun.startswith(_CHANGES_BASE):
+    initialisation = config.get("init_lora_weights")
+    if isinstance(initialisation, str) and initialisation.startswith(_CHANGES_BASE):
         raise AdapterError(
-            f"{where}: init_lora_weights={begun!r} changed the base model's weights as well; save it with peft's "
+            f"{where}: init_lora_weights={initialisation!r} changed the base model's weights as well; save it with peft's "
             "path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         )
 
 
-def _scaling(folder: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
+def _scaling(where: Path, config: Mapping[str, Any], path: str, rank: int) -> float:
     """Alpha / rank (rank-stabilised: its square root); peft's patterns may set both by module."""
-    said = _by_pattern(folder, "rank_pattern", config, path, config.get("r", rank))
-    if number(folder, "r", said, above=0) != rank:
-        raise AdapterError(f"{folder / 'adapter_config.json'}: r is {said} for {path}, but its tensors have rank {rank}")
-    alpha = number(folder, "lora_alpha", _by_pattern(folder, "alpha_pattern", config, path, config.get("lora_alpha", 8)))
+    named = _by_pattern(where, "rank_pattern", config, path, config.get("r", rank))
+    if _number(where, "r", named, above=0) != rank:
+        raise AdapterError(f"{where}: r is {named} for {path}, but its tensors have rank {rank}")
+    alpha = _number(where, "lora_alpha", _by_pattern(where, "alpha_pattern", config, path, config.get("lora_alpha", 8)))
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
-def _by_pattern(folder: Path, name: str, config: Mapping[str, Any], path: str, otherwise: Any) -> Any:
+def _by_pattern(where: Path, name: str, config: Mapping[str, Any], path: str, otherwise: Any) -> Any:
     patterns = config.get(name) or {}
     if not isinstance(patterns, Mapping):
-        raise AdapterError(f"{folder / 'adapter_config.json'}: {name} is a mapping, not {patterns!r:.60}")
+        raise AdapterError(f"{where}: {name} is a mapping, not {patterns!r:.60}")
     for pattern, value in patterns.items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", path):
                 return value
         except re.error as fault:
-            raise AdapterError(f"{folder / 'adapter_config.json'}: {name} {pattern!r:.60} is no pattern ({fault})") from fault
+            raise AdapterError(f"{where}: {name} {pattern!r:.60} is no pattern ({fault})") from fault
     return otherwise
 
 
-def _invocation(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+def _invocation(where: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = config.get("alora_invocation_tokens")
     if tokens is None:
         return ()
     whole = isinstance(tokens, list) and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
     if not whole or not tokens:
-        raise AdapterError(
-            f"{folder / 'adapter_config.json'}: alora_invocation_tokens is a list of token ids, not {tokens!r:.80}"
-        )
+        raise AdapterError(f"{where}: alora_invocation_tokens is a list of token ids, not {tokens!r:.80}")
     if len(tokens) > MOST_INVOCATION:
         raise AdapterError(
-            f"{folder / 'adapter_config.json'}: alora_invocation_tokens has {len(tokens):,} ids, "
-            f"at most {MOST_INVOCATION:,} are looked for"
+            f"{where}: alora_invocation_tokens has {len(tokens):,} ids, at most {MOST_INVOCATION:,} are looked for"
         )
     return tuple(tokens)
 
@@ -233,13 +231,13 @@ def read_mlx_header(folder: Path, config: Mapping[str, Any]) -> AdapterHeader:
     Raises:
         AdapterError: Fine-tuned by another method than LoRA, or damaged.
     """
-    where, kind = folder / "adapter_config.json", config.get("fine_tune_type", "lora")
+    where, kind = folder / ADAPTER_CONFIG, config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise AdapterError(f"{where}: fine_tune_type is {kind!r}; only 'lora' is supported")
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, Mapping) or "scale" not in parameters:
         raise AdapterError(f"{where}: lora_parameters has no scale; mlx-lm writes rank and scale there")
-    scale = number(folder, "lora_parameters.scale", parameters["scale"])
+    scale = _number(where, "lora_parameters.scale", parameters["scale"])
     weights = folder / MLX_WEIGHTS
     found = pairs_of(weights, tensor_shapes(weights), MLX_ENDINGS, transposed=True)
     return AdapterHeader(
@@ -259,16 +257,14 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         AdapterError: Damaged, empty, or a tensor that is not floating-point.
     """
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # a file is no mapping
-            for name, one in slices.items():
-                _check_dtype(path, name, one.get_dtype())
-            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+        forms = tensor_forms([path])
     except (SafetensorError, OSError, ValueError) as fault:
         raise AdapterError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
-    if not shapes:
+    if not forms:
         raise AdapterError(f"{path}: holds no tensors; fetch it again")
-    return shapes
+    for name, (dtype, _) in forms.items():
+        _check_dtype(path, name, dtype)
+    return {name: shape for name, (_, shape) in forms.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Float32]:

@@ -15,7 +15,7 @@ from runtime.errors import AdapterError
 from runtime.options.checking import nearest
 from runtime.records import Float32
 
-# Prefixes of libraries and wrappers to the same module
+# Prefixes that libraries and wrappers put before the path of a module
 _BODIES = ("base_model.", "language_model.", "model.", "transformer.", "backbone.")
 
 # Words about the form of a model: width of its numbers, quantisation, library
@@ -36,31 +36,31 @@ def matched(header: AdapterHeader, targets: Mapping[str, ModuleShape]) -> Adapte
         by_core.setdefault(core(target), []).append(target)
     modules = {}
     for path, pair in header.modules.items():
-        alike = [path] if path in targets else by_core.get(core(path), [])
-        if len(alike) != 1:
+        found = [path] if path in targets else by_core.get(core(path), [])
+        if len(found) != 1:
             raise AdapterError(
                 f"{header.folder}: the model has no linear module {path!r}, which the adapter changes; it is for another base "
                 f"({nearest(path, targets) if targets else 'the model has none that can take an adapter'})"
             )
-        if targets[alike[0]] != pair.shape:
-            (has_in, has_out), (is_in, is_out) = targets[alike[0]], pair.shape
+        if targets[found[0]] != pair.shape:
+            (has_in, has_out), (is_in, is_out) = targets[found[0]], pair.shape
             raise AdapterError(
                 f"{header.folder}: {path} is {is_in:,} -> {is_out:,} in the adapter, {has_in:,} -> {has_out:,} in the model; "
                 "the adapter is for another base"
             )
-        modules[alike[0]] = pair
+        modules[found[0]] = pair
     return replace(header, modules=modules)
 
 
 def check_base(header: AdapterHeader, names: Sequence[str]) -> None:
     """Compares an adapter's named base with a model's names, ignoring the form of the weights.
 
-    Owners, paths, revisions, case, punctuation and words such as "4bit", "mlx" or "gguf" are ignored. Every other word counts:
-    a chat model is not its base model, though all shapes agree.
+    Owners, paths, revisions, case, punctuation and words such as "4bit", "mlx" or "gguf" are ignored. All other words must be
+    equal: a chat model is not its base model, although all shapes agree.
 
     Args:
         header: Of the adapter.
-        names: Of the model; empty: unknown, so that only modules decide (`matched`).
+        names: Of the model; if empty, the names are unknown and nothing is compared.
 
     Raises:
         AdapterError: Different models.
@@ -95,7 +95,7 @@ def _plain(name: str) -> str:
     """The part of a model's name that identifies it."""
     last = Path(name.partition("@")[0].rstrip("/")).name.lower()
     words = re.sub(r"[^a-z0-9]+", " ", last)
-    kept, before = words, ""
-    while kept != before:
-        before, kept = kept, _FORM.sub(" ", kept)
-    return (kept if kept.strip() else words).replace(" ", "")
+    rest, before = words, ""
+    while rest != before:
+        before, rest = rest, _FORM.sub(" ", rest)
+    return (rest if rest.strip() else words).replace(" ", "")

@@ -25,7 +25,7 @@ class Entry:
     header: AdapterHeader  # of its folder, with the model's own module paths
     digest: str | None = None  # of its numbers; None while it is not loaded
     nbytes: int = 0  # of its loaded weights
-    leaving: bool = False  # it is being unloaded and takes no new requests
+    unloading: bool = False  # it is being unloaded and takes no new requests
 
     @property
     def qualified(self) -> str:
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def info(self) -> AdapterInfo:
-        """For callers."""
+        """The adapter as `ModelInfo.adapters` lists it."""
         header = self.header
         return AdapterInfo(
             name=self.name,
@@ -59,7 +59,7 @@ class Registry:
         vocab: Size of the vocabulary, which bounds ids of invocations.
 
     Attributes:
-        routing: Of requests that say nothing: the stack in force.
+        routing: Of requests that name no adapters: the current stack.
     """
 
     def __init__(self, fingerprint: str, vocab: int) -> None:
@@ -97,29 +97,29 @@ class Registry:
     def knows(self, name: object) -> bool:
         """Whether a name belongs to one or more adapters."""
         with self._lock:
-            return bool(self._alike(name))
+            return bool(self._named(name))
 
     def find(self, name: str) -> Entry:
         """The adapter of a name, of a `name_type`, or of an id with or without revision.
 
         Raises:
-            AdapterError: None or several; names the nearest, and those on the shelf.
+            AdapterError: None or several; names the nearest, and the adapters on the shelf.
         """
         with self._lock:
-            alike = self._alike(name)
+            found = self._named(name)
             names = {entry.name for entry in self._entries.values()} | set(self._entries)
-        if len(alike) == 1:
-            return alike[0]
-        if alike:
-            several = "two" if len(alike) == 2 else f"{len(alike):,}"
-            raise AdapterError(f"{name!r} is {several} adapters: {' and '.join(sorted(entry.qualified for entry in alike))}")
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = "two" if len(found) == 2 else f"{len(found):,}"
+            raise AdapterError(f"{name!r} is {several} adapters: {' and '.join(sorted(entry.qualified for entry in found))}")
         if is_on_shelf(name):
             raise AdapterError(f"adapter {name} is on the shelf, and not loaded; load_adapter({name!r}) brings it in")
         hint = nearest(name, names) if names and isinstance(name, str) else "none is registered"
         there = f"on the shelf: {on_the_shelf()}; `elsewise models import FOLDER` puts one there, or give a folder's path"
         raise AdapterError(f"no adapter is called {name!r:.200}: {hint}; {there}")
 
-    def _alike(self, name: object) -> list[Entry]:
+    def _named(self, name: object) -> list[Entry]:
         if isinstance(name, str) and name in self._entries:
             return [self._entries[name]]
         entries = list(self._entries.values())
@@ -130,37 +130,37 @@ class Registry:
         with self._lock:
             return tuple(entry.info for entry in self._entries.values())
 
-    # ---- what is loaded -----------------------------------------------------------------------------------------
+    # ---- loaded weights -----------------------------------------------------------------------------------------
 
     def loaded(self, entry: Entry, digest: str, nbytes: int) -> None:
         """Notes that its weights are loaded."""
-        self._set(replace(entry, digest=digest, nbytes=nbytes, leaving=False))
+        self._set(replace(entry, digest=digest, nbytes=nbytes, unloading=False))
 
-    def leave(self, name: str) -> Entry | None:
-        """Starts unloading: takes it off the stack and refuses new requests. None: it is not loaded.
+    def begin_unloading(self, name: str) -> Entry | None:
+        """Removes an adapter from the stack and refuses new requests with it. None: it is not loaded.
 
         Raises:
             AdapterError: Unknown, or it is being unloaded.
         """
         with self._lock:
             entry = self.find(name)
-            if entry.leaving:
+            if entry.unloading:
                 raise AdapterError(f"adapter {entry.qualified} is being unloaded already")
             if entry.digest is None:
                 return None
-            self._set(replace(entry, leaving=True))
+            self._set(replace(entry, unloading=True))
             self._set_stack([use for use in self._stack if use[0] != entry.qualified])
             return entry
 
-    def stay(self, entry: Entry) -> None:
-        """Reverts `leave`."""
-        self._set(replace(entry, leaving=False))
+    def cancel_unloading(self, entry: Entry) -> None:
+        """Takes new requests again."""
+        self._set(replace(entry, unloading=False))
 
     def unloaded(self, entry: Entry) -> None:
         """Notes that its weights are unloaded."""
-        self._set(replace(entry, digest=None, nbytes=0, leaving=False))
+        self._set(replace(entry, digest=None, nbytes=0, unloading=False))
 
-    def shares(self, entry: Entry) -> bool:
+    def shares_weights(self, entry: Entry) -> bool:
         """Whether another loaded adapter has the same weights."""
         with self._lock:
             return any(e.digest == entry.digest for e in self._entries.values() if e.qualified != entry.qualified)
@@ -174,13 +174,13 @@ class Registry:
 
     @property
     def stack(self) -> NamedStack:
-        """What requests that say nothing are computed under: (name, scale), in order."""
+        """The adapters of requests that name none: (name, scale), in order."""
         with self._lock:
             return tuple((self._entries[qualified].name, scale) for qualified, scale in self._stack)
 
     @property
     def stack_digest(self) -> str:
-        """See `digest_of_stack`; of the stack in force."""
+        """`digest_of_stack` of the current stack."""
         with self._lock:
             return digest_of_stack(self.routing.uses)
 
@@ -225,20 +225,21 @@ class Registry:
 
         Args:
             adapters: Of the request; None: the current stack.
-            salt: Of the request: requests of another one do not find its KV.
+            salt: Of the request; requests with another salt do not find its KV.
 
         Raises:
             AdapterError: An adapter that is unknown or not loaded.
         """
         if adapters is None:
-            return Routing(salted(self.routing.fingerprint, salt), self.routing.uses)
+            routing = self.routing
+            return Routing(salted(routing.fingerprint, salt), routing.uses) if salt else routing
         with self._lock:
             uses = [(self._usable(name), scale) for name, scale in check_adapters(adapters)]
         return Routing(salted(self.routing.fingerprint, salt), _uses(uses))
 
     def _usable(self, name: str) -> Entry:
         entry = self.find(name)
-        if entry.leaving:
+        if entry.unloading:
             raise AdapterError(f"adapter {entry.qualified} is being unloaded; load_adapter({name!r}) brings it back afterwards")
         if entry.digest is None:
             raise AdapterError(f"adapter {entry.qualified} is not loaded; load_adapter({name!r}) brings its weights in")
@@ -246,5 +247,5 @@ class Registry:
 
 
 def _uses(entries: Sequence[tuple[Entry, float]]) -> Uses:
-    """Loaded adapters in the form of KV namespaces."""
+    """Loaded adapters as `Uses`."""
     return tuple((str(entry.digest), scale, entry.header.invocation) for entry, scale in entries)

@@ -1,4 +1,4 @@
-"""Stacks of adapters: which one each token of a request and of a forward is computed under."""
+"""Stacks of adapters: the stack of each token of a request and of a forward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def namespaced(fingerprint: str, stack: Stack) -> Hashable:
 
 
 def salted(fingerprint: str, salt: str) -> str:
-    """The first part of namespaces whose KV requests of this salt alone find; without a salt the fingerprint itself."""
+    """The first part of namespaces with KV that only requests of this salt find; without a salt the fingerprint itself."""
     return f"{fingerprint} {hashlib.sha256(salt.encode()).hexdigest()}" if salt else fingerprint
 
 
@@ -67,7 +67,7 @@ class Use:
 
 
 def uses(stacks: TokenStacks | None) -> list[Use]:
-    """The adapters of a forward in the order of the stacks; empty for the base alone."""
+    """The adapters of a forward in the order of the stacks; empty where all tokens are the base's."""
     if stacks is None:
         return []
     present = np.unique(stacks.of).tolist()
@@ -83,28 +83,28 @@ def uses(stacks: TokenStacks | None) -> list[Use]:
 
 
 def _use(of: Int64, digest: str, scales: dict[int, float], *, whole: bool) -> Use:
-    alike = len(set(scales.values())) == 1
-    one = next(iter(scales.values()))
-    if whole and alike:
-        return Use(digest, None, one)
+    same_scale = len(set(scales.values())) == 1
+    scale = next(iter(scales.values()))
+    if whole and same_scale:
+        return Use(digest, None, scale)
     rows = np.flatnonzero(np.isin(of, list(scales)))
-    if alike:
-        return Use(digest, rows, one)
+    if same_scale:
+        return Use(digest, rows, scale)
     return Use(digest, rows, np.array([scales[number] for number in of[rows].tolist()], np.float32))
 
 
 class Tags:
     """Numbers of namespaces, so that a token and its stack are one integer.
 
-    Owner thread only. The base's number is 0: its tokens are plain ids. No number is given twice.
+    Owner thread only. The base's number is 0: its tokens are plain ids. A number is never reused.
 
     Attributes:
         base: The namespace whose number is 0.
-        several: Whether another namespace than the base's has occurred.
+        several: Whether a namespace other than the base's has occurred.
     """
 
     SHIFT = 32
-    LEAST = 1024  # namespaces that are held, used or not
+    LEAST = 1024  # below this number of namespaces none is removed
 
     def __init__(self, base: Hashable) -> None:
         self.base = base
@@ -115,13 +115,13 @@ class Tags:
         self.several = False
 
     def shrink(self, used: Callable[[], set[int]]) -> None:
-        """Forgets the namespaces whose numbers are not `used`, once there are twice as many as were the last time."""
+        """Removes the namespaces whose numbers are not `used`, once there are twice as many as the last removal left."""
         if len(self._numbers) < max(self.LEAST, self._most):
             return
-        kept = used() | {0}
-        self._numbers = {namespace: number for namespace, number in self._numbers.items() if number in kept}
-        self._stacks = {number: self._stacks[number] for number in kept}
-        self._most = 2 * len(kept)
+        numbers = used() | {0}
+        self._numbers = {namespace: number for namespace, number in self._numbers.items() if number in numbers}
+        self._stacks = {number: self._stacks[number] for number in numbers}
+        self._most = 2 * len(numbers)
 
     def tag(self, namespace: Hashable) -> int:
         """The number added to the ids of a namespace's tokens."""
@@ -133,7 +133,7 @@ class Tags:
         return number << self.SHIFT
 
     def untag(self, tokens: Sequence[int]) -> tuple[Int64, TokenStacks | None]:
-        """Plain ids, and the stacks of tokens; None where all are the base's."""
+        """Plain ids, and the stacks of the tokens (None where all tokens are the base's)."""
         tagged = np.array(tokens, np.int64)
         numbers = tagged >> self.SHIFT
         if not numbers.any():
@@ -145,7 +145,7 @@ class Tags:
         return tagged & ((1 << self.SHIFT) - 1), TokenStacks(of.astype(np.int64), table)
 
 
-Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # the last namespace, (end, namespace) of earlier ones
+Route = tuple[Hashable, tuple[tuple[int, Hashable], ...]]  # of a path: its last namespace, (end, namespace) of earlier parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Routing:
 
     fingerprint: str  # of the model's KV, `salted` for the request; the first part of namespaces
     uses: Uses = ()  # the adapters in the stack's order
-    plain: Route | None = field(init=False)  # of every path, where no adapter must be activated
+    plain: Route | None = field(init=False)  # the route of every path; None where an adapter must be activated
 
     def __post_init__(self) -> None:
         stack = tuple((digest, scale) for digest, scale, _ in self.uses)
@@ -172,8 +172,8 @@ class Routing:
     def route(self, ids: Int32) -> Route:
         """Namespaces of the KV of a path.
 
-        An activated adapter begins at the last occurrence of its invocation sequence in `ids`; without one it does not
-        apply (as in peft).
+        An activated adapter begins at the last occurrence of its invocation sequence in `ids`; without an occurrence it does
+        not apply (as in peft).
         """
         if self.plain is not None:
             return self.plain
@@ -195,7 +195,7 @@ class Routing:
 
 
 def _begin(ids: Int32, invocation: tuple[int, ...]) -> int | None:
-    """First token of an adapter: 0, or the last invocation sequence; None without one."""
+    """First token of an adapter: 0, or the beginning of the last invocation sequence; None where `ids` has none."""
     if not invocation:
         return 0
     found = np.flatnonzero(ids[: max(len(ids) - len(invocation) + 1, 0)] == invocation[0])

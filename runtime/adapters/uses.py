@@ -12,7 +12,7 @@ AdapterUse = str | tuple[str, float]  # an adapter's name, or (name, scale); a b
 Adapters = Sequence[AdapterUse] | None  # of a request, in order; (): the base, None: the model's stack
 # (SHA-256 of an adapter's numbers, scale, ids that activate it), in order; without ids it applies from the first token on
 Uses = tuple[tuple[str, float, tuple[int, ...]], ...]
-MOST_INVOCATION = 1024  # ids, which are searched in every path
+MOST_INVOCATION = 1024  # ids of an invocation, which is searched for in every path
 
 
 def check_adapters(adapters: object) -> tuple[tuple[str, float], ...]:
@@ -46,5 +46,5 @@ def check_scale(name: str, scale: object) -> float:
 
 def digest_of_stack(uses: Uses) -> str:
     """SHA-256 over digests, scales and invocations of adapters, in order; empty for the base alone."""
-    told = [use if use[2] else use[:2] for use in uses]
-    return hashlib.sha256(repr(told).encode()).hexdigest() if uses else ""
+    named = [use if use[2] else use[:2] for use in uses]
+    return hashlib.sha256(repr(named).encode()).hexdigest() if uses else ""

@@ -1,4 +1,4 @@
-"""Adapter operations: registered by folder, loaded beside the base's weights, stacked."""
+"""Operations on adapters: register, load, unload, stack."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from runtime.loading.paths import is_model_id
 
 
 class AdapterOperations:
-    """Changes what is registered, loaded and in force; from any thread.
+    """Registers, loads, unloads and stacks adapters; callable from any thread.
 
     Args:
         engine: The owner thread.
-        operations: Whose requests may use an adapter that is to be unloaded.
+        operations: Their pending requests delay the unloading of an adapter.
         registry: Names, headers and the stack.
-        base_names: What the model is called; an adapter for another base is refused.
+        base_names: Names of the model; an adapter for another base is refused.
     """
 
     def __init__(self, engine: Engine, operations: Operations, registry: Registry, base_names: Sequence[str]) -> None:
@@ -36,19 +36,19 @@ class AdapterOperations:
         self._publishing = threading.Lock()
 
     async def add_adapter(self, path: str, name: str | None, any_base: bool) -> str:
-        """Registers a folder; its name."""
+        """Registers a folder; returns the adapter's name."""
         return await off_loop(self._add, path, name, any_base=any_base)
 
     async def load_adapter(self, name: str) -> None:
-        """Brings the weights in."""
+        """Loads the weights."""
         await off_loop(self._load, name)
 
     async def push_lora(self, name: str, scale: float) -> None:
-        """Puts an adapter on the stack, registered and loaded if need be."""
+        """Pushes an adapter on the stack; registers and loads it first if necessary."""
         await off_loop(self._push, name, scale)
 
     async def pop_lora(self) -> tuple[str, float]:
-        """Takes the top of the stack away."""
+        """Pops the top of the stack; returns its name and scale."""
         top = self.registry.pop()
         self._publish()
         return top
@@ -59,13 +59,13 @@ class AdapterOperations:
         self._publish()
 
     async def unload_adapter(self, name: str) -> None:
-        """Frees the weights when the last request that uses them has ended, also where the wait is cancelled."""
+        """Frees the weights when the last request that uses them has ended, even if the wait is cancelled."""
         await settled(self._unload(name), shielded=True)
 
     def _unload(self, name: str) -> Future[None]:
-        self._operations.end_turn()  # what this turn of a loop has asked for would be waited for, and could not come
+        self._operations.end_turn()  # unloading waits for its requests, which the loop would submit too late
         done: Future[None] = Future()
-        entry = self.registry.leave(name)
+        entry = self.registry.begin_unloading(name)
         if entry is None:
             done.set_result(None)
             return done
@@ -84,15 +84,15 @@ class AdapterOperations:
     def _load(self, name: str) -> None:
         with self._loading:
             entry = self.registry.find(self._registered(name))
-            if entry.leaving:
+            if entry.unloading:
                 raise AdapterError(f"adapter {entry.qualified} is being unloaded; load it again when that is done")
             if entry.digest is None:
                 adapter = entry.header.read()
-                self._engine.call(lambda: self._bring_in(entry, adapter)).result()
+                self._engine.call(lambda: self._load_weights(entry, adapter)).result()
                 self._publish()
 
-    def _bring_in(self, entry: Entry, adapter: Adapter) -> None:
-        """On the owner thread, so that no unloading of the same weights comes in between."""
+    def _load_weights(self, entry: Entry, adapter: Adapter) -> None:
+        """Runs on the owner thread, so that the same weights cannot be unloaded in between."""
         self.registry.loaded(entry, adapter.digest, self._engine.backend.load_adapter(adapter))
 
     def _push(self, name: str, scale: float) -> None:
@@ -102,41 +102,41 @@ class AdapterOperations:
         self._publish()
 
     def _registered(self, name: str, *, folders: bool = False) -> str:
-        """The name of an adapter that is registered, if need be now: one of the shelf, or a folder where those are taken."""
+        """The name of a registered adapter; registers one of the shelf, or with `folders` a folder, if it is not yet."""
         if self.registry.knows(name):
             return name
-        a_path = not is_model_id(name) or Path(name).exists()
-        return self._add(name, None) if is_on_shelf(name) or (folders and a_path) else name
+        is_path = not is_model_id(name) or Path(name).exists()
+        return self._add(name, None) if is_on_shelf(name) or (folders and is_path) else name
 
     def _when_unused(self, entry: Entry, done: Future[None]) -> None:
-        """On the owner thread: frees the weights when nothing uses them."""
+        """Runs on the owner thread; frees the weights when no request uses them."""
         unused: Future[None] = Future()
         unused.add_done_callback(lambda _: self._free(entry, unused, done))
         self._engine.scheduler.when_unused(str(entry.digest), unused)
 
     def _free(self, entry: Entry, unused: Future[None], done: Future[None]) -> None:
         error, digest = unused.exception(), str(entry.digest)
-        on_its_way = any(job.uses(digest) for job in self._operations.awaited_jobs()) or self._engine.expects(digest)
-        if error is None and on_its_way:  # a request was made before, and has yet to arrive
+        pending = any(job.uses(digest) for job in self._operations.pending_jobs()) or self._engine.expects(digest)
+        if error is None and pending:  # a request was made earlier and has not reached the scheduler
             self._when_unused(entry, done)
             return
         try:
             if error is not None:
                 raise error
-            if not self.registry.shares(entry):
+            if not self.registry.shares_weights(entry):
                 self._engine.backend.unload_adapter(digest)
             self.registry.unloaded(entry)
             self._publish()
         except BaseException as fault:  # noqa: BLE001  # the border: the caller gets it
-            self.registry.stay(entry)
+            self.registry.cancel_unloading(entry)
             done.set_exception(fault)
         else:
             done.set_result(None)
 
     def _publish(self) -> None:
-        """`info` names what is registered, loaded and in force."""
+        """Updates the backend's `info` with the registered adapters and the stack."""
         with self._publishing:
-            backend, known = self._engine.backend, self.registry
+            backend, registry = self._engine.backend, self.registry
             backend.info = replace(
-                backend.info, adapters=known.infos(), lora_stack=known.stack, stack_digest=known.stack_digest
+                backend.info, adapters=registry.infos(), lora_stack=registry.stack, stack_digest=registry.stack_digest
             )

@@ -1,4 +1,4 @@
-"""Operations on KV that outlives the process: the block file, and snapshots in files of their own."""
+"""Operations on KV in files: the block file, and snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime.scheduler.blocks.blocks import Blocks
 from runtime.scheduler.blocks.copying import Copying
 from runtime.scheduler.jobs import Job
 
-COPIED_AT_ONCE: Final = 32  # blocks between two looks for a restore that waits
+COPIED_AT_ONCE: Final = 32  # blocks; a waiting restore goes first between two batches
 
 
 class KvFiles:
@@ -39,12 +39,12 @@ class KvFiles:
         return self._operations.settling(answer, lambda: blocks.save(job, answer, replaces))
 
     async def copy_blocks(self, keys: Sequence[bytes], path: str) -> int:
-        """Blocks into another file; how many."""
+        """Copies blocks into another file; returns their number."""
         blocks = self._blocks()
         return sum([await settled(blocks.copy(part, Path(path))) for part in _parts(keys)])
 
     async def take_blocks(self, keys: Sequence[bytes], path: str) -> int:
-        """Blocks out of another file; how many."""
+        """Copies blocks from another file; returns their number."""
         blocks = self._blocks()
         return sum([await settled(blocks.take(part, Path(path))) for part in _parts(keys)])
 
@@ -53,12 +53,12 @@ class KvFiles:
         return self._blocks().pin(name, keys)
 
     async def kv_snapshot(self, ids: Int32, path: str, adapters: Adapters) -> int:
-        """Writes a snapshot; its bytes."""
+        """Writes a snapshot; returns its bytes."""
         await self._operations.cache_kv(ids, adapters)
         return await off_loop(self._write, self._operations.path(ids, adapters), Path(path))
 
     async def kv_restore(self, path: str, upto: int | None) -> int:
-        """Reads a snapshot; the tokens that are in memory now."""
+        """Reads a snapshot; returns the number of its tokens that are in memory now."""
         return await off_loop(self._read, Path(path), upto)
 
     def _write(self, job: Job, target: Path) -> int:

@@ -1,4 +1,4 @@
-"""What a model can be asked for, as jobs of the owner thread: queries, scores, answers, vectors, text.
+"""The operations of a model, as jobs of the owner thread: queries, scores, answers, vectors, text.
 
 An operation's name and keywords are those of `runtime.transport.methods`. It is a coroutine function, or a function that
 returns a future where nothing precedes the owner thread's work; streams return `Branches`.
@@ -67,7 +67,7 @@ from runtime.text.formats import CHAT_FORMATS
 from runtime.text.utf8 import clean_text
 
 T = TypeVar("T")
-Held = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # requests that begin when others of their batch have ended
+Queued = tuple[asyncio.AbstractEventLoop | None, deque[GenerateJob]]  # a batch's jobs that begin when others have ended
 
 
 class Operations:
@@ -81,12 +81,12 @@ class Operations:
         self.byte_vocab = text.tokenizer.byte_vocab(vocab)
         self.grammars = Grammars(partial(_vocabulary, self.byte_vocab, self.text))
         self.turns: Turns[Job] = Turns(engine.submit)
-        self._held: dict[int, Held] = {}  # by stream
-        self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's own, and as `info` gives it
+        self._queued: dict[int, Queued] = {}  # by stream
+        self._described: tuple[ModelInfo, ModelInfo] | None = None  # the backend's `info`, and the one with the chat format
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of the model, with the chat format in force."""
+        """The backend's `info`, with the current chat format."""
         own = self._engine.backend.info
         if self._described is None or self._described[0] is not own:
             self._described = own, self.text.described(own)
@@ -109,12 +109,11 @@ class Operations:
         return await call.answer()
 
     def _query(self, batch: Sequence[Int32], adapters: Adapters, priority: Priority, cache_salt: str, rows: Rows) -> None:
-        """Asks for the distributions after the paths, one for each row."""
-        urgency, jobs, plain = Priority(priority), [], adapters is None and not cache_salt
-        routing = self._adapters.routing if plain else self._adapters.routing_of(adapters, cache_salt)
-        whole = rows.top is None or rows.top > NORMALISED_HEAD  # else few numbers answer it
+        """Submits a query for the distribution after each path."""
+        urgency, jobs, routing = Priority(priority), [], self._adapters.routing_of(adapters, cache_salt)
+        whole = rows.top is None or rows.top > NORMALISED_HEAD  # otherwise a few numbers of each row suffice
         for i, ids in enumerate(batch):
-            namespace, before = routing.plain or routing.route(ids)
+            namespace, before = routing.route(ids)
             jobs.append(QueryJob(ids, namespace, urgency, before=before, whole=whole, waiters=[(rows, i)]))
         self.turns.submit(*jobs)
 
@@ -141,12 +140,12 @@ class Operations:
         """Scores of ``ids[start:]``."""
         namespace, before = self.route(ids, adapters, cache_salt)
         job = ScoreJob(ids, namespace, Priority(priority), before=before, start=start, k=top_k)
-        return TokenRun.scored(ids[start:], self.byte_vocab, await self._worked(job, on_progress))
+        return TokenRun.scored(ids[start:], self.byte_vocab, await self._answer(job, on_progress))
 
     # ---- the cache -------------------------------------------------------------------------------------------
 
     def prefix_match(self, ids: Int32, adapters: Adapters) -> Future[PrefixMatch]:
-        """How much of a path is held."""
+        """How much of a path's KV is in memory and in the block file."""
         job = self.path(ids, adapters)
         answer: Future[PrefixMatch] = Future()
 
@@ -160,30 +159,30 @@ class Operations:
         return self.settling(answer, look)
 
     async def cache_kv(self, ids: Int32, adapters: Adapters, on_progress: OnProgress | None = None) -> None:
-        """Computes what is not held."""
+        """Computes the KV of a path that is not in memory."""
         call: Call[list[TopLogprobs]] = Call(self.turns.inbox(), self._engine.nudge)
         namespace, before = self.route(ids, adapters)
-        job = QueryJob(ids, namespace, before=before, whole=False, waiters=[(Rows(call, 1, 0), 0)])  # no number is wanted
-        _listen(job, call, on_progress)
-        self.turns.submit(self._forgetting(job), job)
+        job = QueryJob(ids, namespace, before=before, whole=False, waiters=[(Rows(call, 1, 0), 0)])  # asks for no numbers
+        _report_progress(job, call, on_progress)
+        self.turns.submit(self._dropping_vector(job), job)
         await call.answer()
 
     def pin(self, ids: Int32, pin: int, adapters: Adapters) -> Future[int]:
-        """Keeps what is held of a path; the tokens that are."""
+        """Keeps the KV of a path that is in memory; returns its number of tokens."""
         path = self.path(ids, adapters)
         pins = self._engine.scheduler.cache.pins
         return self._engine.call(lambda: pins.hold(pin, path.spans(ids), path.key))
 
     def unpin(self, pin: int) -> Future[None]:
-        """Lets a path go."""
+        """Ends a pin."""
         return self._engine.call(lambda: self._engine.scheduler.cache.pins.release(pin))
 
     def clear_cache(self, vectors: bool) -> Future[None]:
-        """Drops the KV, and the next-token vectors where they are meant."""
+        """Drops the KV, and if asked the next-token vectors."""
         return self._engine.call(lambda: self._engine.scheduler.cache.clear(vectors=vectors))
 
     def keep_vectors(self, count: int) -> Future[None]:
-        """Limits how many next-token vectors are remembered."""
+        """Limits the number of cached next-token vectors."""
         return self._engine.call(lambda: self._engine.scheduler.cache.vectors.limit(count))
 
     def reset_queries(self) -> Future[None]:
@@ -191,7 +190,7 @@ class Operations:
         return self._engine.call(lambda: self._engine.scheduler.cancel_queries(asyncio.CancelledError()))
 
     def set_kv_budget(self, budget_bytes: int) -> Future[None]:
-        """Changes the bytes of KV that are kept."""
+        """Sets the KV budget."""
         return self._engine.call(lambda: self._engine.scheduler.cache.room.set_budget(budget_bytes))
 
     # ---- answers ---------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class Operations:
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             job = await self._begin(ids, options)
-            async for item in self._reading(group, {0: job}, [job], on_progress):
+            async for item in self._stream(group, {0: job}, [job], on_progress):
                 yield item
 
         return Branches(read(), partial(self._drop, group))
@@ -210,7 +209,7 @@ class Operations:
     async def generate_whole(self, ids: Int32, options: GenerationOptions) -> TokenRun:
         """One answer, when it has ended."""
         job = await self._begin(ids, options)
-        call: Call[TokenRun] = Call(self.turns.inbox(), partial(self._give_up, job))
+        call: Call[TokenRun] = Call(self.turns.inbox(), partial(self._cancel, job))
         runs: list[TokenRun] = []
         job.on_run = runs.append
         job.on_end = lambda error: settle(call, None if error else TokenRun.concat(runs), error=error)
@@ -230,13 +229,13 @@ class Operations:
         group = _Group("branches")
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
-            first = await self._begin(ids, options, cache_salt)  # its seed is that of all
+            first = await self._begin(ids, options, cache_salt)  # all answers share its seed
             first.priority = Priority(priority)
             if first.constraint is not None and n > 1:
-                await off_loop(first.constraint.ready, None)  # so that it is worked out once
+                await off_loop(first.constraint.ready, None)  # so that the mask is computed once
             jobs = {options.branch: first} | {options.branch + i: self._branch(first, options.branch + i) for i in range(1, n)}
             shared = {field.name: getattr(first, field.name) for field in fields(DecodingJob)}
-            async for item in self._reading(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
+            async for item in self._stream(group, jobs, [FanJob(**shared, jobs=tuple(jobs.values()))], on_progress):
                 yield item
 
         return Branches(read(), partial(self._drop, group))
@@ -244,7 +243,7 @@ class Operations:
     def generate_many(
         self, prompts: Sequence[Int32], options: Sequence[GenerationOptions], on_progress: OnProgress | None = None
     ) -> Branches[TokenRun]:
-        """An answer to each prompt; as many run at a time as make a batch."""
+        """An answer to each prompt; at most a full batch of them runs at a time."""
         group = _Group("prompts")
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
@@ -257,7 +256,7 @@ class Operations:
                         jobs[i] = await self._begin(ids, own)
                         jobs[i].turn = turn
             waiting = deque(jobs.values())
-            self._held[id(group)] = running_loop(), waiting
+            self._queued[id(group)] = running_loop(), waiting
 
             def start_next() -> None:
                 if waiting:
@@ -270,13 +269,13 @@ class Operations:
                     start_next()
 
             try:
-                async for item in self._reading(group, jobs, start, on_progress, on_end=start_next):
+                async for item in self._stream(group, jobs, start, on_progress, on_end=start_next):
                     yield item
             finally:
                 left = bool(waiting)
                 waiting.clear()
-                del self._held[id(group)]
-                if left:  # requests went before they arrived: an adapter may be unused now
+                del self._queued[id(group)]
+                if left:  # requests ended before they were submitted: an adapter may be unused now
                     self._engine.call(lambda: None)
 
         return Branches(read(), partial(self._drop, group))
@@ -296,20 +295,17 @@ class Operations:
             constraint = self._constraint(ids, options.grammar, options.grammar_prefix)
         namespace, before = self.route(ids, adapters)
         job = BeamJob(ids, namespace, Priority.CHAT, before=before, options=options, constraint=constraint)
-        hypotheses: list[Hypothesis] = await self._worked(job, on_progress, on_step)
+        hypotheses: list[Hypothesis] = await self._answer(job, on_progress, on_step)
         return hypotheses
 
     async def embed(
         self, paths: Sequence[Int32], pooling: Pooling, adapters: Adapters, on_progress: OnProgress | None = None
     ) -> Float32:
         """A vector for each text; equal ones are computed once."""
-        numbers: dict[bytes, int] = {}
-        places: list[list[int]] = []
+        rows_by_path: dict[bytes, list[int]] = {}
         for row, path in enumerate(paths):
-            number = numbers.setdefault(path.tobytes(), len(numbers))
-            if number == len(places):
-                places.append([])
-            places[number].append(row)
+            rows_by_path.setdefault(path.tobytes(), []).append(row)
+        places = list(rows_by_path.values())
         different = [paths[rows[0]] for rows in places]
         routes = {self.route(path, adapters) for path in different}
         if len(routes) > 1 or any(before for _, before in routes):
@@ -318,7 +314,7 @@ class Operations:
             )
         no_ids = np.empty(0, np.int32)
         job = EmbedJob(no_ids, next(iter(routes))[0], Priority.BACKGROUND, paths=different, places=places, pooling=pooling)
-        vectors: Float32 = await self._worked(job, on_progress)
+        vectors: Float32 = await self._answer(job, on_progress)
         return vectors
 
     async def read(
@@ -330,10 +326,10 @@ class Operations:
         adapters: Adapters,
         on_progress: OnProgress | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """What one of the `READINGS` says at positions, ascending.
+        """The arrays of one of the `READINGS` at ascending positions.
 
-        An ordinary query goes ahead: it brings the path's KV into the cache, and what is read can be compared with its answer.
-        A recurrent model goes on from kept states alone: it is asked for the path before the first position as well.
+        An ordinary query precedes it: it brings the path's KV into the cache, and its answer can be compared with the reading.
+        A recurrent model can only continue from cached states: the path before the first position is queried as well.
         """
         if reading not in READINGS:
             raise InvalidRequestError(f"the engine has no reading {reading!r}: {nearest(reading, READINGS)}")
@@ -355,7 +351,7 @@ class Operations:
             inside = tuple(edge for edge in before if edge[0] < len(end))
             name = next((name for edge, name in before if edge >= len(end)), namespace)
             queries.append(QueryJob(end, name, Priority.BACKGROUND, before=inside, waiters=[(rows, i)]))
-        self.turns.submit(self._forgetting(queries[-1]), *queries)
+        self.turns.submit(self._dropping_vector(queries[-1]), *queries)
         ordinary = (await call.answer())[0].copy()
         job = READINGS[reading](
             path,
@@ -368,13 +364,13 @@ class Operations:
             ordinary=ordinary,
             **options,
         )
-        answer: dict[str, npt.NDArray[Any]] = await self._worked(job, on_progress)
+        answer: dict[str, npt.NDArray[Any]] = await self._answer(job, on_progress)
         return answer
 
     # ---- text ------------------------------------------------------------------------------------------------
 
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, a BOS in front where the model (or `add_bos`) asks for it."""
+        """Ids of each text, after a BOS where the model (or `add_bos`) asks for it."""
         return await off_loop(lambda: [self._ids_of(text) for text in texts])
 
     async def render_chat(
@@ -392,24 +388,24 @@ class Operations:
     # ---- for the other operations ----------------------------------------------------------------------------
 
     def route(self, ids: Int32, adapters: Adapters, cache_salt: str = "") -> Route:
-        """What a request's KV belongs to, under the adapters it asks for (None: the stack in force) and its salt."""
+        """The namespaces of a request's KV, by its adapters (None: the current stack) and its salt."""
         return self._adapters.routing_of(adapters, cache_salt).route(ids)
 
     def path(self, ids: Int32, adapters: Adapters) -> Job:
-        """A path of which nothing is wanted."""
+        """A job that names a path and asks for nothing."""
         namespace, before = self.route(ids, adapters)
         return Job(ids, namespace, before=before)
 
-    def awaited_jobs(self) -> list[Job]:
-        """Jobs that were made and have yet to arrive: this turn's, and the rest of batches; any thread."""
-        held = [job for loop, jobs in list(self._held.values()) if not (loop and loop.is_closed()) for job in list(jobs)]
-        return [*self.turns.pending(), *held]
+    def pending_jobs(self) -> list[Job]:
+        """Jobs that were not submitted yet: those of this turn, and the rest of batches; any thread."""
+        queued = [job for loop, jobs in list(self._queued.values()) if not (loop and loop.is_closed()) for job in list(jobs)]
+        return [*self.turns.pending(), *queued]
 
     def end_turn(self) -> None:
-        """Hands over what the running loop's turn has asked for, and what waits for its turn in a batch of this loop."""
+        """Submits the jobs of the running loop's turn, and the rest of this loop's batches."""
         loop = running_loop()
-        for held_by, jobs in list(self._held.values()):
-            if loop is not None and held_by is loop:
+        for owner, jobs in list(self._queued.values()):
+            if loop is not None and owner is loop:
                 self.turns.submit(*jobs)
                 jobs.clear()
         self.turns.flush()
@@ -422,19 +418,19 @@ class Operations:
 
     # ---- jobs ------------------------------------------------------------------------------------------------
 
-    async def _worked(
+    async def _answer(
         self, job: AnsweredJob | BeamJob, on_progress: OnProgress | None, on_step: OnStep | None = None
-    ) -> Any:  # of the job's kind
-        """Hands a job over and waits for its answer."""
-        job.future = call = Call[Any](self.turns.inbox(), partial(self._give_up, job))
-        _listen(job, call, on_progress)
+    ) -> Any:  # the job decides the type
+        """Submits a job and waits for its answer."""
+        job.future = call = Call[Any](self.turns.inbox(), partial(self._cancel, job))
+        _report_progress(job, call, on_progress)
         check_callback(on_step, "on_step")
         if on_step is not None and isinstance(job, BeamJob):
             job.on_step = lambda step: call.report(on_step, step)
         self.turns.submit(job)
         return await call.answer()
 
-    async def _reading(
+    async def _stream(
         self,
         group: _Group,
         jobs: Mapping[int, GenerateJob],
@@ -442,14 +438,14 @@ class Operations:
         on_progress: OnProgress | None,
         on_end: Callable[[], None] | None = None,
     ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-        """What the jobs say, until all have ended.
+        """The runs of the jobs with the jobs' numbers, until all jobs have ended.
 
         Args:
-            group: What is dropped of them.
+            group: State of the stream.
             jobs: By number.
-            start: What is handed over at once, or what does that.
-            on_progress: Hears how far the prompt is.
-            on_end: Called at the reader for each job that has ended.
+            start: The jobs to submit, or a function that submits the first ones.
+            on_progress: Called with the progress of the prompt.
+            on_end: Called by the reader for each job that has ended.
         """
         stream = Stream(self.turns.inbox(), on_progress=on_progress, dropped=group.dropped)
         group.jobs, group.open = jobs, set(jobs)
@@ -478,15 +474,14 @@ class Operations:
     def _drop(self, group: _Group, branch: int) -> None:
         group.dropped.add(branch)
         if (job := group.jobs.get(branch)) is not None:
-            self._give_up(job)
+            self._cancel(job)
 
-    def _give_up(self, job: Job) -> None:
-        """Nothing waits for it any more."""
+    def _cancel(self, job: Job) -> None:
         job.cancelled = True
         self._engine.nudge()
 
-    def _forgetting(self, job: QueryJob) -> CallJob:
-        """To be submitted before the job: no remembered answer may stand in for KV that is not (or no longer) held."""
+    def _dropping_vector(self, job: QueryJob) -> CallJob:
+        """To be submitted before the job: a cached vector must not answer it without its KV being in memory."""
 
         def look() -> None:
             cache = self._engine.scheduler.cache
@@ -497,7 +492,7 @@ class Operations:
         return CallJob(np.empty(0, np.int32), None, call=look)
 
     def settling(self, answer: Future[T], work: Callable[[], None]) -> Future[T]:
-        """Runs on the owner thread what settles the answer in the end; what fails before does so, too."""
+        """Runs `work`, which settles `answer` sooner or later, on the owner thread; an error of `work` settles it at once."""
 
         def failed(done: Future[None]) -> None:
             error = None if done.cancelled() else done.exception()
@@ -508,13 +503,13 @@ class Operations:
         return answer
 
     async def _compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar off the loop, so that `_begin` need not do it on it."""
+        """Compiles a grammar off the loop."""
         if not self.grammars.ready(grammar):
             await off_loop(self.grammars.prepare, grammar)
 
     async def _compile_all(self, options: Sequence[GenerationOptions]) -> None:
-        """The grammars of all prompts; what is wrong with one is said with its prompt's number."""
-        wanted: dict[Grammar, int] = {}  # and the first prompt that wants it
+        """Compiles the grammars of all prompts; an error names the first prompt of its grammar."""
+        wanted: dict[Grammar, int] = {}  # grammar: its first prompt
         for i, each in enumerate(options):
             if each.grammar is not None and not self.grammars.ready(each.grammar):
                 wanted.setdefault(each.grammar, i)
@@ -526,7 +521,7 @@ class Operations:
                         raise fault
 
     async def _begin(self, ids: Int32, call: GenerationOptions, cache_salt: str = "") -> GenerateJob:
-        """The job of an answer; what takes a while is done off the loop."""
+        """The job of an answer; slow steps run off the loop."""
         if call.grammar is not None:
             await self._compile(call.grammar)
         if call.speculative is not None:
@@ -537,9 +532,8 @@ class Operations:
             chosen = replace(chosen, top_k=max(chosen.top_k, REPORTED))
         seed = fresh_seed() if chosen.seed is None else chosen.seed
         chosen = replace(chosen, seed=seed)
-        plain = chosen.adapters is None and not cache_salt
-        routing = self._adapters.routing if plain else self._adapters.routing_of(chosen.adapters, cache_salt)
-        namespace, before = routing.plain or routing.route(ids)
+        routing = self._adapters.routing_of(chosen.adapters, cache_salt)
+        namespace, before = routing.route(ids)
         constraint = None
         if chosen.grammar is not None:
             constraint = self._constraint(ids, chosen.grammar, chosen.grammar_prefix)
@@ -558,13 +552,13 @@ class Operations:
         )
 
     def _branch(self, job: GenerateJob, branch: int) -> GenerateJob:
-        """The same request with other random numbers; the grammar's state is forked, with the mask that is known."""
+        """The same request with other random numbers; the grammar's state is forked together with its computed mask."""
         options, sampler = replace(job.options, branch=branch), replace(job.sampler, branch=branch)
         constraint = None if job.constraint is None else job.constraint.fork()
         return replace(job, options=options, sampler=sampler, constraint=constraint)
 
     def _constraint(self, ids: Int32, grammar: Grammar, prefix: int) -> Constraint:
-        """The state of the answer's grammar, its beginning at the end of the prompt included."""
+        """The grammar's state after the last `prefix` tokens of the prompt, which begin the answer."""
         if prefix > len(ids):
             raise InvalidRequestError(f"grammar_prefix={prefix:,} of {len(ids):,} tokens: give it fewer")
         return self.grammars.constraint(grammar, ids[len(ids) - prefix :].tolist())
@@ -578,20 +572,20 @@ class Operations:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Jobs that one stream reads. Their callbacks run on the owner thread.
+    """The jobs of one stream. Their callbacks run on the owner thread.
 
     Attributes:
-        what: The jobs in an error's words; None for a single one.
+        what: The name of the jobs in error messages; None for a single job.
     """
 
     what: str | None
     jobs: Mapping[int, GenerateJob] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)  # that have not ended
+    open: set[int] = field(default_factory=set)  # jobs that have not ended
     dropped: set[int] = field(default_factory=set)
     failures: dict[int, BaseException] = field(default_factory=dict)
 
     def run(self, stream: Stream, number: int, run: TokenRun) -> None:
-        """A job has said some more."""
+        """A job has generated tokens."""
         stream.chunk(run, number)
         if stream.cancelled():
             self.jobs[number].cancelled = True
@@ -615,7 +609,7 @@ class _Group:
 
 
 def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
-    """Raises `GrammarError` where every token that may come first is banned."""
+    """Raises `GrammarError` if all tokens that the grammar allows first are banned."""
     allowed = constraint.allowed()  # (vocab,)
     choices = int(np.count_nonzero(allowed))
     if choices and choices == int(np.count_nonzero(allowed[list(banned)])):
@@ -624,13 +618,13 @@ def _check_banned(constraint: Constraint, banned: Sequence[int]) -> None:
         )
 
 
-def _listen(job: Job, reader: Reader[Any], on_progress: OnProgress | None) -> None:
+def _report_progress(job: Job, reader: Reader[Any], on_progress: OnProgress | None) -> None:
     check_callback(on_progress)
     if on_progress is not None:
         job.on_progress = lambda progress: reader.report(on_progress, progress)
 
 
 def _vocabulary(tokens: Sequence[bytes], text: TextSide) -> Vocabulary:
-    """Of no model: a model that its grammars referred to would be freed late."""
+    """The vocabulary of grammars. It does not refer to the model, which would delay freeing it."""
     tokenizer = text.tokenizer
     return Vocabulary(tokens, text.eos_token_ids, frozenset(tokenizer.special_ids), tokenizer.encode)

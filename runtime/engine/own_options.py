@@ -1,4 +1,4 @@
-"""What a model's generation_config.json asks for. The file is optional: what makes no sense in it is left out, and told."""
+"""Options of a model's generation_config.json. The file is optional; senseless values are left out with a warning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from runtime.options.generation import GenerationOptions
 
 FILE = "generation_config.json"
 _ALWAYS = ("repetition_penalty", "suppress_tokens", "bad_words_ids", "stop_strings", "max_new_tokens")
-_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # hold only where the model wants to be sampled
-# What changes an answer of transformers' `generate` and is no option here, with the values that leave it off.
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")  # read only with ``do_sample: true``
+# Fields that change an answer of transformers' `generate` and have no option here, with the values that switch them off.
 _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -37,12 +37,12 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 class OwnOptions:
     """The options a model asks for."""
 
-    options: GenerationOptions = field(default_factory=GenerationOptions)  # those that make sense
-    warnings: tuple[str, ...] = ()  # one sentence for each field that does not
+    options: GenerationOptions = field(default_factory=GenerationOptions)  # from the accepted fields
+    warnings: tuple[str, ...] = ()  # one sentence for each field that is not accepted
 
     @classmethod
     def read(cls, config: object) -> Self:
-        """Reads the file's content. ``do_sample: false`` is greedy; a file without `do_sample` says nothing of the draw."""
+        """Reads the file's content. ``do_sample: false`` is greedy; without `do_sample` the sampling options are ignored."""
         if not isinstance(config, Mapping):
             return cls()
         given = {name: value for name, value in config.items() if value is not None}
@@ -66,7 +66,7 @@ class OwnOptions:
         return cls(GenerationOptions.from_mapping(taken), tuple(warnings))
 
     def within(self, vocab: int) -> OwnOptions:
-        """The same for a vocabulary of this size."""
+        """The options for a vocabulary of this size, without banned tokens if one of them is outside."""
         try:
             self.options.sampling.check(vocab)
         except InvalidRequestError as fault:  # only banned tokens are ids
@@ -77,7 +77,7 @@ class OwnOptions:
 
 
 def _whole(value: Any) -> Any:
-    """Whole numbers that were written as floats (50.0), as whole numbers; a list of them likewise."""
+    """Turns whole numbers written as floats (50.0) into ints, in lists too."""
     if isinstance(value, list):
         return [_whole(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime.backends.packs.packed import Backend
 from runtime.errors import ForkedError, RuntimeFault, SessionClosedError
-from runtime.info import CacheReport, Metrics
+from runtime.info import CacheReport
 from runtime.memory import limit_arenas, return_memory
 from runtime.scheduler.faults import typed
 from runtime.scheduler.jobs import CallJob, Job, Turn
@@ -26,20 +26,20 @@ from runtime.scheduler.loop import Scheduler
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # the cache report is renewed this often while something runs
-FEW_EDGES = 64  # with which the report is whole after every answer
-REST_SECONDS = 0.01  # of idleness before what can wait is done
-EXIT_SECONDS = 60.0  # that the end of the process waits at most for the end of a step
+FEW_EDGES = 64  # of the trie: up to this number, the report lists the largest ones after every answer
+IDLE_SECONDS = 0.01  # of idleness before deferred work is done
+EXIT_SECONDS = 60.0  # longest wait for the end of a step when the process exits
 
 
 class Engine:
     """Runs a backend's scheduler on a thread of its own until closed.
 
-    It is the process's: a forked child is refused at once, and at exit the thread is ended first. Left to the interpreter,
-    it would be stopped within a native library, which aborts the process.
+    It works in one process only: calls of a forked child fail at once. At exit the thread is ended first; the interpreter would
+    stop it within a native library, which aborts the process.
 
     Args:
-        make: Builds backend and scheduler, on the owner thread; what it raises is raised here. It is handed a function that
-            raises `SessionClosedError` once the model is not waited for any more, to be called between two steps of the load.
+        make: Builds backend and scheduler, on the owner thread; its exceptions are raised here. Its argument is a function to
+            call between two steps of the load, which raises `SessionClosedError` once the load was given up.
     """
 
     def __init__(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
@@ -50,10 +50,10 @@ class Engine:
         self.report = CacheReport(0, 0, 0, 0, 0, 0, 0, 0)
         self._phase = "loading"
         self._pid = os.getpid()
-        self._freed = threading.Event()  # at exit: the owner thread has freed all it had
+        self._freed = threading.Event()  # at exit: the owner thread has freed the model
         limit_arenas()
         self._thread = threading.Thread(target=self._run, args=(make,), name="elsewise-owner", daemon=True)
-        self._go_first_at_exit()
+        self._register_exit()
         self._thread.start()
         try:
             self.backend, self.scheduler = self._ready.result()
@@ -61,19 +61,14 @@ class Engine:
             self.end()
             raise
 
-    @property
-    def metrics(self) -> Metrics:
-        """The counters as of the last step."""
-        return self.scheduler.counters.latest
-
     def heartbeat(self) -> tuple[int, str, int]:
-        """Steps done, what goes on ("loading", "step" or "idle"), and calls of the model and its layers: progress in a step."""
+        """Steps done, the phase ("loading", "step" or "idle"), and calls of the model and its layers (progress in a step)."""
         if self._phase == "loading":
             return 0, "loading", 0
         return self.scheduler.steps, self._phase, self.backend.forwards + self.backend.layer_calls
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Hands jobs over as one batch; any thread. They fail where the model was closed, or is another process's."""
+        """Submits jobs as one batch; any thread. They fail if the model was closed, or belongs to another process."""
         turn = Turn()
         for job in jobs:
             if not job.turn.one_by_one:
@@ -85,43 +80,43 @@ class Engine:
                     self._wake.notify()
                     return
         fault = self.ended
-        assert fault is not None  # it was closed, or is another process's
+        assert fault is not None  # it was closed, or belongs to another process
         for job in jobs:
             job.end(fault)
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more; None while it lives."""
+        """The error of new calls; None while the engine lives."""
         if os.getpid() != self._pid:
             return ForkedError.of(self._pid)
         return SessionClosedError("the model is closed; load it again") if self._closing else None
 
-    def _load_on(self) -> None:
-        """Between two steps of the load: ends it where it is not waited for."""
+    def _check_load(self) -> None:
+        """Called between two steps of the load; ends a load that was given up."""
         if self._closing:
             raise SessionClosedError("the model is closed; load it again")
-        self._go_first_at_exit()
+        self._register_exit()
 
-    def _go_first_at_exit(self) -> None:
-        """What was registered last runs first: before what the libraries registered, as far as they are imported."""
+    def _register_exit(self) -> None:
+        """Registers the last exit handler, which runs first: before the handlers of the libraries imported so far."""
         if not self._exiting:
             atexit.unregister(self._end_with_process)
             atexit.register(self._end_with_process)
 
     def expects(self, digest: str) -> bool:
-        """Whether a job that uses an adapter has arrived and was not taken in yet; any thread."""
+        """Whether the scheduler has yet to receive a submitted job that uses an adapter; any thread."""
         with self._wake:
             return any(job.uses(digest) for job in self._inbox)
 
     def nudge(self) -> None:
-        """A job was cancelled, or a thread has an answer: look."""
+        """Wakes the owner thread because a job was cancelled, or another thread has an answer."""
         if os.getpid() == self._pid:  # in a forked child there is nothing to cancel
             with self._wake:
                 self._nudged = True
                 self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Runs something on the owner thread between two steps."""
+        """Runs a function on the owner thread between two steps."""
         job = CallJob(np.empty(0, np.int32), None, call=function)
         self.submit([job])
         future: Future[T] = job.future
@@ -141,7 +136,7 @@ class Engine:
             self._thread.join()
 
     def _end_with_process(self) -> None:
-        """Waits for the end of the step that is computed; a second Ctrl-C ends the process at once."""
+        """Waits for the end of the current step; a second Ctrl-C ends the process at once."""
         if os.getpid() != self._pid:
             return
         with self._wake:
@@ -162,17 +157,17 @@ class Engine:
         finally:
             if self._exiting:
                 self._freed.set()
-                _rest_for_good()
+                _block_forever()
             atexit.unregister(self._end_with_process)
 
     def _serve(self, make: Callable[[Callable[[], None]], tuple[Backend, Scheduler]]) -> None:
         try:
-            backend, scheduler = make(self._load_on)
+            backend, scheduler = make(self._check_load)
         except BaseException as error:  # noqa: BLE001  # delivered to the caller that loads
             self._answer_load(typed(error))
             return
-        del make  # and the files of the model with it
-        self._go_first_at_exit()
+        del make  # releases the model's files
+        self._register_exit()
         self._phase = "idle"
         scheduler.blocks.wake = self.nudge
         scheduler.listen(lambda: None if self._closing else self._inbox.copy())
@@ -180,7 +175,7 @@ class Engine:
         try:
             self._work(scheduler)
             fault: BaseException = SessionClosedError("the model was closed while this was being worked on")
-        except BaseException as error:  # the loop itself failed: a bug of ours
+        except BaseException as error:  # the loop itself failed, which is a bug
             log.exception("the scheduler stopped")
             fault = typed(error)
         finally:
@@ -188,14 +183,14 @@ class Engine:
                 self._closing = True
                 scheduler.submit(self._inbox)
                 self._inbox = []
-        if not self._exiting:  # else a daemon thread would print its error while the process ends
+        if not self._exiting:  # otherwise a daemon thread would print its error while the process ends
             scheduler.fail_all(fault)
         scheduler.unload()
         backend.unload()
         return_memory()
 
     def _answer_load(self, outcome: tuple[Backend, Scheduler] | BaseException) -> None:
-        """Lets the thread that loads go on; not at exit, where a daemon thread rests as the owner does."""
+        """Lets the loading thread continue; at exit it stays blocked, as the owner thread does."""
         with self._wake:
             if self._exiting:
                 return
@@ -205,42 +200,42 @@ class Engine:
                 self._ready.set_result(outcome)
 
     def _work(self, scheduler: Scheduler) -> None:
-        """Works on what arrives until the model is closed; waits when there is nothing to do.
+        """Runs steps until the model is closed; waits when there is nothing to do.
 
-        The report is made anew whenever there is nothing more to do, its largest edges every `REPORT_SECONDS` while answers
+        The report is renewed whenever there is nothing more to do; its largest edges only every `REPORT_SECONDS` while answers
         follow each other.
         """
         reported = looked = 0.0  # monotonic seconds
-        busy = stale = False  # whether there is more to do; whether the report's largest edges are old ones
+        busy = stale = False  # whether there is more to do; whether the report's largest edges are outdated
         while True:
-            rested = False
+            idle = False  # whether `IDLE_SECONDS` passed without work
             with self._wake:
-                while not (busy or self._inbox or self._nudged or self._closing or rested):
+                while not (busy or self._inbox or self._nudged or self._closing or idle):
                     self._phase = "idle"
-                    rested = not self._wake.wait(REST_SECONDS if stale else None)
+                    idle = not self._wake.wait(IDLE_SECONDS if stale else None)
                 if self._closing:
                     return
-                if self._inbox or self._nudged:  # it may have come just as the rest was over
-                    rested = False
+                if self._inbox or self._nudged:  # work may have arrived at the end of the wait
+                    idle = False
                 arrived, self._inbox, self._nudged = self._inbox, [], False
-            if not rested:
+            if not idle:
                 self._phase = "step"
                 scheduler.submit(arrived)
-                del arrived  # they are the scheduler's: this loop may wait for long
+                del arrived  # frees finished jobs while this loop waits
                 busy = scheduler.step()
             now = time.monotonic()
             if not busy or now - reported > REPORT_SECONDS:
                 reported = now
-                stale = not (rested or scheduler.cache.trie.edges <= FEW_EDGES or now - looked > REPORT_SECONDS)
+                stale = not (idle or scheduler.cache.trie.edges <= FEW_EDGES or now - looked > REPORT_SECONDS)
                 if not stale:
                     looked = now
                 self.report = scheduler.cache.report(look=not stale)
 
 
-def _rest_for_good() -> None:
+def _block_forever() -> None:
     """Keeps a thread from ending while the process does.
 
-    MLX clears what a thread compiled or imported when that thread ends, and needs the interpreter for it: one that is gone by
-    then stops the thread within the destructor, which aborts the process.
+    When a thread ends, MLX clears what it compiled or imported, which needs the interpreter. An interpreter that has shut down
+    would stop the thread within the destructor, which aborts the process.
     """
     threading.Event().wait()

@@ -1,4 +1,4 @@
-"""The text side of a model: tokenizer, template, and what its own files say about generating."""
+"""The text side of a model: tokenizer, template, and the options of its own files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    own: OwnOptions  # what the model's generation_config.json asks for
+    own: OwnOptions  # options of the model's generation_config.json
     format: ChosenFormat | None = None  # None until `with_format`
     warnings: tuple[str, ...] = ()  # about the model's files
 
     def with_format(self, options: LoadOptions) -> TextSide:
-        """The same with the chat format that the options ask for.
+        """A copy with the chat format that the options ask for.
 
         Raises:
             InvalidRequestError: The user's template cannot be read or does not compile.
@@ -38,12 +38,12 @@ class TextSide:
         return replace(self, template=chosen.template, format=chosen)
 
     def within(self, vocab: int) -> TextSide:
-        """The same for a model with this size of vocabulary."""
+        """A copy for a model with this size of vocabulary."""
         return replace(self, own=self.own.within(vocab))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends an answer."""
+        """The ids that end an answer."""
         return self.format.eos_token_ids if self.format else self.tokenizer.eos_token_ids
 
     def ends(self, vocab: int) -> AnswerEnds:
@@ -57,23 +57,23 @@ class TextSide:
         )
 
     def described(self, info: ModelInfo) -> ModelInfo:
-        """What a backend says of its model, with the format in force."""
+        """A backend's `info` with the current format, and with warnings about the text side."""
         chosen, found = self.format, (*self.warnings, *self.own.warnings)
         if chosen is None:
             return replace(info, warnings=(*info.warnings, *found))
-        text_print = info.model_fingerprint
+        fingerprint = info.model_fingerprint
         return replace(
             info,
             has_template=chosen.template is not None,
             template_digest=chosen.digest,
-            model_fingerprint=facts.digest("format", text_print, chosen.digest) if chosen.replaces else text_print,
+            model_fingerprint=facts.digest("format", fingerprint, chosen.digest) if chosen.replaces else fingerprint,
             options={**info.options, "chat_format": chosen.name},
             warnings=(*info.warnings, *chosen.warnings, *found),
         )
 
     @classmethod
     def from_folder(cls, folder: ModelFolder) -> TextSide:
-        """Reads what the folder says."""
+        """Reads tokenizer, template and options of a folder."""
         tokenizer = Tokenizer.from_folder(folder)
         own = OwnOptions.read(folder.generation_config)
         return cls(tokenizer, ChatTemplate.from_folder(folder, tokenizer), own, warnings=folder.warnings)

@@ -1,1 +1,1 @@
-"""Models from a Hugging Face hub: looked up, weighed and fetched in a child process, on request only."""
+"""Models from a Hugging Face hub: looked up, planned and fetched in a child process, on request only."""

@@ -40,10 +40,10 @@ def main() -> int:
         token = token_to_send(order.token)
         run_order(order, token)
     except DownloadError as fault:
-        _say(error=_without(token, str(fault)), reason=fault.reason, kept=fault.kept)
+        _reply(error=_masked(token, str(fault)), reason=fault.reason, kept=fault.kept)
         return 1
     except Exception:  # noqa: BLE001  # the border of the process; its caller reports the last line
-        sys.stderr.write(_without(token, traceback.format_exc()))
+        sys.stderr.write(_masked(token, traceback.format_exc()))
         return 2
     return 0
 
@@ -51,21 +51,21 @@ def main() -> int:
 def run_order(order: Order, token: str) -> None:
     """Carries out an order and writes its replies."""
     if order.what == "search":
-        _say(found=search(order.query, order.limit, _wait, token=token))
+        _reply(found=search(order.query, order.limit, _wait, token=token))
     elif order.what == "whoami":
-        _say(name=owner_of_token(token, _wait))
+        _reply(name=owner_of_token(token, _wait))
     else:
         download = Download(
-            HubId.parse(order.repository), lambda progress: _say(progress=progress), wanted=order.kind, token=token
+            HubId.parse(order.repository), lambda progress: _reply(progress=progress), wanted=order.kind, token=token
         )
         if order.what == "plan":
             with tempfile.TemporaryDirectory(prefix="elsewise-") as scratch:
-                _say(plan=download.plan(Path(scratch)))
+                _reply(plan=download.plan(Path(scratch)))
         else:
-            _say(name=download.fetch(lambda plan: _say(plan=plan)))
+            _reply(name=download.fetch(lambda plan: _reply(plan=plan)))
 
 
-def _without(token: str, text: str) -> str:
+def _masked(token: str, text: str) -> str:
     """Masks the token, which a hub may quote."""
     return text.replace(token, "(token)") if token else text
 
@@ -73,11 +73,11 @@ def _without(token: str, text: str) -> str:
 def _wait(seconds: float, why: str) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        _say(progress=DownloadProgress(state="wait", note=why))
+        _reply(progress=DownloadProgress(state="wait", note=why))
         time.sleep(min(left, _PAUSE_SECONDS))
 
 
-def _say(**fields: Any) -> None:
+def _reply(**fields: Any) -> None:
     """Writes a `Reply` as a line."""
     sys.stdout.buffer.write(msgspec.json.encode(Reply(**fields)) + b"\n")
     sys.stdout.buffer.flush()

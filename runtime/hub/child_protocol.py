@@ -101,17 +101,17 @@ class DownloadPlan:
 
     @property
     def name(self) -> str:
-        """What it will be called on the shelf."""
+        """Its future id on the shelf."""
         return shelf_name(self.repository, self.commit)
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights among them."""
+        """Bytes of the safetensors files."""
         return sum(file.size for file in self.files if file.name.endswith(".safetensors"))
 
 
@@ -177,7 +177,7 @@ class HubModel:
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The order of a child; on its standard input, because a process's arguments are public."""
+    """The order to a child, sent on its standard input because the arguments of a process are public."""
 
     what: Literal["plan", "fetch", "search", "whoami"]
     repository: str = ""

@@ -1,4 +1,4 @@
-"""Searches and downloads, by orders to the child process. Nothing here imports a network library."""
+"""Searches and downloads, by orders to the child process. This module imports no network library."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from runtime.hub.partial_downloads import unfinished_downloads
 from runtime.loading.child_process import Child
 from runtime.loading.model_folder import ModelFolder, open_folder
 from runtime.loading.paths import is_adapter, shelf_path
+from runtime.loading.progress import ignore_progress
 
-# Processes are offline by default, but for this child; the other variables limit it to the requested transfers.
+# Processes are offline by default; this child is not. The other variables limit it to the requested transfers.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 
 
-def ignore(progress: DownloadProgress) -> None:
-    """Does nothing."""
-    del progress
-
-
-def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
+def plan_download(model: str, progress: OnDownload = ignore_progress) -> DownloadPlan:
     """Plans a download: files, sizes, the commit, received bytes. Fetches configurations only. Blocks.
 
     Args:
@@ -36,13 +32,11 @@ def plan_download(model: str, progress: OnDownload = ignore) -> DownloadPlan:
     Raises:
         DownloadError: It cannot be looked up, or cannot run here.
     """
-    for reply in replies(Order("plan", str(HubId.parse(model))), progress):
-        if reply.plan is not None:
-            return reply.plan
-    raise DownloadError(f"{model}: the download ended without an answer")
+    order = Order("plan", str(HubId.parse(model)))
+    return next(reply.plan for reply in _replies(order, progress) if reply.plan is not None)
 
 
-def fetch_model(model: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ModelFolder:
+def fetch_model(model: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None) -> ModelFolder:
     """Fetches a model from a Hugging Face hub onto the shelf. Blocks, for as long as it takes.
 
     Three files are fetched side by side. A stopped download is resumed by the next one of the same repository;
@@ -64,7 +58,9 @@ def fetch_model(model: str, progress: OnDownload = ignore, *, pause: threading.E
     return open_folder(shelf_path(_fetched(model, "model", progress, pause)), backend="mlx")
 
 
-def fetch_adapter(adapter: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None) -> ShelvedAdapter:
+def fetch_adapter(
+    adapter: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None
+) -> ShelvedAdapter:
     """Fetches a LoRA adapter from a Hugging Face hub onto the shelf, as `fetch_model` does a model. Blocks.
 
     Args:
@@ -82,15 +78,15 @@ def fetch_adapter(adapter: str, progress: OnDownload = ignore, *, pause: threadi
 
 
 def fetch_any(
-    repository: str, progress: OnDownload = ignore, *, pause: threading.Event | None = None
+    repository: str, progress: OnDownload = ignore_progress, *, pause: threading.Event | None = None
 ) -> ModelFolder | ShelvedAdapter:
     """`fetch_model` or `fetch_adapter`, by the kind of the repository."""
     folder = shelf_path(_fetched(repository, None, progress, pause))
     return shelf_adapter(folder) if is_adapter(folder) else open_folder(folder, backend="mlx")
 
 
-def replies(order: Order, progress: OnDownload = ignore, pause: threading.Event | None = None) -> Iterator[Reply]:
-    """Replies of a child to an order.
+def _replies(order: Order, progress: OnDownload = ignore_progress, pause: threading.Event | None = None) -> Iterator[Reply]:
+    """Replies of a child to an order. It never ends normally: it raises, or the caller stops reading, which ends the child.
 
     Raises:
         DownloadError: Its error, or `pause` was set ("paused").
@@ -110,17 +106,15 @@ def replies(order: Order, progress: OnDownload = ignore, pause: threading.Event 
                 break
             yield reply
         else:
-            raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_words()})")
+            raise DownloadError(f"{about}: the hub's process ended without an answer ({child.last_error()})")
     kept = sum(note.kept for note in unfinished_downloads() if note.repository == order.repository.partition("@")[0])
     raise DownloadError(f"{about}: paused ({kept:,} bytes are kept: the same command goes on with them)", "paused", kept)
 
 
 def _fetched(repository: str, kind: Kind | None, progress: OnDownload, pause: threading.Event | None) -> str:
     """Fetches a repository; returns its id on the shelf."""
-    for reply in replies(Order("fetch", str(HubId.parse(repository)), kind), progress, pause):
-        if reply.name:
-            return reply.name
-    raise DownloadError(f"{repository}: the download ended without an answer")
+    order = Order("fetch", str(HubId.parse(repository)), kind)
+    return next(reply.name for reply in _replies(order, progress, pause) if reply.name)
 
 
 MOST_FOUND = 100
@@ -143,22 +137,16 @@ def search_models(query: str, limit: int = 20) -> tuple[HubModel, ...]:
         raise InvalidRequestError(f"a search needs words, at most {_LONGEST_QUERY} characters of them")
     if not 1 <= limit <= MOST_FOUND:
         raise InvalidRequestError(f"a search finds from 1 to {MOST_FOUND} models, not {limit}")
-    for reply in replies(Order("search", query=words, limit=limit)):
-        if reply.found is not None:
-            return reply.found
-    raise DownloadError("the search ended without an answer")
+    return next(reply.found for reply in _replies(Order("search", query=words, limit=limit)) if reply.found is not None)
 
 
 def token_owner(token: str = "") -> str:
     """Asks the hub for the owner of a token. Blocks.
 
     Args:
-        token: By default the kept one, or that of the environment.
+        token: By default the token of the environment, or the one in the keychain.
 
     Raises:
-        DownloadError: There is no token, the hub does not know it ("denied"), or cannot be reached.
+        DownloadError: There is no token, the hub does not know it ("denied"), or it cannot be reached.
     """
-    for reply in replies(Order("whoami", token=token.strip())):
-        if reply.name:
-            return reply.name
-    raise DownloadError("the hub gave no answer")
+    return next(reply.name for reply in _replies(Order("whoami", token=token.strip())) if reply.name)

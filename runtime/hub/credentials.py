@@ -15,20 +15,20 @@ _SERVICE = "elsewise"
 _LONGEST = 1000  # characters
 
 
-def _instead(address: str) -> str:
-    """Where else the token of the hub, or the key of a server, can be."""
+def _alternative(address: str) -> str:
+    """The environment variables that can hold the hub's token, or a server's key, in place of the keychain; for messages."""
     if address == hub_address():
         return "(or set `HF_TOKEN` in the environment)"
     return "(or set `ELSEWISE_API_KEY` and, to the server's host, `ELSEWISE_API_HOST` in the environment)"
 
 
 def hub_address() -> str:
-    """The hub: ``HF_ENDPOINT``, or Hugging Face. A token is kept for one hub and sent to no other."""
+    """The hub: ``HF_ENDPOINT``, or Hugging Face. A token is stored for one hub and never sent to another."""
     return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
 
 
 def token_in_environment() -> str:
-    """The environment variable with a token, which precedes the keychain's; empty without one."""
+    """The name of the environment variable with a token, which takes precedence over the keychain; empty without one."""
     return next((name for name in VARIABLES if os.environ.get(name, "").strip()), "")
 
 
@@ -59,14 +59,7 @@ def forget_token() -> bool:
         KeychainError: There is no keychain, it is locked, or it refuses.
     """
     address = hub_address()
-    keychain = _keychain(address)
-    try:
-        if keychain.get_password(_SERVICE, address) is None:
-            return False
-        keychain.delete_password(_SERVICE, address)
-    except Exception as fault:  # noqa: BLE001  # as above
-        raise _refused(address, fault) from None
-    return True
+    return _delete(_keychain(address), address)
 
 
 def is_token_kept() -> bool:
@@ -75,9 +68,9 @@ def is_token_kept() -> bool:
 
 
 def kept_token() -> str:
-    """The keychain's token; empty where the environment has one, without one, or without a keychain.
+    """The keychain's token; empty where the environment has a token, or where the keychain is missing or has none.
 
-    Public downloads must not fail because of a keychain; a refused one explains how to log in.
+    Public downloads must not fail because of a keychain; a refused download explains how to log in.
     """
     return "" if token_in_environment() else kept_key(hub_address())
 
@@ -112,23 +105,30 @@ def kept_key(address: str) -> str:
 
 
 def forget_key(address: str) -> None:
-    """Removes a server's key; without a keychain there is none."""
+    """Removes a server's key; without a keychain there is nothing to remove."""
     try:
         keychain = _keychain(address)
     except KeychainError:
         return
+    _delete(keychain, address)
+
+
+def _delete(keychain: KeyringBackend, address: str) -> bool:
+    """Removes the key of an address; False without one."""
     try:
-        if keychain.get_password(_SERVICE, address) is not None:
-            keychain.delete_password(_SERVICE, address)
+        if keychain.get_password(_SERVICE, address) is None:
+            return False
+        keychain.delete_password(_SERVICE, address)
     except Exception as fault:  # noqa: BLE001  # as above
         raise _refused(address, fault) from None
+    return True
 
 
 def _keychain(address: str) -> KeyringBackend:
     """The system keychain found by keyring.
 
     Raises:
-        KeychainError: There is no real one.
+        KeychainError: This machine has none, or it refuses.
     """
     import keyring  # scans every installed package: imported only for a hub
     from keyring.core import recommended
@@ -141,12 +141,12 @@ def _keychain(address: str) -> KeyringBackend:
     if not fit:  # keyring.backends.fail, or a plain file
         raise KeychainError(
             "this machine has no system keychain (on Linux: gnome-keyring or KWallet, unlocked in your session); start it "
-            + _instead(address)
+            + _alternative(address)
         )
     return found
 
 
 def _refused(address: str, fault: Exception, token: str = "") -> KeychainError:
-    said = f"{type(fault).__name__}: {fault}".rstrip(": ")
-    said = said.replace(token, "(token)") if token else said
-    return KeychainError(f"the system keychain refuses ({said[:200]}); unlock it {_instead(address)}")
+    reason = f"{type(fault).__name__}: {fault}".rstrip(": ")
+    reason = reason.replace(token, "(token)") if token else reason
+    return KeychainError(f"the system keychain refuses ({reason[:200]}); unlock it {_alternative(address)}")

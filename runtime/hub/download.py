@@ -1,4 +1,4 @@
-"""A repository is looked up, weighed, fetched and put on the shelf. In the child process only."""
+"""Looks up a repository, plans its download, fetches it and installs it on the shelf. In the child process only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from runtime.loading.model_folder import INDEX, open_folder, read_json
 from runtime.loading.paths import ADAPTER_CONFIG, ensure_models_dir, models_dir, shelf_path
 from runtime.version import __version__
 
-AT_ONCE = 3  # files: one connection seldom fills a line, and hubs limit their number
+AT_ONCE = 3  # files: one connection seldom uses the full bandwidth, and hubs limit the number of connections
 _PAUSE_SECONDS = 0.5  # between two reports while waiting
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -73,9 +73,9 @@ class Fetcher:
         asyncio.run(self._wait(seconds, why))
 
     async def _fetch_all(self, listing: Listing, files: Iterable[HubFile], folder: Path) -> dict[str, str]:
-        alike: dict[str, list[HubFile]] = {}  # files of equal content share a part file
+        by_content: dict[str, list[HubFile]] = {}  # files of equal content share a part file
         for file in files:
-            alike.setdefault(file.oid, []).append(file)
+            by_content.setdefault(file.oid, []).append(file)
         sums: dict[str, str] = {}
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -86,7 +86,7 @@ class Fetcher:
         async with get_async_session() as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for each in alike.values():
+                    for each in by_content.values():
                         group.create_task(one(client, each))
             except BaseExceptionGroup as faults:  # the first failure stopped all
                 raise faults.exceptions[0] from faults.exceptions[0].__cause__
@@ -101,15 +101,15 @@ class Fetcher:
             self._reporter.check(file, 0)
             for _ in part.read_back():
                 self._reporter.check(file, part.done)
-                await asyncio.sleep(0)  # hashing a large part takes seconds: let others run
+                await asyncio.sleep(0)  # hashing a large part takes seconds: other transfers run in between
 
-            def tell() -> None:
+            def report() -> None:
                 self._reporter.fetch(file, part.done)
 
             async def wait(seconds: float, why: str) -> None:
                 await self._wait(seconds, why, file, part)
 
-            await fetch_part(part, file, address, tell, wait)
+            await fetch_part(part, file, address, report, wait)
             for each in files:
                 self._reporter.end(each)
             return part.sha256
@@ -130,7 +130,7 @@ class Download:
 
     Args:
         hub_id: The repository.
-        say: Receives progress.
+        on_progress: Receives progress.
         wanted: Required kind; None for either.
         token: Of requests; huggingface_hub's choice by default.
         endpoint: The hub's address; None: huggingface_hub's choice.
@@ -143,7 +143,7 @@ class Download:
     def __init__(
         self,
         hub_id: HubId,
-        say: OnDownload,
+        on_progress: OnDownload,
         *,
         wanted: Kind | None = None,
         token: str = "",
@@ -154,7 +154,7 @@ class Download:
         self._wanted = wanted
         self._endpoint = endpoint
         self._token = token_to_send(token)
-        self._reporter = ProgressReporter(say)
+        self._reporter = ProgressReporter(on_progress)
         self._fetcher = Fetcher(self._reporter, endpoint, self._token, sleep)
 
     def plan(self, scratch: Path) -> DownloadPlan:
@@ -207,29 +207,29 @@ class Download:
             DownloadError: With the cause and the kept bytes; the shelf is unchanged.
         """
         ensure_models_dir()
-        with PartialDownload(self._hub_id.repository) as kept:
+        with PartialDownload(self._hub_id.repository) as partial:
             try:
-                plan = self.plan(kept.folder)
+                plan = self.plan(partial.folder)
                 if planned is not None:
                     planned(plan)
                 if plan.here:
-                    kept.clear()
+                    partial.clear()
                     return plan.here
-                kept.keep(plan)
+                partial.write_note(plan)
                 self._check_room(plan)
                 self._reporter.begin(plan.files, kept_bytes(plan.repository, plan.files))
-                sums = self._fetcher.fetch(self._listing, plan.files, kept.folder)
+                sums = self._fetcher.fetch(self._listing, plan.files, partial.folder)
                 self._reporter.state("install")
-                install_download(plan, kept.folder, sums, self._endpoint)
+                install_download(plan, partial.folder, sums, self._endpoint)
             except DownloadError as fault:
-                raise self._explained(fault, kept) from fault
+                raise self._explained(fault, partial) from fault
             except ModelLoadError as fault:  # complete, but cannot be installed
-                here, repository = kept.bytes(), self._hub_id.repository
-                what = f"{here:,} bytes are kept until `elsewise models remove {repository}`"
-                raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", here) from fault
+                received, repository = partial.bytes(), self._hub_id.repository
+                what = f"{received:,} bytes are kept until `elsewise models remove {repository}`"
+                raise DownloadError(f"{self._hub_id}: {fault} ({what})", "unsuitable", received) from fault
             except OSError as fault:
-                raise self._explained(DownloadError(str(fault), "space"), kept) from fault
-            kept.clear()
+                raise self._explained(DownloadError(str(fault), "space"), partial) from fault
+            partial.clear()
             return plan.name
 
     def _read(self, listing: Listing, files: Iterable[HubFile], scratch: Path) -> dict[str, Mapping[str, Any]]:
@@ -255,23 +255,21 @@ class Download:
                 "space",
             )
 
-    def _explained(self, fault: DownloadError, kept: PartialDownload) -> DownloadError:
+    def _explained(self, fault: DownloadError, partial: PartialDownload) -> DownloadError:
         """Adds the repository and the kept bytes to an error."""
-        where, said, here = str(self._hub_id), str(fault), kept.bytes()
-        said = said if said.startswith(self._hub_id.repository) else f"{where}: {said}"
+        where, message, received = str(self._hub_id), str(fault), partial.bytes()
+        message = message if message.startswith(self._hub_id.repository) else f"{where}: {message}"
         if fault.reason == "unsuitable":
-            kept.clear()
-            return DownloadError(said, fault.reason)
-        if here:
-            said += f" ({here:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
-        return DownloadError(said, fault.reason, here)
+            partial.clear()
+            return DownloadError(message, fault.reason)
+        if received:
+            message += f" ({received:,} bytes are kept; `elsewise models fetch {where}` goes on with them)"
+        return DownloadError(message, fault.reason, received)
 
 
 def _free() -> int:
     folder = models_dir()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def _is_here(name: str, kind: Kind) -> bool:

@@ -8,57 +8,57 @@ from collections.abc import Callable, Iterable
 
 from runtime.hub.child_protocol import DownloadProgress, HubFile, OnDownload
 
-_TELL_SECONDS = 0.1  # between two reports of a file
+_REPORT_SECONDS = 0.1  # between two reports of a file
 
 
 class ProgressReporter:
     """Counts bytes of each file and of all, and reports them ten times a second at most."""
 
-    def __init__(self, say: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
+    def __init__(self, on_progress: OnDownload, clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_progress = on_progress
         self._clock = clock
         self._total = 0
         self._done: dict[str, int] = {}  # bytes by the name of a file
         self._sum = 0
-        self._said: dict[str, float] = {}
+        self._reported: dict[str, float] = {}  # time of the last report, by the name of a file
         self._busy: set[str] = set()  # files with a running transfer
         self._rate = TransferRate(self._clock)
 
-    def begin(self, files: Iterable[HubFile], here: Iterable[int]) -> None:
-        """Starts counting these files; bytes that are `here` count as done, but not for the rate."""
-        named = list(files)
-        self._done = {file.name: size for file, size in zip(named, here, strict=True)}
-        self._total, self._sum = sum(file.size for file in named), sum(self._done.values())
+    def begin(self, files: Iterable[HubFile], received: Iterable[int]) -> None:
+        """Starts counting these files; bytes `received` earlier count as done, but not for the rate."""
+        files = list(files)
+        self._done = {file.name: size for file, size in zip(files, received, strict=True)}
+        self._total, self._sum = sum(file.size for file in files), sum(self._done.values())
         self._rate = TransferRate(self._clock)
         self._rate.note(self._sum)
 
     def state(self, state: str, note: str = "") -> None:
         """Reports a state of the whole download."""
-        self._tell(state, None, 0, note)
+        self._report(state, None, 0, note)
 
     def check(self, file: HubFile, done: int) -> None:
         """Reports received bytes of a file that were hashed again."""
         if self._due(file):
-            self._tell("check", file, done)
+            self._report("check", file, done)
 
     def fetch(self, file: HubFile, done: int) -> None:
         """Reports received bytes of a file."""
         self._busy.add(file.name)
         self._count(file, done)
         if self._due(file):
-            self._tell("fetch", file, done)
+            self._report("fetch", file, done)
 
     def end(self, file: HubFile) -> None:
         """Reports a complete file."""
         self._busy.discard(file.name)
         self._count(file, file.size)
-        self._tell("fetch", file, file.size)
+        self._report("fetch", file, file.size)
 
     def wait(self, file: HubFile | None, done: int, why: str) -> None:
         """Reports a wait for the server."""
         if file is not None:
             self._busy.discard(file.name)
-        self._tell("wait", file, done, why)
+        self._report("wait", file, done, why)
 
     def _count(self, file: HubFile, done: int) -> None:
         if self._total:
@@ -68,15 +68,15 @@ class ProgressReporter:
 
     def _due(self, file: HubFile) -> bool:
         now = self._clock()
-        if now - self._said.get(file.name, -_TELL_SECONDS) < _TELL_SECONDS:
+        if now - self._reported.get(file.name, -_REPORT_SECONDS) < _REPORT_SECONDS:
             return False
-        self._said[file.name] = now
+        self._reported[file.name] = now
         return True
 
-    def _tell(self, state: str, file: HubFile | None, done: int, note: str = "") -> None:
+    def _report(self, state: str, file: HubFile | None, done: int, note: str = "") -> None:
         name, size = (file.name, file.size) if file else ("", 0)
         moving = state == "fetch" or bool(self._busy)
-        self._say(
+        self._on_progress(
             DownloadProgress(
                 file=name,
                 file_done=done,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -22,7 +22,7 @@ from runtime.text.tokenizer import Tokenizer
 
 
 def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], endpoint: str | None) -> None:
-    """Checks fetched files as a load does, and installs them atomically. `folder` keeps its own names of them.
+    """Checks fetched files as a load does, and installs them atomically.
 
     Args:
         plan: Of the download.
@@ -36,25 +36,20 @@ def install_download(plan: DownloadPlan, folder: Path, sums: Mapping[str, str], 
     adapter = plan.kind == "adapter"
 
     def write(hidden: Path) -> int:
-        last = {file.oid: file.name for file in plan.files}
+        last_names = {file.oid: file.name for file in plan.files}
         for file in plan.files:
-            _move(folder / f"{file.oid}.part", hidden / file.name, alone=last[file.oid] == file.name)
+            _move(folder / f"{file.oid}.part", hidden / file.name, last=last_names[file.oid] == file.name)
         _note_for_huggingface(hidden, plan)
         return _parameters(hidden, plan)
 
-    def opened(placed: Path) -> None:
-        if adapter:
-            _header(placed)
-        else:
-            _check_text(placed)
-
+    check: Callable[[Path], object] = _header if adapter else _check_text
     install(
         folder,
         plan.name,
         digest_of_all(sums),
         0,
         write=write,
-        opened=opened,
+        opened=check,
         kind="adapter" if adapter else "folder",
         title=plan.repository.rpartition("/")[2],
         made_from=f"{plan.repository}@{plan.revision}",
@@ -93,21 +88,21 @@ def _header(folder: Path) -> AdapterHeader:
         raise ModelLoadError(str(fault)) from fault
 
 
-def _move(there: Path, here: Path, *, alone: bool) -> None:
+def _move(source: Path, target: Path, *, last: bool) -> None:
     """Links a file where the disk supports links, so that a refusal leaves the fetched file.
 
     Args:
-        there: The fetched file.
-        here: Its new name.
-        alone: The content has no further name.
+        source: The fetched file.
+        target: Its new name.
+        last: No other name needs the same content.
     """
     try:
-        os.link(there, here)
+        os.link(source, target)
     except OSError:
-        if alone:
-            there.rename(here)
+        if last:
+            source.rename(target)
         else:
-            shutil.copyfile(there, here)
+            shutil.copyfile(source, target)
 
 
 def _note_for_huggingface(hidden: Path, plan: DownloadPlan) -> None:

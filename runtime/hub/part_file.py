@@ -21,10 +21,10 @@ from runtime.errors import DownloadError
 from runtime.hub.child_protocol import HubFile
 from runtime.hub.responses import http_error, network_error
 
-ATTEMPTS = 6  # in a row with less than _PROGRESS
+ATTEMPTS = 6  # failures in a row that each brought less than `_PROGRESS`
 _PROGRESS = 1 << 20  # bytes that reset the count of failures
-_LONGEST_WAIT = 60.0  # seconds, at most
-_SILENCE_SECONDS = 30.0  # of silence, after which a connection is closed
+_LONGEST_WAIT = 60.0  # seconds
+_SILENCE_SECONDS = 30.0  # without a byte, after which a connection is closed
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -70,7 +70,7 @@ class PartFile:
         while chunk := self._stream.read(_CHUNK):
             self._digest(chunk)
             yield
-        if self.done > self._file.size:  # of another file
+        if self.done > self._file.size:  # these are bytes of another file
             self.restart()
 
     @property
@@ -135,7 +135,7 @@ class _RetryError(Exception):
 
 
 async def fetch_part(
-    part: PartFile, file: HubFile, address: Address, tell: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
+    part: PartFile, file: HubFile, address: Address, report: Callable[[], None], wait: Callable[[float, str], Awaitable[None]]
 ) -> None:
     """Fetches the missing bytes of a file, with retries, and compares its digest.
 
@@ -149,11 +149,11 @@ async def fetch_part(
                 return
             part.restart()
             wrong += 1
-            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: once from the start
+            if wrong > 1 or not resumed:  # the resumed beginning may be wrong: the whole file is fetched once more
                 raise DownloadError(f"{file.name}: its digest is not the one that the repository names; fetch it again", "hash")
         before = part.done
         try:
-            await _receive(part, file, address, tell)
+            await _receive(part, file, address, report)
         except _RetryError as again:
             failures = 1 if part.done - before >= _PROGRESS else failures + 1
             if failures >= ATTEMPTS:
@@ -163,7 +163,7 @@ async def fetch_part(
             resumed = resumed or part.done > 0
 
 
-async def _receive(part: PartFile, file: HubFile, address: Address, tell: Callable[[], None]) -> None:
+async def _receive(part: PartFile, file: HubFile, address: Address, report: Callable[[], None]) -> None:
     """One request, up to the end of the file or an error."""
     headers = {**address.headers, "Accept-Encoding": "identity"}
     if part.done:
@@ -173,7 +173,7 @@ async def _receive(part: PartFile, file: HubFile, address: Address, tell: Callab
             _check_answer(part, file, response, address.page)
             async for chunk in response.aiter_raw():
                 part.add(chunk)
-                tell()
+                report()
     except OfflineModeIsEnabled as fault:
         raise DownloadError(f"{file.name}: HF_HUB_OFFLINE forbids the network; unset it", "network") from fault
     except httpx2.TransportError as fault:
@@ -188,21 +188,21 @@ async def _receive(part: PartFile, file: HubFile, address: Address, tell: Callab
 def _check_answer(part: PartFile, file: HubFile, response: httpx2.Response, page: str) -> None:
     """Refuses an answer that is not the rest of this file."""
     status = response.status_code
-    if status == 416:  # nothing after these bytes: they belong to another file
+    if status == 416:  # the server has nothing after these bytes: they belong to another file
         part.restart()
         raise _RetryError(DownloadError(f"{file.name}: the server has nothing after what is here", "changed"))
     if status not in (200, 206):
         fault = http_error(file.name, status, page)
         if fault.reason == "busy":
-            raise _RetryError(fault, _asked_for(response))
+            raise _RetryError(fault, _retry_after(response))
         raise fault
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise DownloadError(f"{file.name}: the server sends it compressed, which was not asked for")
     if status == 200:
         if part.done:
             part.restart()  # a server without ranges: from the start
-        told = response.headers.get("Content-Length")
-        _check_size(file, file.size if told is None else _number(told))
+        length = response.headers.get("Content-Length")
+        _check_size(file, file.size if length is None else _number(length))
         return
     found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if found is None or int(found[1]) != part.done:
@@ -212,9 +212,9 @@ def _check_answer(part: PartFile, file: HubFile, response: httpx2.Response, page
         _check_size(file, int(found[3]))
 
 
-def _check_size(file: HubFile, told: int) -> None:
-    if told != file.size:
-        message = f"{file.name}: the server has {told:,} bytes of it, the repository says {file.size:,}; it changed, or it lies"
+def _check_size(file: HubFile, size: int) -> None:
+    if size != file.size:
+        message = f"{file.name}: the server has {size:,} bytes of it, the repository says {file.size:,}; it changed, or it lies"
         raise DownloadError(message, "changed")
 
 
@@ -222,7 +222,7 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else -1
 
 
-def _asked_for(response: httpx2.Response) -> float | None:
-    """``Retry-After``, where it is in seconds."""
-    told = response.headers.get("Retry-After", "").strip()
-    return float(told) if told.isascii() and told.isdigit() and len(told) < 10 else None
+def _retry_after(response: httpx2.Response) -> float | None:
+    """``Retry-After`` in seconds; None without it, or where it is a date."""
+    value = response.headers.get("Retry-After", "").strip()
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

@@ -17,7 +17,7 @@ from runtime.hub.child_protocol import DownloadPlan, HubFile, shelf_name
 from runtime.loading.integrity import write_atomically
 from runtime.loading.paths import make_private, models_dir
 
-_PLACE = ".fetching"
+_FOLDER = ".fetching"
 _NOTE = "fetch.json"
 
 
@@ -61,7 +61,7 @@ class PartialDownload:
                 make_private(self.folder)
                 handle = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # removed by its last user at this moment
+                continue  # another process removed the folder at this moment
             except OSError as fault:
                 way_out = "check its permissions (or set `ELSEWISE_MODELS`)"
                 raise DownloadError(f"{self.folder} cannot be made ({fault.strerror}); {way_out}", "space") from fault
@@ -80,8 +80,8 @@ class PartialDownload:
             self.folder.rmdir()  # if empty
         os.close(self._handle)
 
-    def keep(self, plan: DownloadPlan) -> None:
-        """Writes the note of a download, and removes files of others."""
+    def write_note(self, plan: DownloadPlan) -> None:
+        """Writes the note of this download, and removes files that it does not need."""
         wanted = {f"{file.oid}.part" for file in plan.files}
         for path in self.folder.iterdir():
             if path.name not in wanted:
@@ -103,7 +103,7 @@ def unfinished_downloads() -> list[Unfinished]:
     """All unfinished downloads, by name."""
     found = []
     with contextlib.suppress(OSError):
-        for folder in sorted((models_dir() / _PLACE).iterdir()):
+        for folder in sorted((models_dir() / _FOLDER).iterdir()):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 note = msgspec.json.decode((folder / _NOTE).read_bytes(), type=Unfinished)
                 found.append(msgspec.structs.replace(note, kept=_size(folder)))
@@ -122,19 +122,19 @@ def discard_download(name: str) -> int | None:
     repository = name.partition("@")[0]
     if not any(note.repository == repository and name in (note.repository, note.name) for note in unfinished_downloads()):
         return None
-    with PartialDownload(repository) as kept:
-        freed = kept.bytes()
-        kept.clear()
-        shutil.rmtree(kept.folder, ignore_errors=True)
+    with PartialDownload(repository) as partial:
+        freed = partial.bytes()
+        partial.clear()
+        shutil.rmtree(partial.folder, ignore_errors=True)
     return freed
 
 
 def kept_bytes(repository: str, files: Iterable[HubFile]) -> list[int]:
     """Received bytes of each file."""
-    return [_here(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
+    return [_received(_folder(repository) / f"{file.oid}.part", file.size) for file in files]
 
 
-def _here(path: Path, most: int) -> int:
+def _received(path: Path, most: int) -> int:
     try:
         return min(path.stat().st_size, most)
     except OSError:
@@ -142,7 +142,7 @@ def _here(path: Path, most: int) -> int:
 
 
 def _folder(repository: str) -> Path:
-    return models_dir() / _PLACE / repository.replace("/", "--")
+    return models_dir() / _FOLDER / repository.replace("/", "--")
 
 
 def _size(folder: Path) -> int:

@@ -1,10 +1,10 @@
-"""A repository at one commit: its files, those to fetch, and what is refused. In the child process only."""
+"""A repository at one commit: its files, the ones to fetch, and refusals of what cannot run. In the child process only."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import HfApi
@@ -16,7 +16,7 @@ from runtime.loading.config import check_config, describe, quantised_with
 from runtime.loading.model_folder import INDEX, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, PICKLES, SETTINGS_FILES, TEXT_FILES
 from runtime.loading.paths import ADAPTER_CONFIG
 
-_LICENCE = 40  # characters of one
+_MAX_LICENCE = 40  # characters of a licence's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def _asked(hub_id: HubId, endpoint: str | None, token: str) -> Listing:
         info = api.model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True, timeout=LOOK_UP_SECONDS)
         found = [(s.rfilename, s.size, s.blob_id, s.lfs) for s in info.siblings or ()]
         licence = _licence(info.tags)
-    return replace(_listing(hub_id, info.sha, found), licence=licence)
+    return _listing(hub_id, info.sha, found, licence)
 
 
-def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]]) -> Listing:
+def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, object, object, object]], licence: str) -> Listing:
     def unreadable(what: object) -> DownloadError:
         return DownloadError(f"{hub_id}: the hub's answer cannot be read ({what!s:.120}); try again later")
 
@@ -67,14 +67,14 @@ def _listing(hub_id: HubId, commit: object, siblings: Sequence[tuple[object, obj
         if not _digest(oid, 40 if large is None else 64):
             raise unreadable(f"{name!r} has the digest {oid!r}")
         files[name] = HubFile(name, size, str(oid), large is not None)
-    return Listing(hub_id, str(commit), files)
+    return Listing(hub_id, str(commit), files, licence)
 
 
 def _licence(tags: object) -> str:
     """The licence among the tags ("license:mit"), whose types are not trusted."""
     named = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
     found = next((tag.partition(":")[2] for tag in named if tag.startswith("license:")), "")
-    return found[:_LICENCE] if found.isprintable() else ""
+    return found[:_MAX_LICENCE] if found.isprintable() else ""
 
 
 def _digest(value: object, digits: int) -> bool:
@@ -87,15 +87,15 @@ _CUDA = ("gptq", "awq", "bitsandbytes", "aqlm", "quip", "hqq", "eetq", "exl2", "
 
 
 def kind_of(names: Collection[str]) -> Kind:
-    """The kind of a repository by its files; a whole model is one in any case."""
+    """The kind of a repository by its files; a whole model with an adapter's configuration is a model."""
     whole = "config.json" in names and any(_is_weights(name) for name in names)
     return "adapter" if ADAPTER_CONFIG in names and not whole else "model"
 
 
 def missing_for_model(names: Collection[str]) -> str:
-    """Why a repository with these files is no usable model, with a way out; empty where it may be one."""
+    """Why a repository with these files is not a usable model, with a way out; empty where it may be usable."""
     if "config.json" not in names:
-        return _instead(names)
+        return _without_config(names)
     if not any(_is_weights(name) for name in names):
         pickles = sorted(name for name in names if name.endswith(PICKLES))
         what = (
@@ -203,7 +203,7 @@ def _is_weights(name: str) -> bool:
     return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
 
 
-def _instead(names: Iterable[str]) -> str:
+def _without_config(names: Iterable[str]) -> str:
     """Describes a repository without a model's configuration."""
     listed = sorted(names)
     gguf = [name for name in listed if name.lower().endswith(".gguf")]

@@ -1,4 +1,4 @@
-"""A hub's answers: bounded in size and time, asked for again, refusals as errors. In the child process only."""
+"""Answers of a hub: limits on size and time, retries, and refusals as errors. In the child process only."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ MOST_SECONDS = 120.0
 
 
 def limit_answers() -> None:
-    """Makes huggingface_hub's client raise `ValueError` for an endless, compressed or slow answer.
+    """Makes huggingface_hub's client raise `ValueError` for an answer that is too large, compressed or too slow.
 
     Files are fetched by another client, which knows their sizes (`runtime.hub.part_file`).
     """

@@ -35,7 +35,10 @@ def search(
     Raises:
         DownloadError: The hub cannot be reached, refuses, or sends an unreadable answer.
     """
-    found = with_retries(lambda: _asked(query, limit, endpoint, token), wait)
+    asked = {"search": query, "pipeline_tag": "text-generation", "sort": "downloads", "limit": limit, "expand": list(_WANTED)}
+    found = with_retries(lambda: _get("api/models", asked, endpoint, token), wait)
+    if not isinstance(found, list):
+        raise DownloadError(f"the hub's answer cannot be read (a {type(found).__name__}, no list); try again later")
     models = (_model(entry) for entry in found[:limit] if isinstance(entry, Mapping))
     return tuple(model for model in models if model is not None)
 
@@ -49,38 +52,30 @@ def owner_of_token(token: str, wait: Callable[[float, str], None], *, endpoint: 
     if not token:
         raise DownloadError("no token is kept; keep one with `elsewise models login`", "denied")
     try:
-        told = with_retries(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
+        answer = with_retries(lambda: _get("api/whoami-v2", {}, endpoint, token), wait)
     except DownloadError as fault:
         if fault.reason != "denied":
             raise
         page = f"{endpoint or constants.ENDPOINT}/settings/tokens"
         raise DownloadError(f"the hub does not know this token; make one on {page}", "denied") from fault
-    name = told.get("name") if isinstance(told, Mapping) else None
+    name = answer.get("name") if isinstance(answer, Mapping) else None
     if not isinstance(name, str):
         raise DownloadError("the hub's answer cannot be read (it has no name); try again later")
     return name[:100]
 
 
-def _asked(query: str, limit: int, endpoint: str | None, token: str) -> list[Any]:
-    asked = {"search": query, "pipeline_tag": "text-generation", "sort": "downloads", "limit": limit, "expand": list(_WANTED)}
-    found = _get("api/models", asked, endpoint, token)
-    if not isinstance(found, list):
-        raise DownloadError(f"the hub's answer cannot be read (a {type(found).__name__}, no list); try again later")
-    return found
-
-
-def _get(route: str, asked: Mapping[str, Any], endpoint: str | None, token: str) -> Any:
+def _get(route: str, parameters: Mapping[str, Any], endpoint: str | None, token: str) -> Any:
     """One request; `HfApi.list_models` would retry silently for 23 seconds without a network."""
     where = f"{endpoint or constants.ENDPOINT}/{route}"
     headers = build_hf_headers(token=token or False, library_name="elsewise")
     with as_download_errors(where):
-        response = get_session().get(where, params=dict(asked), headers=headers, timeout=LOOK_UP_SECONDS)
+        response = get_session().get(where, params=dict(parameters), headers=headers, timeout=LOOK_UP_SECONDS)
         hf_raise_for_status(response)
         return response.json()
 
 
 def _model(entry: Mapping[str, Any]) -> HubModel | None:
-    """What an entry says; nothing in it is believed to be of the right type. None where its name cannot be one."""
+    """The model of an entry, whose values may be of any type; None where its name is not an id."""
     try:
         source = HubId.parse(_text(entry, "id")).repository
     except DownloadError:
@@ -119,9 +114,9 @@ def _unsuitable(source: str, config: Mapping[str, Any]) -> str:
 
 
 def _config(entry: Mapping[str, Any], tags: set[str]) -> dict[str, Any]:
-    """The configuration as far as the hub has it, with mlx's key, which the hub leaves out."""
-    told = entry.get("config")
-    config = dict(told) if isinstance(told, Mapping) else {}
+    """The hub's part of the configuration, with mlx's key, which the hub leaves out."""
+    listed = entry.get("config")
+    config = dict(listed) if isinstance(listed, Mapping) else {}
     packed = config.get("quantization_config")
     bits = packed.get("bits") if isinstance(packed, Mapping) and not packed.get("quant_method") else None
     if bits is None:

@@ -7,20 +7,20 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-# The table of architectures that are in another's module (file, name), and the suffix of modules
+# File and name of the table that maps an architecture to another one's module, and the suffix of modules
 _LIBRARIES = {
     "transformers": ("models/auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME", ""),
     "mlx_lm": ("utils.py", "MODEL_REMAPPING", ".py"),
 }
 
-_LONGEST = 200  # characters of the name of an architecture; more may be more than a file name can have
+_LONGEST = 200  # characters of an architecture's name; a file name cannot be much longer
 _ARGUMENTS = ("args", "config", "params", "text_config")
 _SHARED = ("base", "cache")  # modules that every architecture imports from
 
 
 def libraries_knowing(kind: str) -> tuple[str, ...]:
-    """Those of transformers and mlx_lm that have an architecture."""
-    if len(kind) > _LONGEST or not kind.isascii():  # of others a character may be four bytes of a file's name
+    """Which of transformers and mlx_lm have an architecture."""
+    if len(kind) > _LONGEST or not kind.isascii():  # one that is not ASCII may take four bytes of a file name per character
         return ()
     if not (kind[:1].isalnum() and kind.replace("_", "").replace("-", "").replace(".", "").isalnum()):
         return ()
@@ -33,24 +33,20 @@ def libraries_knowing(kind: str) -> tuple[str, ...]:
 
 
 @cache
-def words_in_source(library: str, kind: str) -> frozenset[str]:
-    """Names and texts in the module of an architecture, and the fields of its arguments that it reads, as "args.NAME".
+def words_in_source(kind: str) -> frozenset[str]:
+    """Names and texts in mlx_lm's module of a ``model_type``, and the fields of its arguments that it reads, as "args.NAME".
 
-    A field that is declared but never read is not among them. Modules that it imports classes from are included.
-
-    Args:
-        library: "mlx_lm".
-        kind: ``model_type`` of a configuration.
+    A field that is declared but never read is not included. Modules from which it imports classes are.
     """
-    _, _, suffix = _LIBRARIES[library]
-    todo, found, read = [_modules(library).get(kind, kind).replace("-", "_")], set[str](), set[str]()
+    places = _places("mlx_lm")
+    todo, found, read = [_modules("mlx_lm").get(kind, kind).replace("-", "_")] if places else [], set[str](), set[str]()
     while todo:
         name = todo.pop()
-        files = [place / "models" / f"{name}{suffix}" for place in _places(library)[:1]]
-        if name in read or name in _SHARED or not all(file.is_file() for file in files):
+        file = places[0] / "models" / f"{name}.py"
+        if name in read or name in _SHARED or not file.is_file():
             continue
         read.add(name)
-        for node in ast.walk(ast.parse("".join(file.read_text("utf-8") for file in files))):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             match node:
                 case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=word):
                     found.add(f"args.{word}" if owner in _ARGUMENTS else word)
@@ -69,10 +65,10 @@ def _places(library: str) -> tuple[Path, ...]:
 
 @cache
 def _modules(library: str) -> dict[str, str]:
-    """Module by architecture, where they differ (mlx_lm runs mistral as llama); empty where the table is not found."""
+    """Modules by architecture, where the names differ (mlx_lm runs mistral as llama); empty where the table is not found."""
     file, name, _ = _LIBRARIES[library]
     try:
-        source = "".join((place / file).read_text("utf-8") for place in _places(library)[:1])
+        source = (_places(library)[0] / file).read_text("utf-8")
         table = next(
             node.value
             for node in ast.parse(source).body

@@ -1,4 +1,4 @@
-"""Long work in a child process that reports its progress, one JSON object a line: both sides."""
+"""Long work in a child process, which reports its progress as one JSON object a line: code for parent and child."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resources.processes import child_command
 from runtime.errors import ModelLoadError
 from runtime.loading.progress import OnProgress, Progress
 
-LOOK_SECONDS = 1.0  # longest time between two reports, also of a silent child
+POLL_SECONDS = 1.0  # longest time between two reports, even if the child is silent
 
 
 class Child:
@@ -29,7 +29,7 @@ class Child:
         module: One that ends when its standard input closes (`end_with_parent`).
         arguments: Of the command line.
         cwd: Working directory.
-        environment: Variables beside this process's own.
+        environment: Variables in addition to this process's own.
         order: First bytes of its standard input, at most 64 KB (the size of a pipe).
     """
 
@@ -53,7 +53,7 @@ class Child:
         )
         if order:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_words` has the reason
+            with contextlib.suppress(BrokenPipeError):  # it died at once; `last_error` has the reason
                 self._process.stdin.write(order)
                 self._process.stdin.flush()
 
@@ -70,13 +70,13 @@ class Child:
         self._errors.close()
 
     def lines(self) -> Iterator[bytes | None]:
-        """Lines of its standard output; None after each second of silence."""
+        """Lines of its standard output; None after each `POLL_SECONDS` of silence."""
         assert self._process.stdout is not None
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
-                if not selector.select(timeout=LOOK_SECONDS):
+                if not selector.select(timeout=POLL_SECONDS):
                     yield None
                     continue
                 data = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]  # a BufferedReader, which typeshed calls IO
@@ -85,8 +85,8 @@ class Child:
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
 
-    def last_words(self) -> str:
-        """The last line of its stderr, or its exit code; after the end of `lines`."""
+    def last_error(self) -> str:
+        """The last line of its standard error, or its exit code. To be called after the end of `lines`."""
         code = self._process.wait()
         self._errors.seek(0)
         return (self._errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1][:200]
@@ -105,14 +105,14 @@ def run_converter(
     """Runs the module with SOURCE TARGET OPTIONS; kills it on cancel, on a hang and on any error.
 
     Args:
-        module: A converter, which reports by `say`.
-        source: For it.
-        target: An empty folder for it.
-        options: For it.
+        module: A converter, which reports by `write_message`.
+        source: Its first argument.
+        target: Its second argument: an empty folder.
+        options: Its further arguments.
         stage: For `Progress`.
         limit: Seconds after which it counts as hung.
         progress: Called at least once a second; may raise to cancel.
-        environment: Beside this process's own.
+        environment: Variables in addition to this process's own.
 
     Returns:
         The number of parameters that it reports.
@@ -136,17 +136,17 @@ def run_converter(
             return int(answer["parameters"])
         if "error" in answer:
             raise ModelLoadError(str(answer["error"]))
-        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_words()})")
+        raise ModelLoadError(f"{source}: the conversion ended without an answer ({child.last_error()})")
 
 
-def say(**message: object) -> None:
+def write_message(**message: object) -> None:
     """Writes one JSON object as a line."""
-    sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]  # a child has one
+    sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]  # a child has a standard output
     sys.__stdout__.flush()  # type: ignore[union-attr]  # likewise
 
 
 def end_with_parent() -> None:
-    """Ends this process when its standard input closes, as it does when the parent ends in any way."""
+    """Ends this process when its standard input closes, which happens however the parent ends."""
 
     def wait() -> None:
         while os.read(0, 1):  # not through the buffer: its lock, held at exit, would abort the process

@@ -1,6 +1,6 @@
-"""``config.json``: which values are accepted, one spelling for every library, and the model that it describes.
+"""``config.json``: accepted values, one spelling for every library, and the model that it describes.
 
-transformers 5 and mlx_lm read different keys for the same numbers, and fail in their own words at values that make no sense.
+transformers 5 and mlx_lm read different keys for the same numbers, and report senseless values in messages of their own.
 Checks that need a library's own model are with its backend (`runtime.backends.hf.loading`, `runtime.backends.mlx.loading`).
 """
 
@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from runtime.backends.facts import CONTEXT_KEYS
 from runtime.errors import ModelLoadError
 from runtime.loading.architectures import libraries_knowing
-from runtime.loading.rope import differs_by_layer, is_proven, length_limit, rope_parameters_of, same_rope, spell_at_top
+from runtime.loading.rope import (
+    differs_by_layer,
+    is_proven,
+    length_limit,
+    rope_parameters_of,
+    same_rope,
+    spell_at_top,
+    text_config,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ def _either(one: Field, other: Field) -> Field:
 
 
 def _one_of(*values: Any) -> Field:
-    # compared with its type: 1 is not true
+    # types are compared too: 1 is not true
     accepts = [(type(value), value) for value in values]
     return Field(lambda value: (type(value), value) in accepts, " or ".join(json.dumps(value) for value in values))
 
@@ -78,8 +86,8 @@ _ACTIVATION = _one_of(
     *("mish", "laplace", "hardswish", "sqrtsoftplus", "swiglu", "swigluoai", "geglu"),
 )
 
-# What config.json may hold, by the names that the libraries give it; the same name means the same everywhere. What is not
-# here is left to the library (`runtime.loading.model_folder.library_faults`).
+# Accepted values of the fields of config.json; a name means the same in every architecture. Fields that are not in this table
+# are left to the library (`runtime.loading.model_folder.library_faults`).
 _FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _whole(1, 1 << 18)),
@@ -88,7 +96,7 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
         **dict.fromkeys(("num_key_value_heads", "head_dim"), _or_null(_whole(1, 1 << 14))),
         "vocab_size": _whole(1, 1 << 24),
         "max_position_embeddings": _whole(1, 1 << 31),
-        **dict.fromkeys(("n_positions", "n_ctx"), _whole(1, 1 << 22)),  # each has a vector of its own
+        **dict.fromkeys(("n_positions", "n_ctx"), _whole(1, 1 << 22)),  # each position has its own vector
         "original_max_position_embeddings": _or_null(_whole(1, 1 << 31)),
         "intermediate_size": _whole(1, 1 << 22),
         "n_inner": _or_null(_whole(1, 1 << 22)),
@@ -144,7 +152,7 @@ _FIELDS: Mapping[str, Field] = MappingProxyType(
 )
 _WIDTH = _FIELDS["intermediate_size"]
 _IMAGES = {"use_bidirectional_attention": _or_null(_one_of(False, "vision"))}  # "vision": between images' tokens only
-_FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # where a model_type reads a field in another way
+_FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # by model_type: fields with other accepted values
     {
         "gpt_neo": {"intermediate_size": _or_null(_WIDTH)},  # null: four times hidden_size
         "gemma3n_text": {"intermediate_size": _either(_WIDTH, _list(_WIDTH))},
@@ -153,8 +161,8 @@ _FIELDS_OF: Mapping[str, Mapping[str, Field]] = MappingProxyType(  # where a mod
         "gemma4_unified_text": _IMAGES,
     }
 )
-_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # given: not hidden_size / heads
-_ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters (whole, or by kind of layer) and of rope_scaling
+_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_nope_head_dim", "attention_head_size")  # else it is hidden_size / heads
+_ROPE: Mapping[str, Field] = MappingProxyType(  # fields of rope_parameters (also by kind of layer) and of rope_scaling
     {
         **dict.fromkeys(("rope_type", "type"), TEXT),
         "rope_theta": _THETA,
@@ -166,7 +174,7 @@ _ROPE: Mapping[str, Field] = MappingProxyType(  # of rope_parameters (whole, or 
         **dict.fromkeys(("short_factor", "long_factor"), _list(_number(0, 1e6, above=True))),
     }
 )
-_TOKENIZER: Mapping[str, Field] = MappingProxyType(  # of tokenizer_config.json, as far as it is read
+_TOKENIZER: Mapping[str, Field] = MappingProxyType(  # the fields of tokenizer_config.json that are read
     {
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), TOKEN_TEXT),
         "add_bos_token": _or_null(FLAG),
@@ -186,15 +194,15 @@ _TOKEN_PATHS = (
     *("layer_types", "sliding_window", "attention_chunk_size", "no_rope_layers", "use_cache", "time_step_limit"),
     *("rope_parameters", "rope_scaling"),
 )
-_SHOWN = 60  # characters of a value
+_SHOWN = 60  # characters of a value in a message
 
 
 def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with rope in both spellings and the keys that mlx_lm needs, without those that ask for the model's own code.
+    """A copy with rope in both spellings and the keys that mlx_lm needs, without the keys that name the model's own code.
 
-    transformers 5 writes ``rope_parameters: {rope_theta, rope_type, ...}`` (per layer type for gemma 3), older folders
-    and mlx_lm have ``rope_theta``, ``rope_scaling`` and ``rope_local_base_freq`` at the top. mlx_lm falls back to a base
-    of 10,000 without a word: 6 nats off on SmolLM2.
+    transformers 5 writes ``rope_parameters: {rope_theta, rope_type, ...}`` (per layer type for gemma 3); older folders
+    and mlx_lm have ``rope_theta``, ``rope_scaling`` and ``rope_local_base_freq`` at the top. Without them mlx_lm silently
+    uses a base of 10,000, which is 6 nats off on SmolLM2.
     """
     result: dict[str, Any] = _plain_floats(dict(config))
     result.pop("auto_map", None)
@@ -238,22 +246,20 @@ def check_fields(config: Mapping[str, Any], where: str) -> None:
 
 def sizes(config: Mapping[str, Any]) -> str:
     """The fields that tensor shapes follow from, for messages: "hidden_size 64, num_hidden_layers 3"."""
-    inner = config.get("text_config")
-    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    values = {**config, **text_config(config)}
     absent = [name for name in _SHAPING if name not in values and name.startswith("mamba_") and "mamba_n_heads" in values]
     given = ", ".join(f"{name} {shown_json(values[name])}" for name in _SHAPING if name in values)
     return f"{given}, without {', '.join(absent)}" if absent else given
 
 
 def token_paths(config: Mapping[str, Any]) -> str:
-    """The fields that say which earlier tokens a layer sees, and how, for messages: "sliding_window 8"."""
-    inner = config.get("text_config")
-    values = {**config, **inner} if isinstance(inner, Mapping) else config
+    """The fields that decide which earlier tokens a layer attends to, for messages: "sliding_window 8"."""
+    values = {**config, **text_config(config)}
     return ", ".join(f"{name} {shown_json(values[name])}" for name in _TOKEN_PATHS if values.get(name) is not None)
 
 
 def check_tokenizer_fields(config: Mapping[str, Any], where: str) -> None:
-    """Checks the few fields of ``tokenizer_config.json`` that are read, as `check_fields`."""
+    """Checks the fields of ``tokenizer_config.json`` that are read; errors are those of `check_fields`."""
     _check(config, _TOKENIZER, where)
 
 
@@ -316,7 +322,7 @@ def _plain_floats(value: Any) -> Any:
 
 
 def _sliding_pattern(layer_types: object) -> int | None:
-    """Period of full attention among sliding layers; None where they are not regular."""
+    """Period of layers with full attention among sliding layers; None where there is no regular period."""
     if not isinstance(layer_types, Sequence) or isinstance(layer_types, str) or "sliding_attention" not in layer_types:
         return None
     if "full_attention" not in layer_types:
@@ -331,9 +337,9 @@ class Description:
     """The model that a configuration describes."""
 
     architecture: str  # ``model_type``
-    context: int | None  # tokens, where the configuration has a length
-    quantisation: str | None  # "4 bit (mlx)", the method's name for a foreign one, None for plain weights
-    backends: tuple[str, ...]  # those of "hf" and "mlx" that can run it, by architecture, rope type and form of the weights
+    context: int | None  # tokens; None where the configuration has no length
+    quantisation: str | None  # "4 bit (mlx)", the name of another method, None for plain weights
+    backends: tuple[str, ...]  # "hf" and "mlx", if they can run its architecture, rope type and form of the weights
 
 
 def describe(config: Mapping[str, Any]) -> Description:
@@ -341,22 +347,14 @@ def describe(config: Mapping[str, Any]) -> Description:
     kind = str(config.get("model_type", ""))
     method, bits = quantised_with(config)
     libraries = libraries_knowing(kind)
-    backends = [name for name, library in (("hf", "transformers"), ("mlx", "mlx_lm")) if library in libraries]
-    if method == "mlx":
-        backends = [name for name in backends if name == "mlx"]
-    elif method is not None:
-        backends = []
-    backends = [name for name in backends if is_proven(config, name)]
-    context = context_of(config)
-    named = f"{bits} bit (mlx)" if method == "mlx" else method
-    return Description(kind, context, named, tuple(backends))
+    by_form = {None: {"hf": "transformers", "mlx": "mlx_lm"}, "mlx": {"mlx": "mlx_lm"}}.get(method, {})
+    backends = tuple(name for name, library in by_form.items() if library in libraries and is_proven(config, name))
+    return Description(kind, context_of(config), f"{bits} bit (mlx)" if method == "mlx" else method, backends)
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
     """The context length in tokens, as `runtime.backends.facts.whole_context`; None where the configuration has none."""
-    inner = config.get("text_config")
-    texts = (config, inner) if isinstance(inner, Mapping) else (config,)
-    found = (text.get(key) for text in texts for key in CONTEXT_KEYS)
+    found = (part.get(key) for part in (config, text_config(config)) for key in CONTEXT_KEYS)
     named = next((value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
     edge = length_limit(config)
     return named if edge is None or named is None else min(named, edge[1])
@@ -403,15 +401,15 @@ class SmallGroups(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Quantised."""
+        """Bytes of the quantised layer."""
         return self.numbers * self.bits // 8 + self.numbers // self.group * 8
 
 
 def small_groups(config: Mapping[str, Any]) -> dict[str, SmallGroups]:
-    """The layers of a GGUF import that hf computes with as they are, and that mlx makes float32 as it loads them."""
+    """The layers of a GGUF import that stay quantised with hf and become float32 when mlx loads them."""
     found = {}
-    said = config.get("quantization")
-    for layer, own in said.items() if isinstance(said, Mapping) else ():
+    quantization = config.get("quantization")
+    for layer, own in quantization.items() if isinstance(quantization, Mapping) else ():
         match own:
             case {"bits": int(bits), "group_size": int(group), "shape": [int(rows), int(columns)]} if group not in MLX_GROUPS:
                 found[layer] = SmallGroups(bits, max(group, 1), rows * columns)
@@ -419,12 +417,12 @@ def small_groups(config: Mapping[str, Any]) -> dict[str, SmallGroups]:
 
 
 def bytes_on_mlx(config: Mapping[str, Any], stored: int) -> int:
-    """Bytes of a folder's weights once mlx has loaded them, in the width that they are stored in."""
+    """Bytes of a folder's weights once mlx has loaded them, without a change of their width."""
     return stored + sum(4 * layer.numbers - layer.nbytes for layer in small_groups(config).values())
 
 
 def quantisation_words(config: Mapping[str, Any]) -> str | None:
-    """How weights are quantised, "4 and 6 bits, groups of 16 and 32"; None where they are not."""
+    """How weights are quantised, "4 and 6 bits, groups of 16 and 32"; None for plain weights."""
     found = config.get("quantization")
     if not found:
         return None
@@ -432,7 +430,7 @@ def quantisation_words(config: Mapping[str, Any]) -> str | None:
 
 
 def _in_layers(quantization: Mapping[str, Any], key: str) -> str:
-    """What any layer has, sorted, "4 and 6".
+    """The different values over all layers, sorted: "4 and 6".
 
     Args:
         quantization: As mlx_lm writes it: the settings of most layers, and exceptions by layer name (False: not quantised).

@@ -1,6 +1,6 @@
 """SHA-256 of files, and ``elsewise.json``, the manifest of an imported folder.
 
-A digest is remembered by path, size and time under the models folder, never beside the file.
+Digests are remembered by path, size and time under the models folder; nothing is written beside the file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from runtime.loading.paths import make_private, models_dir
 _CHUNK = 1 << 20
 
 
-def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file as hex; reads all of it and reports the bytes of each read.
+def sha256_of(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file as hex; reads all of it and calls `on_read` with the bytes of each read.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -34,20 +34,20 @@ def sha256_of(path: Path, tell: Callable[[int], None] | None = None) -> str:
             digest = hashlib.sha256()
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
-                if tell is not None:
-                    tell(len(chunk))
+                if on_read is not None:
+                    on_read(len(chunk))
     except OSError as fault:
         raise ModelLoadError(f"{path}: cannot be read ({fault.strerror}); check the file and its permissions") from fault
     return digest.hexdigest()
 
 
-def known_sha256(path: Path, tell: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file, computed (see `sha256_of`) only if size or time changed since the last time."""
-    kept = remembered_sha256(path)
-    if kept is not None:
-        return kept
+def known_sha256(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, remembered or computed (see `sha256_of`)."""
+    remembered = remembered_sha256(path)
+    if remembered is not None:
+        return remembered
     stamp = file_stamp(path)
-    sha256 = sha256_of(path, tell)
+    sha256 = sha256_of(path, on_read)
     remember_sha256(path, sha256, stamp)
     return sha256
 
@@ -60,14 +60,14 @@ def remembered_sha256(path: Path) -> str | None:
     """
     stamp = file_stamp(path)
     with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(_place(path).read_text())
-        if isinstance(kept, dict) and isinstance(kept.get("sha256"), str) and stamp.items() <= kept.items():
-            return str(kept["sha256"])
+        record = json.loads(_digest_file(path).read_text())
+        if isinstance(record, dict) and isinstance(record.get("sha256"), str) and stamp.items() <= record.items():
+            return str(record["sha256"])
     return None
 
 
 def remember_sha256(path: Path, sha256: str, stamp: Mapping[str, str | int]) -> None:
-    """Stores a SHA-256 for `remembered_sha256`, unless the file is another one since `stamp`.
+    """Stores a SHA-256 for `remembered_sha256`, unless the file has changed since `stamp`.
 
     Args:
         path: The file.
@@ -76,21 +76,21 @@ def remember_sha256(path: Path, sha256: str, stamp: Mapping[str, str | int]) -> 
     """
     if file_stamp(path) != stamp:
         return
-    place = _place(path)
+    file = _digest_file(path)
     with contextlib.suppress(OSError):  # a read-only models folder only costs time
-        make_private(place.parent)
-        write_atomically(place, json.dumps({**stamp, "sha256": sha256}).encode())
+        make_private(file.parent)
+        write_atomically(file, json.dumps({**stamp, "sha256": sha256}).encode())
 
 
 def forget_digests(paths: Iterable[Path]) -> None:
     """Removes the remembered digests of removed files."""
     for path in paths:
         with contextlib.suppress(OSError):
-            _place(path).unlink()
+            _digest_file(path).unlink()
 
 
 def file_stamp(path: Path) -> dict[str, str | int]:
-    """Path, size and time of a file: what tells that it has not changed.
+    """Path, size and time of a file; equal stamps mean that it has not changed.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -102,7 +102,7 @@ def file_stamp(path: Path) -> dict[str, str | int]:
     return {"path": str(path.absolute()), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
 
 
-def _place(path: Path) -> Path:
+def _digest_file(path: Path) -> Path:
     return models_dir() / ".digests" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}.json"
 
 
@@ -132,14 +132,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Syncs the content of a folder's files, then their names."""
+    """Flushes the content of a folder's files, then their names, to the disk."""
     for path in folder.iterdir():
         sync_folder(path)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs the names in a folder, or the content of a file."""
+    """Flushes the names in a folder, or the content of a file, to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -149,11 +149,11 @@ def sync_folder(folder: Path) -> None:
 
 MANIFEST = "elsewise.json"
 FORMAT = 1
-_MAX_BYTES = 8 << 20  # it names each file of a model in some 200
+_MAX_BYTES = 8 << 20  # of a manifest, which has about 200 for each file of a model
 
 
 class FileNote(msgspec.Struct, frozen=True):
-    """One file. Its time is only a hint; the SHA-256 decides."""
+    """One file. With unchanged size and time it is not read; otherwise the SHA-256 decides."""
 
     sha256: str
     size: int
@@ -176,7 +176,7 @@ class Manifest(msgspec.Struct, frozen=True):
     id: str  # found by `resolve`
     title: str  # shown to users
     source: str  # name of the file or folder it was made from
-    source_sha256: str  # of the GGUF (quantised: over that and the form), or over the files of a folder
+    source_sha256: str  # of the GGUF (where it stays quantised: over that and the form), or over the files of a folder
     kind: Literal["gguf", "folder", "adapter"]
     parameters: int
     files: dict[str, FileNote]
@@ -185,13 +185,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def file_notes(
-    folder: Path, sums: Mapping[str, str] | None = None, tell: Callable[[int], None] | None = None
+    folder: Path, sums: Mapping[str, str] | None = None, on_read: Callable[[int], None] | None = None
 ) -> dict[str, FileNote]:
-    """Size, time and SHA-256 of every file of a folder; reads those without a known SHA-256 in `sums`, as `sha256_of` does."""
+    """Size, time and SHA-256 of every file of a folder; files whose SHA-256 is not in `sums` are read by `sha256_of`."""
     notes: dict[str, FileNote] = {}
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST and path.is_file():
-            info, sha256 = path.stat(), (sums or {}).get(path.name) or sha256_of(path, tell)
+            info, sha256 = path.stat(), (sums or {}).get(path.name) or sha256_of(path, on_read)
             notes[path.name] = FileNote(sha256, info.st_size, info.st_mtime_ns)
     return notes
 
@@ -202,7 +202,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where it was not imported.
+    """The manifest of a folder; None for a folder that was not imported.
 
     Raises:
         ModelLoadError: The manifest is damaged, or newer than this version.
@@ -224,7 +224,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Compares files with the manifest; those with unchanged size and time are not read.
+    """Compares files with the manifest; files of unchanged size and time are not read.
 
     Raises:
         ModelLoadError: Names the first missing or changed file, and the remedy.

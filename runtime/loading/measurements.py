@@ -1,4 +1,4 @@
-"""Measurements of a model, kept on the shelf by the digest of its weights; what is missing is measured again."""
+"""Measurements of a model, stored on the shelf by the digest of its weights; missing ones are measured again."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def measured_threads(digest: str) -> dict[str, dict[int, float]]:
     for key in _read(_file(digest)):
         kind, comma, what = key.partition(", ")
         if kind == THREADS and comma:
-            kept = measurement(digest, key).items()
-            found[what] = {int(n): seconds for n, seconds in kept if n.isdigit() and isinstance(seconds, float)}
+            times = measurement(digest, key).items()
+            found[what] = {int(n): seconds for n, seconds in times if n.isdigit() and isinstance(seconds, float)}
     return found
 
 
 def keep_measurement(digest: str, key: str, value: Mapping[str, Any]) -> None:
-    """Replaces the values under a key; a read-only shelf keeps none."""
+    """Replaces the values under a key; does nothing on a read-only shelf."""
     file = _file(digest)
     with contextlib.suppress(OSError):
         make_private(file.parent)
@@ -105,7 +105,7 @@ class Perplexities:
 
 
 def kept_perplexities(digest: str) -> dict[str, float]:
-    """The kept perplexities of a model by form of its weights."""
+    """The stored perplexities of a model by form of its weights."""
     found = measurement(digest, KEY)
     if found.pop("format", None) != FORMAT:
         return {}
@@ -118,7 +118,7 @@ def keep_perplexities(digest: str, found: Mapping[str, float]) -> None:
 
 
 def measured_perplexities(digest: str) -> list[Perplexities]:
-    """Every measured form of a model's weights beside float32; the digest is `ShelfEntry.fingerprint`."""
+    """Perplexities of every measured form of a model's weights but float32; the digest is `ShelfEntry.fingerprint`."""
     found = kept_perplexities(digest)
     plain = found.get(PLAIN)
     return [] if plain is None else [Perplexities(name, plain, value) for name, value in found.items() if name != PLAIN]

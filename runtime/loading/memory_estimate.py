@@ -2,8 +2,8 @@
 
 The parts were measured with SmolLM2-135M in its own engine process (peak resident memory on Linux): libraries and tokenizer,
 weights in the engine's form, KV twice (decode rows and the cache that they are published to), and a chunk of a prompt (logits,
-attention, a growing buffer). Pages of a file that is only converted are counted apart: they are resident at the peak, but the
-system reclaims them where memory is short.
+attention, a growing buffer). Pages of a file whose weights are converted are counted separately (`Fit.mapped`): they are
+resident at the peak, but the system reclaims them where memory is short.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from runtime.loading.rope import text_config
 from runtime.options.load import CHUNK_TOKENS, CUDA_CHUNK_TOKENS, LoadOptions
 
 CONTEXT = 8192  # tokens, by default
-# Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: median of the measurements, which differ by some 30 MB
-# with the pages that the system holds already.
+# Bytes of torch and transformers, or mlx and mlx-lm, with a tokenizer: median of measurements, which differ by some 30 MB
+# depending on the pages that the system has cached.
 _LIBRARIES = {"hf": 505_000_000, "mlx": 430_000_000}
 _RESIDENT = 0.8  # of a converted file at the peak: 0.75 to 0.81 where the same weights were stored in 16 and in 32 bits
-_METAL_SHARE = 0.7  # of a Mac's memory: Metal's recommended limit, about
-_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # by safetensors' name
-_SCORES = 96  # bytes of a token's scores
+_METAL_SHARE = 0.7  # of a Mac's memory: about Metal's recommended limit
+_SPELLED = {"F16": "float16", "BF16": "bfloat16"}  # names of safetensors: those of the options
+_SCORES = 96  # bytes of the cached scores of a token
 _VECTORS = 16  # logits vectors in the cache
 _CHECKPOINT = 512  # tokens between two cached recurrent states, at most
 
@@ -44,15 +44,16 @@ class Fit:
         context: Tokens of the estimate.
         libraries: The engine itself.
         weights: In the engine's form.
-        kv_per_token: KV of one token in the cache, once.
+        kv_per_token: KV of one token in the cache, without its copy in decode rows.
         kv: KV and recurrent states of the whole context, in decode rows and in the cache. A state is cached for each chunk of a
             prompt; a slow machine has shorter chunks and more states, up to the KV budget.
         working: One chunk of a prompt.
-        loading: Needed on top of all that during the load: float32 weights while they are put into fewer bits.
+        loading: Needed in addition during the load: float32 weights while they are put into fewer bits.
         mapped: Pages of a converted file, resident while there is room; not part of `total`.
         memory: Of the machine.
         free: Unused at this moment.
-        longest: The largest context that fits into `memory`, up to the model's own; 0 where the weights alone do not fit.
+        longest: Tokens of the longest context that fits into `memory`, up to the model's own; 0 where the weights alone do not
+            fit.
     """
 
     backend: str
@@ -70,7 +71,7 @@ class Fit:
 
     @property
     def total(self) -> int:
-        """The sum of all parts at its highest."""
+        """The highest sum of all parts but `mapped`."""
         return self.libraries + self.weights + self.kv + self.working + self.loading
 
     @property
@@ -93,14 +94,14 @@ def estimate_fit(
     context: int | None = None,
     options: LoadOptions | None = None,
 ) -> Fit:
-    """Estimates the memory of a model on this machine, within 15 % of what was measured.
+    """Estimates the memory of a model on this machine, within 15 % of the measurements.
 
     Args:
         config: Its ``config.json``.
         weights_bytes: On disk.
         dtype: Of most weights, as safetensors spells it; empty: the config's.
         backend: "hf" or "mlx".
-        context: Tokens; by default those of the options, or the model's own up to `CONTEXT`.
+        context: Tokens; by default `context_length` of the options, or else the model's own context up to `CONTEXT`.
         options: `weights`, `dtype`, `kv_dtype`, `cache`, `device` and `prefill_chunk_tokens` are read.
     """
     given = options or LoadOptions()
@@ -108,7 +109,7 @@ def estimate_fit(
     plain = backend != "hf" or gpu or given.weights == "auto" or given.dtype not in ("auto", PLAIN)
     packed = PLAIN if plain else given.weights
     numbers, stored = stored_numbers(config, weights_bytes, dtype)
-    width = {"float16": 2, "bfloat16": 2, "float32": 4}.get(given.dtype, stored if gpu else 4)
+    width = _NAMES.get(given.dtype, stored if gpu else 4)
     weights = held_bytes(config, weights_bytes, numbers, stored=stored, width=width, packed=packed, backend=backend)
     same = stored == width and _SPELLED.get(dtype, given.dtype) in ("auto", given.dtype)
     converted = not (quantised_with(config)[0] or same or (packed != PLAIN and stored == 4))  # counted with packing
@@ -116,17 +117,17 @@ def estimate_fit(
     wanted = given.context_length and min(given.context_length, most or given.context_length)
     tokens = context or wanted or min(most or CONTEXT, CONTEXT)
 
-    resting = kv_row_bytes(config, backend, given.kv_dtype, width)
+    cached_row = kv_row_bytes(config, backend, given.kv_dtype, width)
     chunk = given.prefill_chunk_tokens or (
         CUDA_CHUNK_TOKENS if backend == "hf" and gpu and not is_apple_silicon() else CHUNK_TOKENS
     )
     state = state_numbers(config) * width
     row = kv_row_bytes(config, backend, "auto", width)
-    once = row == resting and not state  # the cache refers to what decode rows stand in; else it holds copies
+    once = row == cached_row and not state  # the cache refers to the memory of decode rows; otherwise it holds copies
     copies = 1 + (given.cache and not once)
     layers = max(number_of(text_config(config), "num_hidden_layers", "n_layer"), 1)
     ahead = row // 16 + row // (2 * layers) if once else 0  # buffers grow by a sixteenth, one of them at a time
-    by_token = row + ahead + (_SCORES + (0 if once else resting) if given.cache else 0)
+    by_token = row + ahead + (_SCORES + (0 if once else cached_row) if given.cache else 0)
     states = copies * (1 + -(-tokens // min(chunk, _CHECKPOINT))) * state
     attention = _attention_bytes(config, chunk)
     vocabulary = number_of(text_config(config), "vocab_size") * 4
@@ -145,7 +146,7 @@ def estimate_fit(
         context=tokens,
         libraries=libraries,
         weights=weights,
-        kv_per_token=resting,
+        kv_per_token=cached_row,
         kv=by_token * tokens + states,
         working=logits + attention * tokens,
         memory=limit,
@@ -157,7 +158,7 @@ def estimate_fit(
 
 
 def weight_forms(backend: str, device: str = "auto") -> tuple[str, ...]:
-    """Forms of linear weights that an engine offers here, as in `LoadOptions.weights`; empty where it has no choice.
+    """Forms of linear weights that an engine offers here, as in `LoadOptions.weights`; empty where there is no choice.
 
     Args:
         backend: "hf" or "mlx".
@@ -175,7 +176,7 @@ def _packing_bytes(numbers: int, packed: int, vocabulary: int, *, mapped: bool) 
         numbers: Weights in all.
         packed: Bytes of the packed weights.
         vocabulary: Bytes of a row of logits.
-        mapped: They are used from the file, which is released at the end; others are freed one by one.
+        mapped: The float32 weights are in the mapped file, which is released at the end; others are freed one by one.
     """
     return 4 * numbers + max(packed if mapped else 0, MOST_TOKENS * vocabulary)
 
@@ -183,7 +184,7 @@ def _packing_bytes(numbers: int, packed: int, vocabulary: int, *, mapped: bool) 
 def _attention_bytes(config: Mapping[str, Any], chunk: int) -> int:
     """Scores of one layer for a chunk against one token of context, all heads, before and after softmax."""
     heads = number_of(text_config(config), "num_attention_heads", "n_head")
-    return 2 * chunk * heads * 4 if attends(config) else 0
+    return 2 * chunk * heads * 4 if kv_numbers(config) > 0 else 0
 
 
 def is_apple_silicon() -> bool:
@@ -228,9 +229,9 @@ def held_bytes(
         config: ``config.json``.
         weights_bytes: On disk.
         numbers: Count of weights.
-        stored: Bytes of each on disk; of a scale, where they are quantised.
-        width: Bytes of each in memory; likewise.
-        packed: Form of linear weights; "float32": as all others.
+        stored: Bytes of each on disk; where they are quantised, of a scale.
+        width: The same in memory.
+        packed: Form of linear weights; "float32": as all other weights.
         backend: "hf" or "mlx", which has no groups below 32.
     """
     if quantised_with(config)[0]:
@@ -287,11 +288,6 @@ def kv_numbers(config: Mapping[str, Any]) -> int:
     return layers * heads * sum(widths)
 
 
-def attends(config: Mapping[str, Any]) -> bool:
-    """Whether any layer has KV."""
-    return kv_numbers(config) > 0
-
-
 def kv_row_bytes(config: Mapping[str, Any], backend: str, kv_dtype: str, width: int) -> int:
     """Bytes of one token's KV.
 
@@ -310,7 +306,7 @@ def kv_row_bytes(config: Mapping[str, Any], backend: str, kv_dtype: str, width: 
 
 
 def state_numbers(config: Mapping[str, Any]) -> int:
-    """Numbers of one recurrent state over all layers: windows of convolutions, sums of other layers."""
+    """Numbers of one recurrent state over all layers: windows of convolutions, and states of other recurrent layers."""
     text = text_config(config)
     layers = _layers(text) - (_attention_layers(text) if _kinds(text) else 0)
     heads = number_of(text, "mamba_n_heads", "mamba_num_heads")
@@ -326,8 +322,8 @@ def state_numbers(config: Mapping[str, Any]) -> int:
     if number_of(text, "linear_num_value_heads"):  # gated delta rule
         values = number_of(text, "linear_num_value_heads") * number_of(text, "linear_value_head_dim")
         key = number_of(text, "linear_key_head_dim")
-        seen = 2 * number_of(text, "linear_num_key_heads") * key + values
-        return layers * (values * key + seen * number_of(text, "linear_conv_kernel_dim"))
+        convolved = 2 * number_of(text, "linear_num_key_heads") * key + values
+        return layers * (values * key + convolved * number_of(text, "linear_conv_kernel_dim"))
     return layers * number_of(text, "hidden_size") * number_of(text, "conv_L_cache")  # short convolutions
 
 
@@ -342,7 +338,7 @@ def _kv_shape(config: Mapping[str, Any]) -> tuple[int, int, tuple[int, int]]:
     layers = _attention_layers(text)
     heads = number_of(text, "num_attention_heads", "n_head")
     hidden = number_of(text, "hidden_size", "n_embd", "d_model")
-    if number_of(text, "kv_lora_rank"):  # a compressed cache, kept expanded by transformers
+    if number_of(text, "kv_lora_rank"):  # compressed KV, which transformers caches expanded
         key = number_of(text, "qk_nope_head_dim") + number_of(text, "qk_rope_head_dim")
         return layers, heads, (key, number_of(text, "v_head_dim"))
     width = number_of(text, "head_dim") or (hidden // heads if heads else 0)

@@ -33,7 +33,7 @@ class ModelFolder:
     """A checked model folder. Digests are SHA-256 hex of content, never of paths or times."""
 
     path: Path
-    name: str  # shown to users: "SmolLM2-135M-Instruct"
+    name: str  # the manifest's title, or the folder's name: "SmolLM2-135M-Instruct"
     config: Mapping[str, Any]  # config.json, normalised: rope in both spellings
     weights_digest: str  # weights and config
     text_digest: str  # tokenizer and chat template
@@ -53,35 +53,33 @@ def library_faults(folder: ModelFolder, library: str) -> Iterator[None]:
     except RuntimeFault:
         raise
     except Exception as fault:
-        words = " ".join(str(fault).split())[:_MOST_WORDS]
-        said = f"{type(fault).__name__}: {words}" if words else type(fault).__name__
-        found = _field_meant(folder.config, fault, words)
+        message = " ".join(str(fault).split())[:_MAX_MESSAGE]
+        cause = f"{type(fault).__name__}: {message}" if message else type(fault).__name__
+        found, shapes = _faulty_field(folder.config, fault, message), sizes(folder.config)
         if found is not None:
             name, value = found
-            sides = sizes(folder.config)
-            reason = f"{folder.path}/config.json: {name} is {shown_json(value)}, which {library} cannot use ({said}); {sides}"
+            reason = f"{folder.path}/config.json: {name} is {shown_json(value)}, which {library} cannot use ({cause}); {shapes}"
         elif isinstance(fault, OSError | MemoryError | RuntimeError | ImportError):
-            reason = f"{library} cannot load {folder.name}: {said}"
+            reason = f"{library} cannot load {folder.name}: {cause}"
         else:
             kind = folder.config.get("model_type")
-            sides = sizes(folder.config)
-            reason = f"{folder.path}/config.json: {library} cannot make a {kind} of it ({said}); model_type {kind}, {sides}"
+            reason = f"{folder.path}/config.json: {library} cannot make a {kind} of it ({cause}); model_type {kind}, {shapes}"
         raise ModelLoadError(reason) from fault
 
 
-_MOST_WORDS = 300  # characters of a library's own message
+_MAX_MESSAGE = 300  # characters of a library's own message
 
 
-def _field_meant(config: Mapping[str, Any], fault: Exception, words: str) -> tuple[str, Any] | None:
+def _faulty_field(config: Mapping[str, Any], fault: Exception, message: str) -> tuple[str, Any] | None:
     """The config field that a library's error refers to: one that it names, or whose value it failed to look up."""
     fields = dict(_fields_of(config))
-    if "Padding_idx" in words:  # torch's own name
+    if "Padding_idx" in message:  # torch's own name
         return "pad_token_id", config.get("pad_token_id")
-    if "embed_dim" in words:
+    if "embed_dim" in message:
         return "n_head", config.get("n_head")
-    if config.get("rope_scaling") and ("max_position_embeddings" in words or "rope_parameters" in words):
+    if config.get("rope_scaling") and ("max_position_embeddings" in message or "rope_parameters" in message):
         return "rope_scaling", config["rope_scaling"]
-    for word in re.findall(r"\w+", words):
+    for word in re.findall(r"\w+", message):
         if word in fields and ("_" in word or word == "type"):
             return word, fields[word]
     if isinstance(fault, KeyError) and fault.args:
@@ -115,17 +113,14 @@ _OPENED = (".json", ".jinja", WEIGHTS)  # by us or by a library
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def open_folder(
-    path: Path, *, name: str | None = None, backend: str = "hf", fits: Callable[[int], None] | None = None
-) -> ModelFolder:
+def open_folder(path: Path, *, backend: str = "hf", fits: Callable[[int], None] | None = None) -> ModelFolder:
     """Checks a model folder and reads its small files; weights are hashed (once) and their headers read.
 
     Args:
         path: The folder; nothing is written into it.
-        name: Shown to users; the manifest's title or the folder's name by default.
         backend: "hf" or "mlx", which decides about quantised weights and rope types.
-        fits: Called with the bytes of the weights, in the engine's form and the width on disk, before they are hashed, which
-            reads them all; it raises where they are too many.
+        fits: Called with the bytes of the weights, in the engine's form and the width on disk, before they are read and hashed;
+            it raises where they are too many.
 
     Raises:
         ModelLoadError: A file or value is missing, broken, absurd or changed since the import; one line names it.
@@ -157,7 +152,7 @@ def open_folder(
     generation_config = read_json(path / "generation_config.json") or {}
     return ModelFolder(
         path=path,
-        name=name or (manifest.title if manifest else path.name),
+        name=manifest.title if manifest else path.name,
         config=config,
         weights_digest=digest_of_all(hashes),
         text_digest=digest_of_all(texts),
@@ -174,13 +169,13 @@ def check_entries(folder: Path) -> tuple[str, ...]:
     """Checks kind, size and links of every file that is hashed here or opened by a library, before any is opened.
 
     Returns:
-        Warnings: weights that are links to a file outside of the folder.
+        Warnings about weights that are links to a file outside of the folder.
 
     Raises:
-        ModelLoadError: A pipe, a socket or a device; an enormous text; or a text that is a link to a file outside of the folder
-            (the cache of huggingface_hub, whose folders consist of such links, is excepted).
+        ModelLoadError: A pipe, a socket or a device; an enormous text; or a text that is a link to a file outside of the
+            folder. Links into the cache of huggingface_hub are accepted: its folders consist of them.
     """
-    reported = []
+    warnings = []
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in _OPENED)
     except OSError as fault:
@@ -196,11 +191,11 @@ def check_entries(folder: Path) -> tuple[str, ...]:
             if info.st_size > limit and path.name in (*TEXT_FILES, *SETTINGS_FILES, ADAPTER_CONFIG):
                 raise ModelLoadError(f"{path}: {info.st_size:,} bytes; at most {limit:,} are read")
             if path.is_symlink() and not _belongs(path.resolve(), folder.resolve()):
-                words = f"{path}: a link to {path.resolve()}, outside of the model's folder"
+                link = f"{path}: a link to {path.resolve()}, outside of the model's folder"
                 if path.suffix != WEIGHTS:
-                    raise ModelLoadError(f"{words}; put the file itself there")
-                reported.append(f"{words}; a change of that file changes the model")
-    return tuple(reported)
+                    raise ModelLoadError(f"{link}; put the file itself there")
+                warnings.append(f"{link}; a change of that file changes the model")
+    return tuple(warnings)
 
 
 def _belongs(target: Path, folder: Path) -> bool:
@@ -277,20 +272,21 @@ def _quantisation(config: Mapping[str, Any], path: Path, backend: str, manifest:
 
 
 def _hashes(files: list[Path], manifest: Manifest | None) -> dict[str, str]:
-    """SHA-256 by file name: from the verified manifest, else remembered or computed."""
-    noted = manifest.files if manifest else {}
-    return {file.name: noted[file.name].sha256 if file.name in noted else known_sha256(file) for file in files}
+    """SHA-256 by file name: from the verified manifest, or else remembered or computed."""
+    listed = manifest.files if manifest else {}
+    return {file.name: listed[file.name].sha256 if file.name in listed else known_sha256(file) for file in files}
 
 
 def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The template's source: its own file first, then the configs' ``chat_template`` (a text, or named ones).
+    """The template's source: its own file, or else ``chat_template`` of a configuration (a text, or named texts).
 
     Raises:
         ModelLoadError: It is too large, or no text.
     """
     file = path / "chat_template.jinja"
     try:
-        return _one_newline(read_regular(file, MAX_JSON_BYTES).decode())
+        text = read_regular(file, MAX_JSON_BYTES).decode()
+        return text.replace("\r\n", "\n").replace("\r", "\n")  # line ends as transformers reads them
     except FileNotFoundError:
         pass
     except OSError as fault:
@@ -305,11 +301,6 @@ def chat_template_of(path: Path, tokenizer_config: Mapping[str, Any]) -> str | N
         if isinstance(found, str):
             return found
     return None
-
-
-def _one_newline(text: str) -> str:
-    """Line ends as transformers reads them."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -39,7 +39,7 @@ def shelf_path(model_id: str) -> Path:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder is an adapter's, by the names of its files; a whole model has a config.json."""
+    """Whether a folder holds an adapter, by the names of its files; a whole model has a config.json."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 

@@ -22,27 +22,27 @@ class Progress:
 OnProgress = Callable[[Progress], None]  # may raise to cancel: the work is undone and the exception propagates
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Does nothing."""
+def ignore_progress(progress: object) -> None:
+    """Ignores a report."""
     del progress
 
 
-def counting_bytes(progress: OnProgress, stage: str, total: int) -> Callable[[int], None]:
-    """What takes the bytes that were read, and reports them every `TELL_SECONDS`."""
-    done, said = 0, -TELL_SECONDS
+def counting_bytes(progress: OnProgress, total: int) -> Callable[[int], None]:
+    """A function to call with the number of bytes of each read; it reports their sum as "check" every `REPORT_SECONDS`."""
+    done, reported = 0, -REPORT_SECONDS
 
-    def tell(more: int) -> None:
-        nonlocal done, said
-        done, now = done + more, time.monotonic()
-        if now - said >= TELL_SECONDS or done >= total:
-            said = now
-            progress(Progress(stage, done, total))
+    def add(count: int) -> None:
+        nonlocal done, reported
+        done, now = done + count, time.monotonic()
+        if now - reported >= REPORT_SECONDS or done >= total:
+            reported = now
+            progress(Progress("check", done, total))
 
-    return tell
+    return add
 
 
 T = TypeVar("T")
-TELL_SECONDS: Final = 0.1  # between two reports
+REPORT_SECONDS: Final = 0.1  # between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class LoadProgress:
     """Progress of a load.
 
     Attributes:
-        done: Tensors in place; with offloaded weights, tensors that have their place.
+        done: Loaded tensors; offloaded ones count once their place in the file is known.
         total: Tensors in all; 0 in a stage that counts none.
-        stage: "importing" a GGUF file that is not on the shelf yet, in whatever unit `Progress` counts; "reading" the weights;
-            "checking" the numbers afterwards.
+        stage: "importing" a GGUF file that is not on the shelf yet (`done` and `total` are those of its `Progress`), "reading"
+            the weights, or "checking" the numbers afterwards.
     """
 
     done: int
@@ -72,13 +72,13 @@ def current_listener() -> OnLoad | None:
 
 @contextmanager
 def progress_listener(on_progress: OnLoad | None) -> Iterator[None]:
-    """Reports loads inside, on this thread, to `on_progress`, on this thread.
+    """Calls `on_progress`, on this thread, with the progress of loads that run inside on this thread.
 
-    An exception of `on_progress` ends the load and is raised unchanged, even where a library wrapped it.
+    An exception from `on_progress` ends the load and is raised unchanged, even where a library wrapped it.
     """
     raised: list[BaseException] = []
 
-    def tell(progress: LoadProgress) -> None:
+    def report(progress: LoadProgress) -> None:
         assert on_progress is not None
         try:
             on_progress(progress)
@@ -86,7 +86,7 @@ def progress_listener(on_progress: OnLoad | None) -> Iterator[None]:
             raised.append(fault)
             raise
 
-    token = _listener.set(None if on_progress is None else tell)
+    token = _listener.set(None if on_progress is None else report)
     try:
         yield
     except BaseException as fault:
@@ -110,11 +110,11 @@ def reporting_progress(tensors: Iterable[T]) -> Iterator[T]:
     if on_progress is None or not isinstance(tensors, Sized):
         yield from tensors
         return
-    total, said = len(tensors), -TELL_SECONDS
+    total, reported = len(tensors), -REPORT_SECONDS
     for done, tensor in enumerate(tensors):
         now = time.monotonic()
-        if now - said >= TELL_SECONDS:
-            said = now
+        if now - reported >= REPORT_SECONDS:
+            reported = now
             on_progress(LoadProgress(done, total))
         yield tensor
     on_progress(LoadProgress(total, total))

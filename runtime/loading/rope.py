@@ -1,7 +1,7 @@
 """Rotary positions of a configuration: one spelling for both libraries, the types proven on each backend, and their limits.
 
-Cached keys are already rotated. Types whose frequencies depend on the length of the text would need all keys again once a text
-grows past their limit, so the context ends at that limit, below which the frequencies are fixed.
+Cached keys are already rotated. The frequencies of some types change once a text is longer than a limit, which would make all
+cached keys wrong; the context therefore ends at that limit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from runtime.errors import ModelLoadError
 
-# Types of transformers; each rotates a token by its position alone, below its limit if it has one
+# Types of transformers; below its limit (if any), each rotates a token by its position alone
 HF = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _PLAIN = ("default",)
-_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # where mlx-lm's class asks its `initialize_rope`
+_SHARED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")  # of mlx-lm's `initialize_rope`
 MLX = {  # by model_type: proven equal to transformers' by `tests/runtime/backends/test_rope.py`
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _SHARED),
     "gemma3_text": ("default", "linear"),
     "phi3": ("default", "longrope"),
     **dict.fromkeys(("gemma2", "lfm2", "falcon_h1"), _PLAIN),
 }
-LENGTH_LIMITS = {  # types that depend on the length of the text, and the field with the last length before the change
+LENGTH_LIMITS = {  # types that depend on the length of the text, and the field with the longest length before the change
     "dynamic": "max_position_embeddings",
     "longrope": "original_max_position_embeddings",
 }
@@ -37,13 +37,13 @@ def rope_types(config: Config) -> tuple[str, ...]:
 
 
 def length_limit(config: Config) -> tuple[str, int] | None:
-    """The rope type that ends first and the longest text with fixed frequencies; None without such a type."""
+    """The rope type with the lowest limit, and the longest text (tokens) with fixed frequencies; None without a limit."""
     text, found = text_config(config), []
     for rope in _ropes(config):
         kind = _kind(rope)
         if kind in LENGTH_LIMITS:
-            name, last = LENGTH_LIMITS[kind], "max_position_embeddings"
-            lengths = (text.get(name), rope.get(name), text.get(last))  # in the order of transformers
+            name = LENGTH_LIMITS[kind]
+            lengths = (text.get(name), rope.get(name), text.get("max_position_embeddings"))  # in the order of transformers
             found += [(length, kind) for length in lengths if isinstance(length, int) and length > 0][:1]
     return None if not found else min(found)[::-1]
 
@@ -55,11 +55,11 @@ def check_ropes(config: Config, backend: str, where: str) -> None:
         ModelLoadError: Names the rope type.
     """
     kind = str(text_config(config).get("model_type", config.get("model_type")))
-    is_proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
+    proven = HF if backend == "hf" else MLX.get(kind, _PLAIN)
     for rope in rope_types(config):
         if rope not in HF:
             raise ModelLoadError(f"{where}: rope type {rope!r} is not one that transformers has ({', '.join(HF)})")
-        if rope not in is_proven:
+        if rope not in proven:
             raise ModelLoadError(
                 f"{where}: rope type {rope!r} of {kind} was not proven equal to transformers with mlx; use backend='hf'"
             )
@@ -99,20 +99,15 @@ def for_mlx(config: Config) -> dict[str, Any]:
 
 def _scaling(config: Config, rope: Config, edge: tuple[str, int] | None) -> dict[str, Any] | None:
     kind = _kind(rope)
-    made = {key: value for key, value in rope.items() if value is not None}
+    scaling = {key: value for key, value in rope.items() if value is not None}
     if kind in ("default", "dynamic"):  # equal below the limit
         return None
     if kind in ("longrope", "yarn", "llama3"):
-        made["original_max_position_embeddings"] = _original(config, rope)
+        name = "original_max_position_embeddings"  # looked up in the order of transformers
+        scaling[name] = config.get(name) or rope.get(name) or config.get("max_position_embeddings")
     if kind == "longrope" and edge is not None:
-        made["long_factor"] = rope["short_factor"]  # mlx-lm always uses the long ones
-    return {**made, "rope_type": kind, "type": kind}
-
-
-def _original(config: Config, rope: Config) -> Any:
-    """In the order of transformers."""
-    name = "original_max_position_embeddings"
-    return config.get(name) or rope.get(name) or config.get("max_position_embeddings")
+        scaling["long_factor"] = rope["short_factor"]  # mlx-lm always uses the long factors
+    return {**scaling, "rope_type": kind, "type": kind}
 
 
 def _check_mlx(rope: Config, kind: str, where: str) -> None:
@@ -143,13 +138,13 @@ def _check_mlx(rope: Config, kind: str, where: str) -> None:
 
 
 def text_config(config: Config) -> Config:
-    """The part about text, of a model that also reads other things."""
+    """The part about text: ``text_config`` of a multimodal model, or else the whole configuration."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
 def _ropes(config: Config) -> Iterator[Config]:
-    """The rope fields of a configuration, in both spellings, for each kind of layer."""
+    """The rope fields of a configuration: of each spelling and each kind of layer."""
     text = text_config(config)
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
@@ -183,16 +178,16 @@ def _kind(rope: Config) -> str:
     return _OLDER.get(kind, kind)
 
 
-def same_rope(config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+def same_rope(config: Config, new: Config, old: Config) -> bool:
     """Whether the older spelling equals the newer one, base of the frequencies included."""
-    said = {"rope_theta": config.get("rope_theta"), **old, "rope_type": old.get("rope_type", old.get("type"))}
-    said.pop("type", None)
-    meant = {"rope_type": "default", **new}
-    meant.pop("type", None)
-    return said.keys() >= meant.keys() - {"partial_rotary_factor"} and all(meant.get(k) == v for k, v in said.items())
+    older = {"rope_theta": config.get("rope_theta"), **old, "rope_type": old.get("rope_type", old.get("type"))}
+    older.pop("type", None)
+    newer = {"rope_type": "default", **new}
+    newer.pop("type", None)
+    return older.keys() >= newer.keys() - {"partial_rotary_factor"} and all(newer.get(k) == v for k, v in older.items())
 
 
-def spell_at_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
+def spell_at_top(config: dict[str, Any], rope: Config) -> None:
     """Copies ``rope_parameters`` to the older keys, which transformers reads where both are present."""
     full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
     if isinstance(full, Mapping) or isinstance(sliding, Mapping):
@@ -209,13 +204,13 @@ def spell_at_top(config: dict[str, Any], rope: Mapping[str, Any]) -> None:
         config["rope_scaling"] = {**rest, "rope_type": kind, "type": kind}
 
 
-def differs_by_layer(config: Mapping[str, Any]) -> bool:
+def differs_by_layer(config: Config) -> bool:
     """Whether sliding layers have another base, so that one flat ``rope_parameters`` would be wrong."""
     sliding = "sliding_attention" in (config.get("layer_types") or ())
     return sliding or "rope_local_base_freq" in config or str(config.get("model_type")).startswith("gemma3")
 
 
-def rope_parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters_of(config: Config) -> dict[str, Any]:
     """``rope_parameters`` from the older keys."""
     scaling = config.get("rope_scaling")
     rope = dict(scaling) if isinstance(scaling, Mapping) else {}

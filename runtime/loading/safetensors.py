@@ -16,9 +16,9 @@ from resources.files import open_regular
 from runtime.errors import ModelLoadError
 from runtime.loading.config import quantised_with
 
-MAX_HEADER_BYTES = 32 << 20  # those of the largest models have a few MB
+MAX_HEADER_BYTES = 32 << 20  # headers of the largest models have a few MB
 MAX_NAME, MAX_DIMENSIONS, MAX_SIDE = 512, 8, 1 << 40
-# Of weights; packed ones are integers with scales beside them
+# Accepted types of weights; packed weights are integers, with scales in further tensors
 DTYPES = frozenset(
     {
         *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0"),
@@ -63,7 +63,7 @@ def _header(path: Path) -> bytes:
 
 
 def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """Checks a tensor whose place the strict reader has checked."""
+    """Checks name, type and shape of a tensor; the strict reader has checked its place in the file."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ModelLoadError(f"{path}: {name[:60]!r} is no tensor's name: damaged safetensors file; fetch it again")
     if entry["dtype"] not in DTYPES:
@@ -78,7 +78,7 @@ def _check_tensor(path: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without duplicate keys: readers differ in which one they take."""
+    """An object without duplicate keys; readers differ in which duplicate they use."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -91,9 +91,9 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 class Weights:
     """Size of a model's weights."""
 
-    parameters: int  # numbers in all; packed ones count one by one
-    bytes: int  # of the tensors
-    dtype: str  # of most bytes, as safetensors spells it ("F32", "BF16", "U32")
+    parameters: int  # numbers in all; each packed number counts as one
+    bytes: int  # of all tensors
+    dtype: str  # the type of most bytes, as safetensors spells it ("F32", "BF16", "U32")
 
 
 def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
@@ -107,17 +107,15 @@ def weights_of(files: Iterable[Path], config: Mapping[str, Any]) -> Weights:
     parameters, sizes = 0, Counter[str]()
     for path in files:
         try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118  # no mapping: it only has this method
-                    part = file.get_slice(name)
-                    dtype, count = str(part.get_dtype()), math.prod(part.get_shape())
-                    sizes[dtype] += count * _width(dtype)
-                    if packed is None:
-                        parameters += count
-                    elif name.endswith(".scales"):  # one per group of packed numbers of any width
-                        parameters += count * _group(packed, name.removesuffix(".scales"))
-                    elif dtype != "U32" and not name.endswith(".biases"):
-                        parameters += count
+            for name, (dtype, shape) in tensor_forms([path]).items():
+                count = math.prod(shape)
+                sizes[dtype] += count * _width(dtype)
+                if packed is None:
+                    parameters += count
+                elif name.endswith(".scales"):  # one per group of packed numbers of any width
+                    parameters += count * _group(packed, name.removesuffix(".scales"))
+                elif dtype != "U32" and not name.endswith(".biases"):
+                    parameters += count
         except (SafetensorError, OSError, ValueError) as fault:
             raise ModelLoadError(f"{path}: damaged safetensors file ({fault}); fetch it again") from fault
     most = max(sizes, key=sizes.__getitem__, default="")
@@ -129,7 +127,7 @@ def tensor_forms(files: Iterable[Path]) -> dict[str, tuple[str, tuple[int, ...]]
     found = {}
     for path in files:
         with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118  # no mapping: it only has this method
+            for name in file.keys():  # noqa: SIM118  # it is no mapping and has only this method
                 part = file.get_slice(name)
                 found[name] = str(part.get_dtype()), tuple(part.get_shape())
     return found

@@ -105,7 +105,7 @@ def install(
                 source_sha256=sha256,
                 kind=kind,
                 parameters=parameters,
-                files=file_notes(hidden, sums, counting_bytes(progress, "check", _bytes_in(hidden))),
+                files=file_notes(hidden, sums, counting_bytes(progress, _bytes_in(hidden))),
                 template_digest=None if template is None else template_digest(template),
                 hub=hub,
             )

@@ -66,14 +66,14 @@ def import_model(
         checked = check_gguf(source)
         quantised = _stays_quantised(checked, keep_quantised)
         needed = checked.written_bytes(quantised=quantised)
-        tell = counting_bytes(progress, "check", source.stat().st_size)
+        tell = counting_bytes(progress, source.stat().st_size)
         kind, sha256 = "gguf", form_digest(known_sha256(source, tell), quantised=quantised)
     elif source.is_dir():
         if keep_quantised is not None:
             raise ModelLoadError(f"{source}: a folder is taken as it is; to quantise one: `elsewise models convert {source}`")
         open_folder(source, backend="mlx")
         needed = sum(file.stat().st_size for file in _wanted(source))
-        tell = counting_bytes(progress, "check", needed)
+        tell = counting_bytes(progress, needed)
         kind, sha256 = "folder", digest_of_all({file.name: known_sha256(file, tell) for file in _wanted(source)})
     else:
         what = kind_of_file(source.stat().st_mode) if source.exists() else "no such file or folder"

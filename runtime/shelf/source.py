@@ -86,7 +86,7 @@ def _from_file(path: Path, backend: str) -> ModelFolder:
         if listener is not None:
             listener(LoadProgress(progress.done, progress.total, "importing"))
 
-    digest = known_sha256(path, counting_bytes(tell, "check", path.stat().st_size))
+    digest = known_sha256(path, counting_bytes(tell, path.stat().st_size))
     for quantised in _forms(backend):
         found = find_imported(form_digest(digest, quantised=quantised))
         if found is not None:

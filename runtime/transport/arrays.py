@@ -20,11 +20,11 @@ _RUN_COLUMNS = {name: (column.dtype, column.ndim) for name, column in _EMPTY_RUN
 
 
 class ArrayError(RuntimeFault):
-    """The value is no array that may cross the pipe."""
+    """The value is not an array that may cross the pipe."""
 
 
 class Array(msgspec.Struct, array_like=True, frozen=True):
-    """An array on its way: little-endian C order."""
+    """An array as a value of the wire, in little-endian C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Array(msgspec.Struct, array_like=True, frozen=True):
 
 
 def pack_array(array: npt.NDArray[Any]) -> Array:
-    """An array as a value of the wire; no copy if it is contiguous.
+    """Packs an array, without a copy if it is contiguous.
 
     Raises:
         ArrayError: A dtype outside the list.
@@ -45,7 +45,7 @@ def pack_array(array: npt.NDArray[Any]) -> Array:
 
 
 def unpack_array(packed: Array) -> npt.NDArray[Any]:
-    """The array, in memory of its own: aligned, writable, not tied to the message.
+    """A copy of the array: aligned, writable, independent of the message.
 
     Raises:
         ArrayError: An unknown dtype, a negative or excessive shape, or bytes that do not fit it.
@@ -87,14 +87,14 @@ def unpack_run(columns: Mapping[str, Array]) -> TokenRun:
 
 
 class Pieces(msgspec.Struct, frozen=True):
-    """Many byte strings as two arrays: a vocabulary of 150,000 entries is two values, not 150,000."""
+    """Many byte strings as two arrays, so that a vocabulary of 150,000 entries is two values."""
 
     data: Array
     lengths: Array
 
 
 def pack_pieces(pieces: list[bytes]) -> Pieces:
-    """Byte strings, joined."""
+    """Joins byte strings."""
     return Pieces(
         pack_array(np.frombuffer(b"".join(pieces), np.uint8)), pack_array(np.array([len(piece) for piece in pieces], np.int32))
     )

@@ -1,4 +1,4 @@
-"""`Transport`: how a `LanguageModel` reaches what computes; one for this process, one for an engine process."""
+"""`Transport`: the way from a `LanguageModel` to its engine, in this process or in an engine process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from runtime.records import TokenRun
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """What never changes of a loaded model's text side.
+    """The constant facts about a loaded model's text side.
 
     Attributes:
         eos_token_ids: Ids that end a text.
-        chat_template: The source of the template in force.
+        chat_template: The source of the current template.
         byte_vocab: The bytes of every id.
         str_vocab: Makes the texts of all ids.
-        own_options: What its generation_config.json asks for.
-        own_ends: What ends its answers.
-        tokenizer_digest: In place of that of the bytes, where these are known little by little.
+        own_options: The options of its generation_config.json.
+        own_ends: The ids and texts that end its answers.
+        tokenizer_digest: Replaces the digest of `byte_vocab` where that becomes known bit by bit; otherwise empty.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -58,7 +58,7 @@ class Transport(Protocol):
 
     @property
     def text(self) -> TextFacts:
-        """The text side."""
+        """Constant facts about the text side."""
 
     @property
     def state(self) -> ModelState:
@@ -66,21 +66,21 @@ class Transport(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Operations that not every engine has and this one does.
+        """The features of this engine that not every engine has.
 
-        "kv" (a cache of its own that one can look into and move), "adapters" (loaded from here), "hidden states", "scores" (of
-        given texts), "speculative" (on request), "token_ids" (of what it answers), "top logprobs" (without the whole row),
-        "whole_rows" (of log-probabilities); the sampler's settings and the kinds of grammars by their names; an engine of
-        this project has every operation, by its name.
+        "kv" (a cache that can be inspected and moved), "adapters" (loaded from this machine), "hidden states", "scores" (of
+        given texts), "speculative" (on request), "token_ids" (of its answers), "top logprobs" (without the whole row),
+        "whole_rows" (of log-probabilities); the sampler's settings and the kinds of grammars by their names. An engine of
+        this project has all of them, and every operation by its name.
         """
 
     @property
     def pid(self) -> int:
-        """The id of the process that the engine is in; this one's for a server."""
+        """The id of the engine's process; this process's for a server."""
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more; None while the engine lives."""
+        """The error of new calls; None while the engine lives."""
 
     async def call(
         self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
@@ -88,22 +88,22 @@ class Transport(Protocol):
         """One answer."""
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Runs of tokens by branch, as they come; the operation begins when the first is asked for."""
+        """Runs of tokens by branch, as they come; the operation begins when the first one is read."""
 
     def post(self, method: str, **arguments: Any) -> None:
-        """Asks for something without waiting for its answer; an engine that has ended does nothing.
+        """Starts an operation without waiting for its answer; an engine that has ended does nothing.
 
-        What is wrong with the arguments may be raised here, or go unheard.
+        Errors in the arguments may be raised here, or be dropped.
         """
 
     def close(self) -> None:
         """Ends the engine, blocking."""
 
     async def close_async(self, within: float | None) -> None:
-        """The same, awaited; `within`: seconds after which an engine process is ended."""
+        """Ends the engine without blocking the loop; `within`: seconds after which an engine process is ended."""
 
     def forgotten(self) -> None:
-        """The model has gone without `close`: ends the engine, without waiting; any thread."""
+        """The model was garbage-collected without `close`: ends the engine, without waiting; any thread."""
 
     def heartbeat(self) -> tuple[int, str, int]:
         """Steps done, the phase ("loading", "step", "idle") and progress within a step."""

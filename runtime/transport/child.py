@@ -1,4 +1,4 @@
-"""The engine process as the operating system sees it: start, end, what its end means, and when it counts as hung."""
+"""The engine process as the operating system sees it: start, end, causes of its end, and when it counts as hung."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from resources.processes import child_command, engine_environment
 from runtime.loading.paths import is_model_id, shelf_path
@@ -55,27 +56,27 @@ class EngineProcess:
         return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """Asks the system to end it."""
+        """Sends SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it and its own children."""
-        if not self.ended():  # not yet reaped: the group's number is still its own
+        """Sends SIGKILL to it and to its own children."""
+        if not self.ended():  # not yet reaped: the group's id is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap_later(self) -> None:
-        """Lets a thread wait for its end, which may take the system a while: without it a zombie stays."""
+        """Waits for its end on a thread, as the system may take a while; without this it would remain a zombie."""
         threading.Thread(target=self._process.wait, name="elsewise-engine-end", daemon=True).start()
 
-    def obituary(self, verdict: str | None) -> str:
-        """How it ended and what to do about it, for people.
+    def end_message(self, reason: str | None) -> str:
+        """How it ended and what to do about it, as a message to the user.
 
         Args:
-            verdict: Why we ended it; None if it ended by itself.
+            reason: Why it was ended; None if it ended by itself.
         """
         code = self._process.returncode
-        if verdict is not None:
-            how = f"it was ended because {verdict}"
+        if reason is not None:
+            how = f"it was ended because {reason}"
         elif code is None:
             how = "it closed its pipe and does not end"
         elif code < 0:
@@ -88,19 +89,11 @@ class EngineProcess:
         return f"the engine process has ended: {how}. What it had answered is kept; load the model again to go on{log}"
 
 
-def _opened(log_path: Path | None) -> AbstractContextManager[int | None]:
-    """Standard error of the child: the log file (0600, appended to), or None to share ours."""
+def _opened(log_path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    """Standard error of the child: the log file (0600, appended to), or None to share this process's."""
     if log_path is None:
         return nullcontext()
-    return _descriptor(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-
-
-@contextmanager
-def _descriptor(number: int) -> Iterator[int]:
-    try:
-        yield number
-    finally:
-        os.close(number)
+    return open(log_path, "ab", buffering=0, opener=partial(os.open, mode=0o600))
 
 
 def _signal_name(number: int) -> str:
@@ -119,33 +112,33 @@ def _meaning(number: int) -> str:
 
 _LOAD_BASE_SECONDS = 120.0  # imports on a cold disk, the self-test
 _LOAD_BYTES_PER_SECOND = 20e6  # a slow disk and a conversion of dtypes
-_UNKNOWN_BYTES = 16 << 30  # a name on the shelf: only the engine knows how large it is
+_UNKNOWN_BYTES = 16 << 30  # assumed where only the engine knows the size
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Seconds of monotonic time, as the caller's process experiences it (the time of a suspended machine does not count)."""
+    """Seconds of monotonic time in the caller's process (the time of a suspended machine does not count)."""
 
     step_seconds: float = 30.0  # one step of the owner thread in which no layer of the model is reached
     silence_seconds: float = 30.0  # without any message, once loaded
     loading_seconds: float | None = None  # None: by the size of the source
     close_seconds: float = 1.2  # for the engine to end by itself; then it is ended
-    beat_seconds: float = 0.25  # between two signs of life
+    beat_seconds: float = 0.25  # between two beats
 
     def for_loading(self, source: str) -> float:
-        """Seconds that loading `source` may take without getting further."""
+        """Seconds that loading `source` may take without progress."""
         if self.loading_seconds is not None:
             return self.loading_seconds
         return _LOAD_BASE_SECONDS + _source_bytes(source) / _LOAD_BYTES_PER_SECOND
 
 
-def patient(limits: EngineLimits, source: str) -> EngineLimits:
-    """For a model whose weights are read from disk in every step: a slow disk is no reason to end the engine."""
-    return replace(limits, step_seconds=limits.step_seconds + _source_bytes(source) / _LOAD_BYTES_PER_SECOND)
+def offload_limits(source: str) -> EngineLimits:
+    """The default limits, with longer steps for a model whose weights are read from a possibly slow disk in every step."""
+    return EngineLimits(step_seconds=EngineLimits().step_seconds + _source_bytes(source) / _LOAD_BYTES_PER_SECOND)
 
 
-class Vigil:
-    """Decides whether an engine hangs, from its beats and from elapsed time. Knows no clock and no process."""
+class Watchdog:
+    """Decides whether an engine hangs, from its beats and from elapsed time. It has no clock and no process itself."""
 
     def __init__(self, limits: EngineLimits, loading_seconds: float) -> None:
         self._limits, self._loading = limits, loading_seconds
@@ -153,7 +146,7 @@ class Vigil:
         self._silent = 0.0
         self._stuck = 0.0
 
-    def heard(self) -> None:
+    def message_received(self) -> None:
         """Any message arrived."""
         self._silent = 0.0
 
@@ -163,12 +156,12 @@ class Vigil:
             self._state, self._stuck = (steps, phase, progress), 0.0
 
     def load(self, done: int) -> None:
-        """How far the load is: it does not hang while that changes."""
+        """Progress of the load arrived; the load does not hang while `done` changes."""
         if done != self._done:
             self._done, self._stuck = done, 0.0
 
     def elapse(self, seconds: float) -> str | None:
-        """Time went by. Why the engine is to be ended, or None."""
+        """Time passed. Returns why the engine is to be ended, or None."""
         self._silent += seconds
         self._stuck += seconds
         steps, phase, _ = self._state
@@ -193,5 +186,5 @@ def _source_bytes(source: str) -> int:
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         return path.stat().st_size
-    except (OSError, ValueError):  # not here, or known to the engine alone; ValueError: a NUL in the name
+    except (OSError, ValueError):  # missing, or known to the engine alone; ValueError: a NUL in the name
         return _UNKNOWN_BYTES

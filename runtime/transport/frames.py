@@ -1,7 +1,7 @@
 """Frames: length-prefixed payloads, delivered in groups.
 
 A frame is a mark byte, the payload's length (4 bytes, big endian) and the payload. The mark says whether more frames of
-the same group follow; a group is handed over as a whole, so that calls made together arrive together.
+the same group follow; a group is delivered as a whole, so that calls made together arrive together.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from runtime.errors import RuntimeFault
 
 _HEADER = struct.Struct(">BI")
-_MORE, _LAST = 0x65, 0x45  # "e" more of this group follows, "E" the group ends
-MAX_PAYLOAD = 1 << 30  # bytes; the largest honest one is a batch of full-vocabulary rows
+_MORE, _LAST = 0x65, 0x45  # "e": more frames of this group follow; "E": the last one
+MAX_PAYLOAD = 1 << 30  # bytes; the largest valid payload is a batch of full-vocabulary rows
 MAX_GROUP = 1 << 17  # frames
-PIECE = 1 << 20  # bytes handed to the transport at once
+PIECE = 1 << 20  # bytes written to the asyncio transport at once
 
 
 class FrameError(RuntimeFault):
-    """The bytes are not frames of ours."""
+    """The bytes are not frames of this protocol."""
 
 
 def encode_group(payloads: Iterable[bytes]) -> Iterator[bytes | memoryview]:
-    """The bytes of one group (of more, past `MAX_GROUP`), in pieces of at most `PIECE`; small payloads share a piece.
+    """The bytes of one group (of several, beyond `MAX_GROUP`), in pieces of at most `PIECE`; small payloads share a piece.
 
     Raises:
         FrameError: A payload is larger than `MAX_PAYLOAD`.
@@ -52,7 +52,7 @@ def encode_group(payloads: Iterable[bytes]) -> Iterator[bytes | memoryview]:
 class FrameParser:
     """Finds groups in a stream of bytes that arrives in any portions.
 
-    Memory grows with what arrived, never with what is announced.
+    Memory grows with the received bytes, never with an announced length.
     """
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD, max_group: int = MAX_GROUP) -> None:
@@ -67,7 +67,7 @@ class FrameParser:
         """The groups completed by `data`, each a list of payloads.
 
         Raises:
-            FrameError: Not our protocol, or a payload or group over its limit. The parser is of no use afterwards.
+            FrameError: Another protocol, or a payload or group over its limit. The parser cannot be used afterwards.
         """
         groups: list[list[bytearray]] = []
         view, at = memoryview(data), 0
@@ -88,7 +88,7 @@ class FrameParser:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream stands between two groups: an end of stream here loses nothing."""
+        """Whether no group is incomplete: an end of the stream here loses nothing."""
         return not self._head and not self._group and self._wanted is None
 
     def _open_frame(self) -> None:
@@ -111,14 +111,14 @@ class FrameParser:
 
 
 _log = logging.getLogger(__name__)
-_HIGH_WATER = 4 << 20  # bytes waiting to be sent above which `drained` waits
+_HIGH_WATER = 4 << 20  # unsent bytes above which `drained` waits
 
 
 class Connection(asyncio.Protocol):
     """One end of the pipe. Everything here runs on its loop's thread.
 
     Args:
-        on_group: Gets the payloads of each group that arrived. A `RuntimeFault` it raises ends the connection.
+        on_group: Called with the payloads of each complete group. If it raises a `RuntimeFault`, the connection ends.
         on_lost: Called once when the pipe is closed, with the fault that ended it or None.
     """
 
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._room.set()
 
     def post(self, payloads: Sequence[bytes]) -> None:
-        """Sends encoded messages (none: nothing) as one group; after the pipe was closed they vanish.
+        """Sends encoded messages as one group; drops them if the pipe was closed.
 
         Raises:
             FrameError: One of them is too large.
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     async def drained(self) -> None:
-        """Returns when little enough waits to be sent: producers of streams call it between chunks."""
+        """Waits until at most `_HIGH_WATER` bytes are unsent; producers of streams call it between chunks."""
         await self._room.wait()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The way to one engine process: an I/O thread that starts it, talks to it, watches it and ends it."""
+"""The connection to one engine process: an I/O thread starts it, exchanges messages with it, watches it and ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime.info import PromptProgress
 from runtime.loading.progress import OnLoad
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_run
-from runtime.transport.child import EngineLimits, EngineProcess, Vigil
+from runtime.transport.child import EngineLimits, EngineProcess, Watchdog
 from runtime.transport.frames import MAX_PAYLOAD, Connection
 from runtime.transport.messages import (
     LOAD_ID,
@@ -52,55 +52,55 @@ from runtime.transport.messages import (
 from runtime.transport.methods import Method
 
 _log = logging.getLogger(__name__)
-_POLL_SECONDS = 0.01  # between two looks whether the child has ended
-_LAST_WORDS_SECONDS = 0.5  # for a child whose pipe is closed
-_TERM_SECONDS = 0.2  # between asking the system to end it and ending it
+_POLL_SECONDS = 0.01  # between two checks whether the child has ended
+_EXIT_SECONDS = 0.5  # for the end of a child whose pipe is closed, or that was killed
+_TERM_SECONDS = 0.2  # between SIGTERM and SIGKILL
 
 
 class Waiter(Protocol):
-    """Hears of one call on the I/O thread; of `result` and `fault` one, once, and nothing after it."""
+    """Receives the messages of one call on the I/O thread; either `result` or `fault` is called once, as the last one."""
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
         """Some tokens of a stream, or of one branch of it."""
 
     def progress(self, progress: PromptProgress) -> None:
-        """How far its prompt is."""
+        """Progress of its prompt."""
 
     def step(self, step: BeamStep) -> None:
         """The beams of a search after one step."""
 
     def result(self, value: Any) -> None:
-        """The answer; for a stream its end (None)."""
+        """The answer; None at the end of a stream."""
 
     def fault(self, error: BaseException) -> None:
-        """It failed. CancelledError: the model dropped it."""
+        """The call failed. CancelledError: the model dropped it."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing waits for it any more."""
+        """Whether the caller does not wait any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One call: what is sent, what waits for its answer, and what came of a large one."""
+    """One call: the message, the receiver of its answer, and the received bytes of a large answer."""
 
     id: int
     payload: bytes
     method: Method
     waiter: Waiter
-    came: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 class EngineLink:
-    """One engine process. `submit`, `cancel`, `close*` from any thread; the rest runs on the I/O thread.
+    """One engine process. Public methods may be called from any thread; the others run on the I/O thread.
 
     Args:
-        make_load: The first message; called on the I/O thread, what it raises goes to `loaded`.
+        make_load: Makes the first message, on the I/O thread; `loaded` receives its exceptions.
         loaded: Waits for the model.
         threads: Of the engine's numeric libraries; None leaves the choice to them.
-        log_path: Where the process's standard error goes; None shares ours.
+        log_path: File for the process's standard error; None shares this process's.
         limits: When it counts as hung.
-        on_load: Called on the I/O thread with how far the model is, before `loaded` hears.
+        on_load: Called on the I/O thread with the progress of the load, before `loaded` has its result.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class EngineLink:
     ) -> None:
         self.state: Loaded | None = None  # the latest snapshots; replaced as a whole, read by any thread
         self._make_load, self._on_load = make_load, on_load
-        self._loaded: Waiter | None = loaded
+        self._load_waiter: Waiter | None = loaded
         self._threads, self._log_path, self._limits = threads, log_path, limits
         self._numbers = itertools.count(LOAD_ID + 1)
         self._waiting: dict[int, Ticket] = {}
         self._child: EngineProcess | None = None
         self._connection = Connection(self._on_group, self._on_lost)
-        self._vigil: Vigil | None = None
-        self._verdict: str | None = None  # why we ended the process
-        self._ending: Callable[[], RuntimeFault] | None = None  # makes what later calls get
+        self._watchdog: Watchdog | None = None
+        self._kill_reason: str | None = None  # why the process was ended
+        self._end_error: Callable[[], RuntimeFault] | None = None  # makes the error of later calls
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = threading.RLock()  # reentrant: a finaliser may run inside
         self._closed: Future[None] | None = None
@@ -139,15 +139,15 @@ class EngineLink:
         return self._child.pid if self._child else None
 
     @property
-    def ending(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more; None while the engine lives."""
+    def ended(self) -> RuntimeFault | None:
+        """The error of new calls; None while the engine lives."""
         if self.forked:
             return ForkedError.of(self._pid)
-        return self._ending() if self._ending else None
+        return self._end_error() if self._end_error else None
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that has the engine: nothing answers here, any lock may be held."""
+        """Whether this is a forked child of the engine's parent, in which no thread answers and any lock may be held."""
         return os.getpid() != self._pid
 
     def next_id(self) -> int:
@@ -155,7 +155,7 @@ class EngineLink:
         return next(self._numbers)
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Sends calls as one group; each waiter hears of its own."""
+        """Sends calls as one group."""
         if self.forked:
             for ticket in tickets:
                 ticket.waiter.fault(ForkedError.of(self._pid))
@@ -164,22 +164,22 @@ class EngineLink:
                 ticket.waiter.fault(_closed_error())
 
     def cancel(self, number: int) -> None:
-        """A call is not waited for any more; one that was answered already is none."""
+        """Cancels a call; does nothing if it was answered already."""
         if not self.forked:
             self._thread.post(self._cancel, number)
 
     def drop(self, number: int, branch: int) -> None:
-        """This branch of a call is not wanted any more; after the call was submitted."""
+        """Ends one branch of a call that was submitted before."""
         if not self.forked:
             self._thread.post(self._drop, number, branch)
 
     def close_soon(self, *, grace: float | None = None) -> Future[None]:
-        """Ends the engine without waiting; the same future every time.
+        """Ends the engine without waiting; returns the same future every time.
 
         Args:
-            grace: Seconds for the engine to end by itself, where the limits do not say less.
+            grace: Seconds for the engine to end by itself, at most those of the limits.
         """
-        if self.forked:  # the engine goes on: it is the other process's
+        if self.forked:  # the engine belongs to the other process and goes on
             nothing: Future[None] = Future()
             nothing.set_result(None)
             return nothing
@@ -201,46 +201,46 @@ class EngineLink:
             load = self._make_load()
             payload = encode(load)
             child = self._child = EngineProcess(load.backend, self._threads, self._log_path)
-            self._vigil = Vigil(self._limits, self._limits.for_loading(load.source))
+            self._watchdog = Watchdog(self._limits, self._limits.for_loading(load.source))
             await asyncio.get_running_loop().create_connection(lambda: self._connection, sock=child.pipe)
-        except Exception as refused:  # noqa: BLE001  # the border: callers that wait for the model hear what went wrong
+        except Exception as refused:  # noqa: BLE001  # the border: callers that wait for the model get the error
             cause = (
                 refused if isinstance(refused, RuntimeFault) else EngineDiedError(f"the engine cannot be started: {refused}")
             )
             self._end_all(lambda: cause)
         else:
             self._connection.post([payload])
-            self._keep(self._watch(child, self._vigil))
+            self._keep(self._watch(child, self._watchdog))
 
-    async def _watch(self, child: EngineProcess, vigil: Vigil) -> None:
-        """Ends a hung engine; notices one whose end the pipe does not show (its own child may hold it open)."""
-        interval, before, gone = self._limits.beat_seconds, time.monotonic(), False
-        while self._ending is None:
+    async def _watch(self, child: EngineProcess, watchdog: Watchdog) -> None:
+        """Ends a hung engine, and closes the pipe of an ended one (which its own child may hold open)."""
+        interval, before, ended_before = self._limits.beat_seconds, time.monotonic(), False
+        while self._end_error is None:
             await asyncio.sleep(interval)
             now = time.monotonic()
-            elapsed, before = min(now - before, 2 * interval), now  # if we slept longer, so may have the engine
+            elapsed, before = min(now - before, 2 * interval), now  # after a longer sleep the engine may have slept too
             if child.ended():
-                if gone:  # since the last look: what it wrote has been read
+                if ended_before:  # all that it wrote has been read since
                     self._connection.close()
-                gone = True
-            elif (verdict := vigil.elapse(elapsed)) is not None and self._verdict is None:
-                _log.warning("the engine process %d is ended: %s", child.pid, verdict)
-                self._verdict = verdict
+                ended_before = True
+            elif (reason := watchdog.elapse(elapsed)) is not None and self._kill_reason is None:
+                _log.warning("the engine process %d is ended: %s", child.pid, reason)
+                self._kill_reason = reason
                 child.kill()
 
     def _on_lost(self, fault: RuntimeFault | None) -> None:
-        if fault is not None and self._verdict is None:
-            self._verdict = f"it sent something unreadable ({fault})"
-        self._keep(self._bury())
+        if fault is not None and self._kill_reason is None:
+            self._kill_reason = f"it sent something unreadable ({fault})"
+        self._keep(self._wait_and_fail_calls())
 
-    async def _bury(self) -> None:
+    async def _wait_and_fail_calls(self) -> None:
         child = self._child
         assert child is not None  # a pipe was lost, so there was one
-        if not await _wait_for_end(child, _LAST_WORDS_SECONDS):
-            self._verdict = self._verdict or "it closed its pipe and went on"
+        if not await _wait_for_end(child, _EXIT_SECONDS):
+            self._kill_reason = self._kill_reason or "it closed its pipe and went on"
             child.kill()
-            await _wait_for_end(child, _LAST_WORDS_SECONDS)
-        self._end_all(lambda: EngineDiedError(child.obituary(self._verdict)))
+            await _wait_for_end(child, _EXIT_SECONDS)
+        self._end_all(lambda: EngineDiedError(child.end_message(self._kill_reason)))
 
     async def _close(self, grace: float) -> None:
         self._end_all(_closed_error)
@@ -253,7 +253,7 @@ class EngineLink:
                     child.terminate()
                     if not await _wait_for_end(child, min(grace, _TERM_SECONDS)):
                         child.kill()
-                        if not await _wait_for_end(child, _LAST_WORDS_SECONDS):
+                        if not await _wait_for_end(child, _EXIT_SECONDS):
                             child.reap_later()
             self._connection.close()
             if child is not None:
@@ -262,22 +262,22 @@ class EngineLink:
             self._thread.stop()
 
     def _end_all(self, make_error: Callable[[], RuntimeFault]) -> None:
-        """Nothing more comes: waiting callers are told, and so are later ones."""
-        self._ending = self._ending or make_error
+        """Fails all waiting calls, and all later ones."""
+        self._end_error = self._end_error or make_error
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():
             ticket.waiter.fault(make_error())
-        if self._loaded is not None:
-            self._loaded.fault(make_error())
-            self._loaded = None
+        if self._load_waiter is not None:
+            self._load_waiter.fault(make_error())
+            self._load_waiter = None
 
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _send(self, tickets: Sequence[Ticket]) -> None:
         wanted = [ticket for ticket in tickets if not ticket.waiter.abandoned]
-        if self._ending is not None:
+        if self._end_error is not None:
             for ticket in wanted:
-                ticket.waiter.fault(self._ending())
+                ticket.waiter.fault(self._end_error())
             return
         self._waiting |= {ticket.id: ticket for ticket in wanted}
         if wanted:
@@ -292,43 +292,34 @@ class EngineLink:
             self._connection.post([encode(Drop(number, branch))])
 
     def _on_group(self, payloads: list[bytearray]) -> None:
-        assert self._vigil is not None  # made before the pipe
-        self._vigil.heard()
+        assert self._watchdog is not None  # made before the pipe
+        self._watchdog.message_received()
         for reply in decode_replies(payloads):
-            self._on_reply(reply, self._vigil)
+            self._on_reply(reply, self._watchdog)
 
-    def _on_reply(self, reply: Reply, vigil: Vigil) -> None:
+    def _on_reply(self, reply: Reply, watchdog: Watchdog) -> None:
         match reply:
             case Beat():
-                vigil.beat(reply.steps, reply.phase, reply.progress)
+                watchdog.beat(reply.steps, reply.phase, reply.progress)
             case Push():
                 self._on_push(reply)
             case Loading():
-                vigil.load(reply.progress.done)
-                if self._on_load is not None and self._loaded is not None:
+                watchdog.load(reply.progress.done)
+                if self._on_load is not None and self._load_waiter is not None:
                     self._on_load(reply.progress)
             case Loaded():
                 self.state = reply
-                vigil.beat(0, "idle")
-                if self._loaded is not None:
-                    self._loaded.result(reply)
-                    self._loaded = None
+                watchdog.beat(0, "idle")
+                if self._load_waiter is not None:
+                    self._load_waiter.result(reply)
+                    self._load_waiter = None
             case Failure() if reply.id == LOAD_ID:
-                if self._loaded is not None:
-                    self._loaded.fault(unpack_fault(reply.fault))
-                    self._loaded = None
-            case Chunk():
-                self._on_chunk(reply)
-            case Part():
-                self._on_part(reply)
-            case Progress():
-                if (ticket := self._waiting.get(reply.id)) is not None:  # else cancelled meanwhile
-                    ticket.waiter.progress(reply.progress)
-            case Step():
-                if (ticket := self._waiting.get(reply.id)) is not None:
-                    ticket.waiter.step(reply.step)
+                if self._load_waiter is not None:
+                    self._load_waiter.fault(unpack_fault(reply.fault))
+                    self._load_waiter = None
             case _:
-                self._on_end(reply)
+                if (ticket := self._waiting.get(reply.id)) is not None:  # otherwise it was cancelled meanwhile
+                    self._on_call_reply(ticket, reply)
 
     def _on_push(self, news: Push) -> None:
         state = self.state
@@ -336,52 +327,47 @@ class EngineLink:
             changed = {"info": news.info, "metrics": news.metrics, "cache": news.cache}
             self.state = msgspec.structs.replace(state, **{name: new for name, new in changed.items() if new is not None})
 
-    def _on_chunk(self, chunk: Chunk) -> None:
-        ticket = self._waiting.get(chunk.id)
-        if ticket is None:  # cancelled meanwhile
-            return
-        try:
-            ticket.waiter.chunk(unpack_run(chunk.columns), chunk.branch)
-        except RuntimeFault as unreadable:
-            self._cancel(chunk.id)
-            ticket.waiter.fault(unreadable)
-
-    def _on_part(self, part: Part) -> None:
-        ticket = self._waiting.get(part.id)
-        if ticket is None:  # cancelled meanwhile
-            return
-        if len(ticket.came) + part.data.nbytes > MAX_PAYLOAD:
-            raise MessageError(f"an answer of more than {MAX_PAYLOAD:,} bytes")
-        ticket.came.extend(part.data)
-
-    def _on_end(self, reply: Result | End | Failure) -> None:
-        ticket = self._waiting.get(reply.id)
-        if ticket is None:  # cancelled meanwhile
-            return
-        if ticket.came and isinstance(reply, Result):
-            self._keep(self._read_large(ticket))
-            return
-        del self._waiting[reply.id]
-        try:
-            match reply:
-                case Result():
+    def _on_call_reply(self, ticket: Ticket, reply: Chunk | Part | Progress | Step | Result | End | Failure) -> None:
+        match reply:
+            case Chunk():
+                try:
+                    ticket.waiter.chunk(unpack_run(reply.columns), reply.branch)
+                except RuntimeFault as unreadable:
+                    self._cancel(reply.id)
+                    ticket.waiter.fault(unreadable)
+            case Part():
+                if len(ticket.received) + reply.data.nbytes > MAX_PAYLOAD:
+                    raise MessageError(f"an answer of more than {MAX_PAYLOAD:,} bytes")
+                ticket.received.extend(reply.data)
+            case Progress():
+                ticket.waiter.progress(reply.progress)
+            case Step():
+                ticket.waiter.step(reply.step)
+            case Result() if ticket.received:
+                self._keep(self._read_large(ticket))
+            case Result():
+                del self._waiting[reply.id]
+                try:
                     ticket.waiter.result(ticket.method.read_answer(reply.value))
-                case End():
-                    ticket.waiter.result(None)
-                case Failure():
-                    ticket.waiter.fault(unpack_fault(reply.fault))
-        except (RuntimeFault, ValueError) as unreadable:  # msgspec's errors are ValueErrors
-            ticket.waiter.fault(_unread(unreadable))
+                except (RuntimeFault, ValueError) as unreadable:  # msgspec's errors are ValueErrors
+                    ticket.waiter.fault(_unread(unreadable))
+            case End():
+                del self._waiting[reply.id]
+                ticket.waiter.result(None)
+            case Failure():
+                del self._waiting[reply.id]
+                ticket.waiter.fault(unpack_fault(reply.fault))
 
     async def _read_large(self, ticket: Ticket) -> None:
-        """Reads what came in parts on another thread: other messages would wait for the copy of a GiB."""
-        tell: Callable[[], None]
+        """Decodes an answer in parts on another thread: other messages would wait for the copy of a GiB."""
+        finish: Callable[[], None]
         try:
-            tell = partial(ticket.waiter.result, await asyncio.to_thread(ticket.method.read_answer, msgspec.Raw(ticket.came)))
+            answer = await asyncio.to_thread(ticket.method.read_answer, msgspec.Raw(ticket.received))
+            finish = partial(ticket.waiter.result, answer)
         except (RuntimeFault, ValueError) as unreadable:
-            tell = partial(ticket.waiter.fault, _unread(unreadable))
+            finish = partial(ticket.waiter.fault, _unread(unreadable))
         if self._waiting.pop(ticket.id, None) is not None:
-            tell()
+            finish()
 
     def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -394,7 +380,7 @@ def _unread(error: Exception) -> RuntimeFault:
 
 
 async def end_link(link: EngineLink, *, grace: float | None = None) -> None:
-    """Ends the engine without blocking the loop; cancelled, the ending goes on by itself."""
+    """Ends the engine without blocking the loop. If this is cancelled, the engine ends nevertheless."""
     await asyncio.shield(asyncio.wrap_future(link.close_soon(grace=grace)))
     link.join()  # at once: the thread has nothing left to do
 
@@ -403,7 +389,7 @@ async def _wait_for_end(child: EngineProcess, seconds: float) -> bool:
     """Whether the process ended within that time."""
     deadline, late = time.monotonic() + seconds, False
     while not child.ended():
-        if late:  # before that look: one that ended while we did not run has ended in time
+        if late:  # checked once more after the deadline: the loop may have been delayed
             return False
         await asyncio.sleep(_POLL_SECONDS)
         late = time.monotonic() > deadline
@@ -415,5 +401,5 @@ def _closed_error() -> SessionClosedError:
 
 
 def grace_within(seconds: float) -> float:
-    """How long an engine may take to end by itself, when it is to be over after so many seconds in any case."""
-    return max(seconds - _TERM_SECONDS - _LAST_WORDS_SECONDS, 0.0)
+    """Seconds for an engine to end by itself, if it must have ended after `seconds`."""
+    return max(seconds - _TERM_SECONDS - _EXIT_SECONDS, 0.0)

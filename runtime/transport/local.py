@@ -35,9 +35,9 @@ class LocalTransport:
     Args:
         engine: The owner thread with its backend.
         text: Tokenizer and template.
-        options: What was asked for at load.
-        names: What the model is called; () where that is not known, None where the backend alone says.
-        in_use: What keeps the shelf from removing the model's folders.
+        options: Of the load.
+        names: Names of the model; () if unknown, None for the name of the backend's `info`.
+        in_use: Locks that keep the shelf from removing the model's folders.
     """
 
     capabilities = CAPABILITIES
@@ -75,18 +75,15 @@ class LocalTransport:
 
     @property
     def pid(self) -> int:
-        """This process."""
         return os.getpid()
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Closed, or of another process."""
         return self.engine.ended
 
     async def call(
         self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
     ) -> Any:
-        """One answer."""
         if on_progress is not None:
             arguments["on_progress"] = on_progress
         if on_step is not None:
@@ -95,16 +92,13 @@ class LocalTransport:
         return await (settled(answer) if isinstance(answer, Future) else answer)
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Runs by branch."""
         branches: Branches[TokenRun] = self.calls[method](on_progress=on_progress, **arguments)
         return branches
 
     def post(self, method: str, **arguments: Any) -> None:
-        """Asks without waiting."""
         self.calls[method](**arguments)
 
     def heartbeat(self) -> tuple[int, str, int]:
-        """Of the owner thread."""
         return self.engine.heartbeat()
 
     def close(self) -> None:
@@ -115,12 +109,12 @@ class LocalTransport:
             each.release()
 
     async def close_async(self, within: float | None) -> None:
-        """Off the loop; however long it takes."""
+        """Closes on another thread, however long it takes."""
         del within
         await asyncio.to_thread(self.close)
 
     def forgotten(self) -> None:
-        """Warns at the line that loaded the model, and frees it."""
+        """Frees the model, and warns with the line that loaded it."""
         self.engine.end()
         name = self.names[0] if self.names else ""
         message = f"the model {name}, loaded here, was not closed; it is freed now. Use `with load(...) as model`, or close it"
@@ -135,17 +129,14 @@ class EngineState:
 
     @property
     def info(self) -> ModelInfo:
-        """Of now."""
         return self._operations.info
 
     @property
     def metrics(self) -> Metrics:
-        """As of the last step."""
-        return self._engine.metrics
+        return self._engine.scheduler.counters.latest
 
     @property
     def cache(self) -> CacheReport:
-        """As of the end of a step."""
         return self._engine.report
 
 

@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,8 +19,9 @@ from runtime.loading.progress import LoadProgress
 from runtime.options.generation import AnswerEnds, GenerationOptions
 from runtime.transport.arrays import Array, Pieces, pack_array
 
-EXIT_PROTOCOL = 76  # the engine process's exit code when the pipe carried nothing of ours (EX_PROTOCOL of sysexits.h)
-LOAD_ID = 0  # what a Failure to load refers to; calls count from 1
+T = TypeVar("T")
+EXIT_PROTOCOL = 76  # the engine process's exit code after bytes that are no message (EX_PROTOCOL of sysexits.h)
+LOAD_ID = 0  # the id of a Failure to load; calls count from 1
 
 
 Scalar = str | int | float | bool | None
@@ -31,7 +32,7 @@ _CLASSES: dict[str, type[RuntimeFault]] = {
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An error on its way."""
+    """An error as a value of the wire."""
 
     kind: str  # the class's name
     arguments: tuple[Scalar, ...]  # of its constructor
@@ -40,7 +41,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def pack_fault(error: BaseException) -> Fault:
-    """An error as a value of the wire. A class that is not in `runtime.errors` takes its traceback along as a note."""
+    """Packs an error. One whose class is not in `runtime.errors` carries its traceback as a note."""
     kind, message, notes = type(error).__name__, _clean(str(error)), [_clean(n) for n in getattr(error, "__notes__", ())]
     if isinstance(error, asyncio.CancelledError):
         return Fault(_CANCELLED, (), message)
@@ -55,7 +56,7 @@ def pack_fault(error: BaseException) -> Fault:
 
 
 def unpack_fault(fault: Fault) -> BaseException:
-    """The error to raise at the caller: of its own class if `runtime.errors` has it, else a `RuntimeFault`."""
+    """The error to raise at the caller: of its own class if `runtime.errors` has it, otherwise a `RuntimeFault`."""
     if fault.kind == _CANCELLED:
         return asyncio.CancelledError(fault.message)
     error: RuntimeFault
@@ -65,7 +66,7 @@ def unpack_fault(fault: Fault) -> BaseException:
         error = RuntimeFault(
             f"the engine failed with {fault.kind}: {fault.message}; this is a fault of the program, please report it"
         )
-    except Exception as mismatch:  # noqa: BLE001  # whatever a constructor does with arguments of another version
+    except Exception as mismatch:  # noqa: BLE001  # a constructor may raise anything for arguments of another version
         error = RuntimeFault(f"{fault.kind}: {fault.message} (its details were not readable: {mismatch})")
     for note in fault.notes:
         error.add_note(note)
@@ -84,11 +85,11 @@ def _clean(text: str) -> str:
 
 
 class MessageError(RuntimeFault):
-    """A well-formed frame whose content is no message of ours."""
+    """A well-formed frame whose content is not a known message."""
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
-    """Make the model. First message, once."""
+    """Load the model. The first message, sent once."""
 
     source: str
     backend: str
@@ -99,21 +100,21 @@ class Load(msgspec.Struct, tag="load", frozen=True):
 
 
 class Call(msgspec.Struct, tag="call", frozen=True):
-    """Do something; a Result, a stream or a Failure with the same id answers."""
+    """Run an operation; a Result, a stream or a Failure with the same id answers."""
 
     id: int
     method: str
-    arguments: msgspec.Raw  # of the type the method table says
+    arguments: msgspec.Raw  # of the type in the method table
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """The caller does not wait any more; nothing answers this."""
+    """Cancel a call; there is no answer."""
 
     id: int
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
-    """This branch of the stream is not wanted any more; the others go on, and nothing answers this."""
+    """End this branch of a stream, not the others; there is no answer."""
 
     id: int
     branch: int
@@ -124,13 +125,13 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):
-    """How far the model is; any number of them before Loaded."""
+    """Progress of the load; any number of them before Loaded."""
 
     progress: LoadProgress
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
-    """The model is there."""
+    """The model is loaded."""
 
     info: ModelInfo
     metrics: Metrics
@@ -144,7 +145,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
 
 
 class Part(msgspec.Struct, tag="part", frozen=True):
-    """Some bytes of a large answer to a call, in their order: other messages go between them, and a Result behind the last."""
+    """Some bytes of a large answer to a call, in order. Other messages may come between them; a Result follows the last."""
 
     id: int
     data: memoryview
@@ -154,7 +155,7 @@ class Result(msgspec.Struct, tag="result", frozen=True):
     """The answer to a call."""
 
     id: int
-    value: msgspec.Raw  # of the type the method table says; not looked at where Parts came
+    value: msgspec.Raw  # of the type in the method table; ignored after Parts
 
 
 class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
@@ -166,7 +167,7 @@ class Chunk(msgspec.Struct, tag="chunk", frozen=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """How far the prompt of a call is."""
+    """Progress of the prompt of a call."""
 
     id: int
     progress: PromptProgress
@@ -193,7 +194,7 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
 
 
 class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
-    """News that was not asked for: what changed of the snapshots."""
+    """The snapshots that changed; sent without being asked for."""
 
     info: ModelInfo | None = None
     metrics: Metrics | None = None
@@ -201,7 +202,7 @@ class Push(msgspec.Struct, tag="push", frozen=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """A sign of life: the owner's step counter, what it is doing ("loading", "idle", "step"), and how far within a step."""
+    """A sign of life: the owner thread's step counter, its phase ("loading", "idle", "step"), and progress within a step."""
 
     steps: int
     phase: str
@@ -236,10 +237,7 @@ def decode_requests(payloads: Sequence[bytearray]) -> list[Request]:
     Raises:
         MessageError: Not a request.
     """
-    try:
-        return [_requests.decode(payload) for payload in payloads]
-    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
-        raise MessageError(f"not a request: {fault}") from fault
+    return _decoded(_requests, payloads, "request")
 
 
 def decode_replies(payloads: Sequence[bytearray]) -> list[Reply]:
@@ -248,14 +246,18 @@ def decode_replies(payloads: Sequence[bytearray]) -> list[Reply]:
     Raises:
         MessageError: Not a reply.
     """
+    return _decoded(_replies, payloads, "reply")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], payloads: Sequence[bytearray], what: str) -> list[T]:
     try:
-        return [_replies.decode(payload) for payload in payloads]
+        return [decoder.decode(payload) for payload in payloads]
     except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
-        raise MessageError(f"not a reply: {fault}") from fault
+        raise MessageError(f"not a {what}: {fault}") from fault
 
 
 def _plain(value: object) -> object:
-    """The encoder's hook for what it does not know."""
+    """The encoder's hook for types that it does not know."""
     if isinstance(value, np.ndarray):
         return pack_array(value)
     if isinstance(value, np.generic):

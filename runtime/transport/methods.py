@@ -1,9 +1,9 @@
-"""The operations that a model can be asked for, with the types of their arguments and answers: the pipe's allow-list.
+"""The operations of a model, with the types of their arguments and answers: the pipe's allow-list.
 
-A new operation takes 3 files: `LanguageModel`, its frames here, and `runtime.engine.operations`. What is computed in steps
-beside other requests has its job and its worker in a fourth (`runtime.scheduler.workers`). What reads arrays of the model
-goes through `read` and takes 4: `LanguageModel`, its job in `runtime.scheduler.readings`, and its hooks in
-`runtime.backends.hf.readings` and `runtime.backends.mlx.readings`. A class of its own for the answer is one more.
+A new operation takes 3 files: `LanguageModel`, its messages here, and `runtime.engine.operations`. If it runs in steps beside
+other requests, its job and its worker are in a fourth (`runtime.scheduler.workers`). An operation that reads arrays of the
+model goes through `read` and takes 4: `LanguageModel`, its job in `runtime.scheduler.readings`, and its hooks in
+`runtime.backends.hf.readings` and `runtime.backends.mlx.readings`. A new class for the answer takes one more.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from runtime.transport.arrays import Array, pack_array, pack_run, unpack_array, 
 from runtime.transport.messages import MessageError, encode
 
 AdapterUses = list[tuple[str, float]] | None  # (name, scale)
-LARGE = 1 << 21  # bytes of an answer, beyond which it is sent in parts of so many
+LARGE = 1 << 21  # bytes: larger answers are sent in parts of this size
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keywords of an operation; the base class is an operation without any. Token ids are arrays, ``(n,) int32``."""
+    """Keywords of an operation; the base class itself has none. Token ids are arrays, ``(n,) int32``."""
 
 
-class Query(Arguments, frozen=True, forbid_unknown_fields=True):
-    """One path, and the adapters it is asked under."""
+class Query(Arguments, frozen=True):
+    """One path, and the adapters of its KV."""
 
     ids: Array
     adapters: AdapterUses
 
 
-class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
+class LogprobsBatch(Arguments, frozen=True):
     """Several paths."""
 
     batch: list[Array]
@@ -50,14 +50,14 @@ class LogprobsBatch(Arguments, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class TopLogprobsBatch(LogprobsBatch, frozen=True, forbid_unknown_fields=True):
+class TopLogprobsBatch(LogprobsBatch, frozen=True):
     """The `n` likeliest tokens, and chosen ids."""
 
     n: int
     chosen: list[int]
 
 
-class Score(Query, frozen=True, forbid_unknown_fields=True):
+class Score(Query, frozen=True):
     """Scores from `start` on."""
 
     top_k: int
@@ -66,14 +66,14 @@ class Score(Query, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class Generate(Arguments, frozen=True, forbid_unknown_fields=True):
+class Generate(Arguments, frozen=True):
     """One answer."""
 
     ids: Array
     options: GenerationOptions
 
 
-class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
+class ContinueMany(Generate, frozen=True):
     """`n` answers."""
 
     n: int
@@ -81,21 +81,21 @@ class ContinueMany(Generate, frozen=True, forbid_unknown_fields=True):
     cache_salt: str
 
 
-class GenerateMany(Arguments, frozen=True, forbid_unknown_fields=True):
+class GenerateMany(Arguments, frozen=True):
     """An answer to each prompt."""
 
     prompts: list[Array]
     options: list[GenerationOptions]
 
 
-class BeamGenerate(Query, frozen=True, forbid_unknown_fields=True):
-    """A beam search; `watched`: its Steps are wanted."""
+class BeamGenerate(Query, frozen=True):
+    """A beam search; `watched`: its Steps are sent."""
 
     options: BeamOptions
     watched: bool
 
 
-class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
+class Embed(Arguments, frozen=True):
     """A vector for each path."""
 
     paths: list[Array]
@@ -103,21 +103,21 @@ class Embed(Arguments, frozen=True, forbid_unknown_fields=True):
     adapters: AdapterUses
 
 
-class Read(Query, frozen=True, forbid_unknown_fields=True):
-    """What one of the scheduler's readings says at some positions; `options` are its own."""
+class Read(Query, frozen=True):
+    """One of the scheduler's readings, with its own options, at some positions."""
 
     reading: str
     positions: Array
     options: dict[str, Array | int | float | str]
 
 
-class Texts(Arguments, frozen=True, forbid_unknown_fields=True):
+class Texts(Arguments, frozen=True):
     """Some texts."""
 
     texts: list[str]
 
 
-class RenderChat(Arguments, frozen=True, forbid_unknown_fields=True):
+class RenderChat(Arguments, frozen=True):
     """A conversation."""
 
     messages: list[dict[str, Any]]
@@ -125,70 +125,70 @@ class RenderChat(Arguments, frozen=True, forbid_unknown_fields=True):
     add_generation_prompt: bool
 
 
-class Clear(Arguments, frozen=True, forbid_unknown_fields=True):
-    """What is dropped beside the KV."""
+class Clear(Arguments, frozen=True):
+    """Whether next-token vectors are dropped in addition to the KV."""
 
     vectors: bool
 
 
-class Count(Arguments, frozen=True, forbid_unknown_fields=True):
-    """How many."""
+class Count(Arguments, frozen=True):
+    """A number of vectors."""
 
     count: int
 
 
-class Budget(Arguments, frozen=True, forbid_unknown_fields=True):
+class Budget(Arguments, frozen=True):
     """Bytes of KV."""
 
     budget_bytes: int
 
 
-class Pin(Query, frozen=True, forbid_unknown_fields=True):
+class Pin(Query, frozen=True):
     """A path to keep under a number."""
 
     pin: int
 
 
-class Unpin(Arguments, frozen=True, forbid_unknown_fields=True):
+class Unpin(Arguments, frozen=True):
     """A pin's number."""
 
     pin: int
 
 
-class SaveBlocks(Query, frozen=True, forbid_unknown_fields=True):
+class SaveBlocks(Query, frozen=True):
     """A path to save."""
 
     replaces: int | None
 
 
-class CopyBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+class CopyBlocks(Arguments, frozen=True):
     """Blocks, and the other file."""
 
     keys: list[bytes]
     path: str
 
 
-class PinBlocks(Arguments, frozen=True, forbid_unknown_fields=True):
+class PinBlocks(Arguments, frozen=True):
     """Blocks, and the pin's name."""
 
     name: str
     keys: list[bytes]
 
 
-class KvSnapshot(Query, frozen=True, forbid_unknown_fields=True):
+class KvSnapshot(Query, frozen=True):
     """A path, and the file it goes to."""
 
     path: str
 
 
-class KvRestore(Arguments, frozen=True, forbid_unknown_fields=True):
+class KvRestore(Arguments, frozen=True):
     """A snapshot's file."""
 
     path: str
     upto: int | None
 
 
-class AddAdapter(Arguments, frozen=True, forbid_unknown_fields=True):
+class AddAdapter(Arguments, frozen=True):
     """An adapter's folder or id."""
 
     path: str
@@ -196,14 +196,14 @@ class AddAdapter(Arguments, frozen=True, forbid_unknown_fields=True):
     any_base: bool
 
 
-class AdapterName(Arguments, frozen=True, forbid_unknown_fields=True):
+class AdapterName(Arguments, frozen=True):
     """A registered adapter."""
 
     name: str
 
 
-class PushLora(Arguments, frozen=True, forbid_unknown_fields=True):
-    """An adapter, and how strongly."""
+class PushLora(Arguments, frozen=True):
+    """An adapter, and its scale."""
 
     name: str
     scale: float
@@ -252,7 +252,7 @@ def _unpack_tops(packed: Sequence[WireTop]) -> list[TopLogprobs]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a method's answer crosses: its wire type, and the way there and back."""
+    """How a method's answer crosses the pipe: its wire type, and its conversions there and back."""
 
     wire: Any
     pack: Callable[[Any], Any] = lambda value: value
@@ -271,8 +271,8 @@ class Method:
     arguments: type[msgspec.Struct]
     answer: Answer
     streams: bool = False  # answers by Chunks of runs, each of a branch, and an End
-    steps: bool = False  # takes `on_step`, if `watched`: Step messages go ahead of the Result
-    progresses: bool = False  # takes `on_progress`: Progress messages go ahead of the first Chunk or the Result
+    steps: bool = False  # takes `on_step`; if `watched`, Step messages precede the Result
+    progresses: bool = False  # takes `on_progress`: Progress messages precede the first Chunk or the Result
     _decode_arguments: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
     _decode_answer: msgspec.msgpack.Decoder[Any] = field(init=False, repr=False, compare=False)
 
@@ -284,7 +284,7 @@ class Method:
         """Keywords of the operation.
 
         Raises:
-            MessageError, ArrayError: Of another type than the table says.
+            MessageError, ArrayError: Of another type than in the table.
         """
         arguments = msgspec.structs.asdict(_decoded(self._decode_arguments, raw))
         return {name: _with_ids(value) for name, value in arguments.items()}
@@ -293,7 +293,7 @@ class Method:
         """The bytes of the answer, for a Result, in pieces; the data of a large array is not copied."""
         packed = self.answer.pack(value)
         if isinstance(packed, Array) and LARGE < packed.data.nbytes < 1 << 32:
-            head = encode(msgspec.structs.replace(packed, data=b""))[:-2]  # without the mark and the length of no bytes
+            head = encode(msgspec.structs.replace(packed, data=b""))[:-2]  # without the type and the length of the empty data
             return [memoryview(head + b"\xc6" + packed.data.nbytes.to_bytes(4, "big")), packed.data]
         return [memoryview(encode(packed))]
 
@@ -301,7 +301,7 @@ class Method:
         """The inverse of `write_answer`.
 
         Raises:
-            MessageError, ArrayError: Of another type than the table says.
+            MessageError, ArrayError: Of another type than in the table.
         """
         return self.answer.unpack(_decoded(self._decode_answer, raw))
 
@@ -364,7 +364,7 @@ METHODS: dict[str, Method] = {
     "pop_lora": Method(Arguments, Answer(tuple[str, float])),
     "clear_loras": Method(Arguments, NOTHING),
 }
-# of every engine of ours: the sampler's settings and the kinds of grammars by their names, too
+# of every engine of this project, with the sampler's settings and the kinds of grammars by their names
 CAPABILITIES = frozenset(
     {
         *("kv", "adapters", "hidden states", "lens", "scores", "speculative", "token_ids", "top logprobs", "whole_rows"),

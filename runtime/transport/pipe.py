@@ -26,7 +26,7 @@ from runtime.options.load import LoadOptions
 from runtime.records import TokenRun
 from runtime.transport.arrays import unpack_pieces
 from runtime.transport.base import TextFacts
-from runtime.transport.child import EngineLimits, patient
+from runtime.transport.child import EngineLimits, offload_limits
 from runtime.transport.frames import MAX_PAYLOAD
 from runtime.transport.link import EngineLink, Ticket, end_link, grace_within
 from runtime.transport.messages import Call as CallMessage
@@ -36,7 +36,7 @@ from runtime.transport.methods import CAPABILITIES, METHODS
 
 @dataclass(slots=True, eq=False)
 class CallWaiter:
-    """Hears of one call from the link's thread, for a reader anywhere."""
+    """Passes the messages of one call from the link's thread to a reader on any thread."""
 
     call: Call[Any]
     on_progress: OnProgress | None = None
@@ -46,58 +46,48 @@ class CallWaiter:
         """A call has none."""
 
     def progress(self, progress: PromptProgress) -> None:
-        """How far its prompt is."""
         if self.on_progress is not None:
             self.call.report(self.on_progress, progress)
 
     def step(self, step: BeamStep) -> None:
-        """The beams of a search after one step."""
         if self.on_step is not None:
             self.call.report(self.on_step, step)
 
     def result(self, value: Any) -> None:
-        """The answer."""
         self.call.set_result(value)
 
     def fault(self, error: BaseException) -> None:
-        """It failed."""
         self.call.set_exception(error)
 
     @property
     def abandoned(self) -> bool:
-        """Whether nothing waits."""
         return self.call.cancelled()
 
 
 @dataclass(slots=True, eq=False)
 class StreamWaiter:
-    """Hears of one stream from the link's thread."""
+    """Passes the messages of one stream from the link's thread to its reader."""
 
     stream: Stream
-    vocabulary: Sequence[bytes]  # the bytes of every id, which its runs know
+    vocabulary: Sequence[bytes]  # the bytes of every id, for its runs
 
     def chunk(self, run: TokenRun, branch: int | None) -> None:
-        """Some tokens."""
         self.stream.chunk(replace(run, vocabulary=self.vocabulary), branch or 0)
 
     def progress(self, progress: PromptProgress) -> None:
-        """How far its prompt is."""
         self.stream.progress(progress)
 
     def step(self, step: BeamStep) -> None:
         """A stream has none."""
 
-    def result(self, value: Any) -> None:  # noqa: ARG002  # a stream's end carries none
-        """Its end."""
+    def result(self, value: Any) -> None:  # noqa: ARG002  # the end of a stream has no value
         self.stream.end()
 
     def fault(self, error: BaseException) -> None:
-        """It failed."""
         self.stream.end(error)
 
     @property
     def abandoned(self) -> bool:
-        """Whether its reader has gone."""
         return self.stream.cancelled()
 
 
@@ -106,7 +96,7 @@ class PipeTransport:
 
     Args:
         link: To the process, which has loaded its model.
-        loaded: What it said of the model.
+        loaded: Its description of the model.
     """
 
     capabilities = CAPABILITIES
@@ -131,19 +121,17 @@ class PipeTransport:
 
     @property
     def pid(self) -> int:
-        """The engine's process id."""
         assert self._link.pid is not None  # it has loaded a model
         return self._link.pid
 
     @property
     def ended(self) -> RuntimeFault | None:
-        """Why nothing can be asked any more; None while the engine lives."""
-        return self._link.ending
+        return self._link.ended
 
     async def call(
         self, method: str, *, on_progress: OnProgress | None = None, on_step: OnStep | None = None, **arguments: Any
     ) -> Any:
-        """One answer; cancelled, the engine is told."""
+        """One answer; a cancelled call is cancelled in the engine too."""
         check_callback(on_progress)
         check_callback(on_step, "on_step")
         self._check_answer(method, arguments)
@@ -159,57 +147,53 @@ class PipeTransport:
             raise
 
     def stream(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Branches[TokenRun]:
-        """Runs by branch as they arrive; closed early, the engine is told."""
+        """Runs by branch as they arrive; a stream that is closed early is cancelled in the engine too."""
         dropped: set[int] = set()
-        begun: list[Callable[[int], None]] = []  # tells the engine of one more that was dropped
+        running: list[Callable[[int], None]] = []  # `drop_in_engine`, while the call runs
 
         async def read() -> AsyncGenerator[tuple[int, TokenRun], None]:
             stream = Stream(self._turns.inbox(), on_progress=on_progress, dropped=dropped)
             ticket = self._ticket(method, arguments, StreamWaiter(stream, self.text.byte_vocab))
             self._turns.submit(ticket)
 
-            def tell(branch: int) -> None:
-                self._turns.flush()  # the call goes before
+            def drop_in_engine(branch: int) -> None:
+                self._turns.flush()  # the call must be submitted first
                 self._link.drop(ticket.id, branch)
 
             for branch in dropped:
-                tell(branch)
-            begun.append(tell)
+                drop_in_engine(branch)
+            running.append(drop_in_engine)
             try:
                 async for item in stream.runs():
                     yield item
             finally:
-                begun.clear()
+                running.clear()
                 stream.left = True
                 self._link.cancel(ticket.id)
 
         def drop(branch: int) -> None:
             dropped.add(branch)
-            for tell in begun:
-                tell(branch)
+            for drop_in_engine in running:
+                drop_in_engine(branch)
 
         return Branches(read(), drop)
 
     def post(self, method: str, **arguments: Any) -> None:
-        """Sends it and waits for nothing."""
         self._turns.flush()
         self._link.submit([self._ticket(method, arguments, CallWaiter(Call(queue.SimpleQueue())))])
 
     def heartbeat(self) -> tuple[int, str, int]:
-        """The link watches its process itself."""
+        """A constant: the link itself watches its process."""
         return 0, "idle", 0
 
     def close(self) -> None:
-        """Ends the process within its limits."""
         self._link.close_soon().result()
         self._link.join()
 
     async def close_async(self, within: float | None) -> None:
-        """The same, awaited."""
         await end_link(self._link, grace=None if within is None else grace_within(within))
 
     def forgotten(self) -> None:
-        """Forgotten without close: no engine stays behind."""
         self._link.close_soon(grace=0.0)
 
     def _ticket(self, method: str, arguments: dict[str, Any], waiter: CallWaiter | StreamWaiter) -> Ticket:
@@ -223,7 +207,7 @@ class PipeTransport:
         return Ticket(number, payload, METHODS[method], waiter)
 
     def _check_answer(self, method: str, arguments: dict[str, Any]) -> None:
-        """Refuses, before anything is computed, an answer that does not cross the pipe."""
+        """Refuses an answer that is too large for the pipe before anything is computed."""
         info = self.state.info
         if method == "logprobs":
             _check_rows(len(arguments["batch"]), info.vocab_size, "rows of {width:,} log-probabilities", "rows")
@@ -231,7 +215,7 @@ class PipeTransport:
             _check_rows(len(arguments["paths"]), info.hidden_size, "vectors", "texts")
 
 
-_ENVELOPE_BYTES = 256  # of an answer, around an array
+_ENVELOPE_BYTES = 256  # of an answer, in addition to its array
 
 
 def _check_rows(rows: int, width: int, what: str, unit: str) -> None:
@@ -263,12 +247,12 @@ async def spawn(
         source: A model folder, a GGUF file, an id on the shelf, or "smollm2". A relative path counts from here.
         backend: "auto" (mlx on Apple silicon, without torch, for weights quantised for it; else hf), "hf", "mlx", "mock", or a
             registered one.
-        log_path: Where the engine's warnings and native errors are appended (made with mode 0600); None: our own
-            standard error.
+        log_path: File to which the engine's warnings and native errors are appended (created with mode 0600); None: this
+            process's standard error.
         limits: When the engine counts as hung.
         loader: "package.module:callable" that makes the model in the engine process.
         progress: As of `load`.
-        on_progress: Hears how far the weights are, on the caller's loop, before this returns (hf and mlx).
+        on_progress: Called with the progress of the weights, on the caller's loop, before this returns (hf and mlx).
         options: See `LoadOptions`.
 
     Raises:
@@ -282,19 +266,19 @@ async def spawn(
     if loader == DEFAULT_LOADER:
         LoadOptions.from_mapping(options)  # refused here, before a process starts
     if limits is None:
-        limits = EngineLimits() if options.get("offload", "none") == "none" else patient(EngineLimits(), str(source))
+        limits = EngineLimits() if options.get("offload", "none") == "none" else offload_limits(str(source))
     name = backend or "auto"
 
     def make_load() -> Load:
-        return Load(str(source), name, options, loader, _backends_to_tell(name), limits.beat_seconds)
+        return Load(str(source), name, options, loader, _importable_backends(name), limits.beat_seconds)
 
     loaded: Call[Loaded] = Call(Mailbox(asyncio.get_running_loop()))
 
-    with reporting_load(progress, on_progress) as hear:
+    with reporting_load(progress, on_progress) as listener:
 
-        def tell(heard: LoadProgress) -> None:
-            if hear is not None:
-                loaded.report(partial(_tell, hear, loaded), heard)
+        def report(state: LoadProgress) -> None:
+            if listener is not None and not loaded.done():  # no reports after the model was loaded, or the wait cancelled
+                listener(state)
 
         link = EngineLink(
             make_load,
@@ -302,7 +286,7 @@ async def spawn(
             threads=options.get("threads"),
             log_path=log_path,
             limits=limits,
-            on_load=tell,
+            on_load=None if listener is None else partial(loaded.report, report),
         )
         try:
             return LanguageModel(PipeTransport(link, await loaded.answer()))
@@ -311,12 +295,7 @@ async def spawn(
             raise
 
 
-def _tell(on_progress: OnLoad, loaded: Call[Loaded], progress: LoadProgress) -> None:
-    if not loaded.done():  # after the model, or a cancelled wait, nothing is heard
-        on_progress(progress)
-
-
-def _backends_to_tell(chosen: str) -> dict[str, str]:
+def _importable_backends(chosen: str) -> dict[str, str]:
     """Every backend that another process can import, by name.
 
     Raises:

@@ -1,7 +1,7 @@
 """The engine process: requests in, a model's answers out.
 
-The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. So beats go out while
-the model loads or steps, and the end of the pipe is noticed however busy it is.
+The main thread runs the loop that reads, calls and writes; the model computes on threads of its own. So beats are sent while
+the model loads or steps, and the end of the pipe is noticed even if the model is busy.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from runtime.transport.methods import LARGE, METHODS
 _log = logging.getLogger(__name__)
 _PUSH_SECONDS = 0.1  # between two pushes while a call is worked on
 _GROUP_BYTES = 1 << 20  # answers sent as one group
-_ORPHAN_SECONDS = 0.5  # for the model to close when the parent has gone
-_PARENT_SECONDS = 1.0  # between two looks whether it has
+_ORPHAN_SECONDS = 0.5  # for the model to close when the parent has ended
+_PARENT_SECONDS = 1.0  # between two checks whether it has
 _SHUTDOWN_SECONDS = 1.5  # for the model to close when the parent asks; the parent's own limit is shorter
 
 
@@ -73,7 +73,7 @@ async def serve(pipe: socket.socket) -> NoReturn:
     await server.close_model(grace)
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(code)  # whatever the owner thread or a native library is doing
+    os._exit(code)  # at once, even if the owner thread is in a native library
 
 
 class Server:
@@ -94,7 +94,7 @@ class Server:
         self._pusher: asyncio.Task[None] | None = None
 
     async def watch_parent(self, parent: int) -> None:
-        """Ends when the parent has ended, whichever process has its end of the pipe."""
+        """Ends this process when the parent has ended, even if another process holds its end of the pipe."""
         while True:
             if os.getppid() != parent:
                 self._end(0, _ORPHAN_SECONDS)
@@ -112,7 +112,7 @@ class Server:
         except Exception:  # noqa: BLE001  # the border: nothing may keep this process alive
             _log.exception("the model could not be closed")
 
-    # ---- what arrives ----------------------------------------------------------------------------------------
+    # ---- incoming --------------------------------------------------------------------------------------------
 
     def _on_group(self, payloads: list[bytearray]) -> None:
         for request in decode_requests(payloads):
@@ -126,8 +126,8 @@ class Server:
                 case Call():
                     if request.id in self._calls:
                         raise MessageError(f"a second call with id {request.id}")
-                    begun = self._calls[request.id] = asyncio.create_task(self._answer(request))
-                    begun.add_done_callback(partial(self._forget, request.id))  # one that is cancelled at once never runs
+                    answer = self._calls[request.id] = asyncio.create_task(self._answer(request))
+                    answer.add_done_callback(partial(self._forget, request.id))  # runs even if it is cancelled at once
                     if self._pusher is None:
                         self._pusher = asyncio.create_task(self._push_while_busy())
                 case Cancel():
@@ -157,14 +157,14 @@ class Server:
     async def _load(self, request: Load) -> None:
         loop = asyncio.get_running_loop()
 
-        def tell(progress: LoadProgress) -> None:
+        def report(progress: LoadProgress) -> None:
             loop.call_soon_threadsafe(self._post, encode(Loading(progress)))
 
         try:
-            model = await asyncio.to_thread(make_model, request, tell)
+            model = await asyncio.to_thread(make_model, request, report)
             loaded = encode(await asyncio.to_thread(describe, model))
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
-            if not isinstance(error, RuntimeFault):  # those say all there is to say, to the caller
+            if not isinstance(error, RuntimeFault):  # the message of a RuntimeFault suffices, and goes to the caller
                 _log.warning("loading %r failed", request.source, exc_info=error)
             self._post(encode(Failure(LOAD_ID, pack_fault(error))))
         else:
@@ -178,8 +178,8 @@ class Server:
             payload = await self._perform(call)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            assert task is not None  # we run in one
-            if task.cancelling():  # by our caller, which does not wait
+            assert task is not None  # this runs in one
+            if task.cancelling():  # cancelled by the caller, which does not wait
                 return
             payload = encode(Failure(call.id, pack_fault(error)))  # the model's own: `reset_async_queries`
         except BaseException as error:  # noqa: BLE001  # the border: a Rust panic is a BaseException; the caller gets it all
@@ -223,25 +223,25 @@ class Server:
             for at in range(0, len(piece), LARGE):
                 self._post(encode(Part(call.id, piece[at : at + LARGE])))
                 self._flush()
-                await self.connection.drained()  # others are answered meanwhile: a GiB takes seconds
+                await self.connection.drained()  # other calls are answered in between: a GiB takes seconds
         return encode(Result(call.id, msgspec.Raw(encode(None))))
 
     async def _send_runs(self, call: int, branches: Branches[TokenRun]) -> None:
         for branch in self._dropped.pop(call, ()):
             branches.drop(branch)
         self._branches[call] = branches
-        begun = False
+        first = True
         try:
             async with aclosing(branches):
                 async for branch, run in branches:
                     chunk = Chunk(call, pack_run(run), branch)
-                    self._post(encode(chunk), news=not begun)  # what the prompt cost goes first
-                    begun = True
+                    self._post(encode(chunk), news=first)  # counters of the prompt are sent first
+                    first = False
                     await self.connection.drained()
         finally:
             del self._branches[call]
 
-    # ---- what leaves -----------------------------------------------------------------------------------------
+    # ---- outgoing --------------------------------------------------------------------------------------------
 
     def _post(self, payload: bytes, *, news: bool = False) -> None:
         if not self._outbox:
@@ -250,7 +250,7 @@ class Server:
         self._news_due |= news
 
     def _flush(self) -> None:
-        """Sends what one turn of the loop produced; before an answer, or a stream's beginning, the new counters."""
+        """Sends the messages of one turn of the loop; new counters precede an answer and the beginning of a stream."""
         payloads, self._outbox = self._outbox, []
         if self._news_due:
             self._news_due = False
@@ -277,8 +277,8 @@ class Server:
 
     async def _push_while_busy(self) -> None:
         busy = True
-        while busy or self._calls:  # a call that came during the last round finds this one at work and begins no other
-            busy = bool(self._calls)  # one more round after the last answer: what a model counts afterwards
+        while busy or self._calls:  # a call that arrives during the last round does not start another pusher
+            busy = bool(self._calls)  # one more round after the last answer, for counters that change afterwards
             await asyncio.sleep(_PUSH_SECONDS)
             self.connection.post(self._news())
         self._pusher = None
@@ -295,7 +295,7 @@ class Server:
 
 
 def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cuts so that the other side need not hold much before it hands out the first answers."""
+    """Splits messages into groups of about `_GROUP_BYTES`, so that the other side need not buffer much before it reads them."""
     group: list[bytes] = []
     held = 0
     for payload in payloads:
@@ -308,7 +308,7 @@ def _groups(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageModel:
-    """Loads the model by dotted names (seconds to minutes; on a worker thread). `on_progress` is called on another one."""
+    """Loads the model by dotted names, in seconds to minutes; on a worker thread. `on_progress` is called on another thread."""
     for name, dotted in request.backends.items():
         register_backend(name, dotted)
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in request.options.items()}
@@ -318,7 +318,7 @@ def make_model(request: Load, on_progress: OnLoad | None = None) -> LanguageMode
 
 
 def describe(model: LanguageModel) -> Loaded:
-    """What the other side keeps, so that it need not ask again."""
+    """The facts that the other side keeps, so that it need not ask again."""
     state, text = model.transport.state, model.transport.text
     return Loaded(
         info=state.info,

@@ -78,7 +78,7 @@ def corrected_config(source: ModelFolder) -> dict[str, Any]:
     inner = full.get("text_config")
     config: Mapping[str, Any] = {**full, **inner} if isinstance(inner, Mapping) else full
     kind = str(full.get("model_type"))
-    read = words_in_source("mlx_lm", kind)  # empty for an unknown architecture, which the library refuses itself
+    read = words_in_source(kind)  # empty for an unknown architecture, which the library refuses itself
     for name in _unread(config, kind, read) if read else ():
         raise ModelLoadError(
             f"{where}: {name} is {shown_json(config.get(name))}, which mlx-lm's {kind} does not follow: "

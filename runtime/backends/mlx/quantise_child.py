@@ -22,7 +22,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 from runtime.backends.mlx.corrections import class_lookup, corrected_config
 from runtime.backends.mlx.loading import flat_parameters
 from runtime.errors import ModelLoadError, RuntimeFault
-from runtime.loading.child_process import end_with_parent, say
+from runtime.loading.child_process import end_with_parent, write_message
 from runtime.loading.integrity import sync_all
 from runtime.loading.model_folder import open_folder
 
@@ -86,18 +86,18 @@ def main() -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # mlx_lm prints
             parameters = quantise(
-                arguments.source, arguments.target, arguments.bits, arguments.group, lambda d, t: say(done=d, total=t)
+                arguments.source, arguments.target, arguments.bits, arguments.group, lambda d, t: write_message(done=d, total=t)
             )
     except RuntimeFault as fault:
-        say(error=str(fault))
+        write_message(error=str(fault))
         return 1
     except MemoryError:
-        say(error=f"{arguments.source}: quantising it needs more memory than is allowed")
+        write_message(error=f"{arguments.source}: quantising it needs more memory than is allowed")
         return 1
     except (OSError, RuntimeError) as fault:
-        say(error=f"{arguments.source}: cannot be quantised ({fault})")
+        write_message(error=f"{arguments.source}: cannot be quantised ({fault})")
         return 1
-    say(parameters=parameters)
+    write_message(parameters=parameters)
     return 0
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ModelLoadError, RuntimeFault
-from runtime.loading.child_process import end_with_parent, say
+from runtime.loading.child_process import end_with_parent, write_message
 from runtime.loading.gguf.decoder import FAMILIES, WORKS, DecoderShape, Tensor, check_tensors
 from runtime.loading.gguf.header import GgufHeader, read_header
 from runtime.loading.gguf.quants import READABLE
@@ -43,11 +43,11 @@ class CheckedGguf:
 
     @property
     def keepable(self) -> bool:
-        """Whether any of its tensors can stay quantised."""
+        """Whether any tensor can stay quantised."""
         return any(kept_form(self.header, tensor) for tensor in self.tensors)
 
     def written_bytes(self, *, quantised: bool) -> int:
-        """Size of the weights once converted."""
+        """Bytes of the converted weights."""
         return sum(part.nbytes for tensor in self.tensors for part in parts_of(self.header, tensor, quantised=quantised))
 
 
@@ -133,19 +133,21 @@ def main() -> int:
         parameters = convert(
             checked,
             arguments.target,
-            lambda done, total: say(done=done, total=total),
+            lambda done, total: write_message(done=done, total=total),
             quantised=arguments.keep_quantised,
         )
     except RuntimeFault as fault:
-        say(error=str(fault))
+        write_message(error=str(fault))
         return 1
     except MemoryError:
-        say(error=f"{arguments.source}: converting it needs more memory than is allowed")
+        write_message(error=f"{arguments.source}: converting it needs more memory than is allowed")
         return 1
     except OSError as fault:
-        say(error=f"{arguments.target}: cannot be written ({fault.strerror}); free some space or choose another folder")
+        write_message(
+            error=f"{arguments.target}: cannot be written ({fault.strerror}); free some space or choose another folder"
+        )
         return 1
-    say(parameters=parameters)
+    write_message(parameters=parameters)
     return 0
 
 

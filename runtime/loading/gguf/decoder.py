@@ -27,12 +27,12 @@ class Family:
     normed: bool = False  # q and k are normed per head
     fused: bool = False  # q, k and v are one matrix, gate and up another
     narrow: bool = False  # all heads together are as wide as the model; its config has no head size
-    # built as Gemma: norms after attention and MLP as well, all stored 1 higher in GGUF than in the model's own folder; GELU;
-    # tied embeddings; a query scale in config.json
+    # built as Gemma: norms before and after attention and MLP, all stored 1 higher in GGUF than in the model's own folder;
+    # GELU; tied embeddings; a query scale in config.json
     gemma: bool = False
     capped: bool = False  # logits and attention scores are capped by a tanh
     windowed: bool = False  # the file's sliding window applies
-    full_every: int = 1  # every n-th layer has full attention, the others the window; 1: all have the window
+    full_every: int = 1  # every n-th layer has full attention, all others the window; 1: all have the window
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")  # proven kinds of ``rope_parameters``
     largest: int = 0  # layers of the largest model, whose queries are scaled by width / heads instead of the head size
 
@@ -48,18 +48,8 @@ FAMILIES = {  # by general.architecture
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA3, ropes=("default", "linear")),
 }
-MISTRAL = Family("mistral", "MistralForCausalLM", interleaved=True, windowed=True)  # "llama" in GGUF; with a window it is this
+MISTRAL = Family("mistral", "MistralForCausalLM", interleaved=True, windowed=True)  # in GGUF: "llama" with a window
 WORKS = f"{', '.join(FAMILIES)} (a Mistral says llama)"
-
-
-def family_of(architecture: str, window: int | None) -> Family:
-    """The family of a file.
-
-    Args:
-        architecture: One of `FAMILIES`.
-        window: The sliding window that the file names, if it is shorter than the context.
-    """
-    return MISTRAL if architecture == "llama" and window is not None else FAMILIES[architecture]
 
 
 Number = TypeVar("Number", bound=np.generic)
@@ -89,7 +79,7 @@ class Tensor:
     source: str  # name in GGUF
     target: str  # name in transformers
     shape: tuple[int, ...]
-    permuted_heads: int = 0  # rows of q and k are interleaved per head in GGUF; 0: not permuted
+    permuted_heads: int = 0  # heads whose rows (of q or k) are interleaved in GGUF; 0: not permuted
     excess: float = 0.0  # added to its values in GGUF
 
 
@@ -108,8 +98,8 @@ class DecoderShape:
     context: int
     norm_eps: float
     tied: bool
-    rope: Mapping[str, Any]  # transformers' rope_parameters; of the layers with full attention
-    window: int | None = None  # tokens a sliding layer sees, its own included
+    rope: Mapping[str, Any]  # transformers' rope_parameters, of the layers with full attention
+    window: int | None = None  # tokens that a sliding layer attends to, the token itself included
     full_every: int = 1  # as in `Family`
     local_theta: float = 10000.0  # base of the frequencies in sliding layers, where it differs
     caps: tuple[float, float] = (50.0, 30.0)  # of attention scores and of logits
@@ -128,7 +118,7 @@ class DecoderShape:
         head_dim = whole_number(header, f"{name}.attention.key_length", 4096, hidden // heads)
         context = whole_number(header, f"{name}.context_length", MAX_CONTEXT)
         window = _window(header, context)
-        family = family_of(name, window)
+        family = MISTRAL if name == "llama" and window is not None else FAMILIES[name]
         rotated = whole_number(header, f"{name}.rope.dimension_count", head_dim, head_dim)
         theta = positive_number(header, f"{name}.rope.freq_base", None if name == "gemma3" else 10000.0)
         rope = rope_parameters(header, theta, rotated)
@@ -157,48 +147,48 @@ class DecoderShape:
         return shape
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor the model consists of, in writing order."""
+        """All tensors of the model, in the order of writing."""
         excess = 1.0 if self.family.gemma else 0.0
         yield Tensor("token_embd.weight", "model.embed_tokens.weight", (self.vocabulary, self.hidden))
         for n in range(self.layers):
-            there, here = f"blk.{n}", f"model.layers.{n}"
+            block, layer = f"blk.{n}", f"model.layers.{n}"
             norms = [
-                Tensor(f"{there}.{source}.weight", f"{here}.{target}.weight", (self.hidden,), excess=excess)
+                Tensor(f"{block}.{source}.weight", f"{layer}.{target}.weight", (self.hidden,), excess=excess)
                 for source, target in (_GEMMA_NORMS if self.family.gemma else _NORMS)
             ]
             yield norms[0]
-            yield from self._attention(there, f"{here}.self_attn")
+            yield from self._attention(block, f"{layer}.self_attn")
             yield from norms[1:3]
-            yield from self._mlp(there, f"{here}.mlp")
+            yield from self._mlp(block, f"{layer}.mlp")
             yield from norms[3:]
         yield Tensor("output_norm.weight", "model.norm.weight", (self.hidden,), excess=excess)
         if not self.tied:
             yield Tensor("output.weight", "lm_head.weight", (self.vocabulary, self.hidden))
 
-    def _attention(self, there: str, here: str) -> Iterator[Tensor]:
+    def _attention(self, block: str, layer: str) -> Iterator[Tensor]:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = (("q", q, self.heads), ("k", kv, self.kv_heads), ("v", kv, 0))
         if self.family.fused:
-            yield Tensor(f"{there}.attn_qkv.weight", f"{here}.qkv_proj.weight", (q + 2 * kv, self.hidden))
+            yield Tensor(f"{block}.attn_qkv.weight", f"{layer}.qkv_proj.weight", (q + 2 * kv, self.hidden))
         for part, rows, permuted in () if self.family.fused else parts:
             heads = permuted if self.family.interleaved else 0
-            yield Tensor(f"{there}.attn_{part}.weight", f"{here}.{part}_proj.weight", (rows, self.hidden), heads)
+            yield Tensor(f"{block}.attn_{part}.weight", f"{layer}.{part}_proj.weight", (rows, self.hidden), heads)
             if self.family.biased:
-                yield Tensor(f"{there}.attn_{part}.bias", f"{here}.{part}_proj.bias", (rows,))
+                yield Tensor(f"{block}.attn_{part}.bias", f"{layer}.{part}_proj.bias", (rows,))
             if self.family.normed and part != "v":
                 excess = 1.0 if self.family.gemma else 0.0
-                target = f"{here}.{part}_norm.weight"
-                yield Tensor(f"{there}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
-        yield Tensor(f"{there}.attn_output.weight", f"{here}.o_proj.weight", (self.hidden, q))
+                target = f"{layer}.{part}_norm.weight"
+                yield Tensor(f"{block}.attn_{part}_norm.weight", target, (self.head_dim,), excess=excess)
+        yield Tensor(f"{block}.attn_output.weight", f"{layer}.o_proj.weight", (self.hidden, q))
 
-    def _mlp(self, there: str, here: str) -> Iterator[Tensor]:
+    def _mlp(self, block: str, layer: str) -> Iterator[Tensor]:
         up = (self.intermediate, self.hidden)
         if self.family.fused:
-            yield Tensor(f"{there}.ffn_up.weight", f"{here}.gate_up_proj.weight", (2 * self.intermediate, self.hidden))
+            yield Tensor(f"{block}.ffn_up.weight", f"{layer}.gate_up_proj.weight", (2 * self.intermediate, self.hidden))
         else:
-            yield Tensor(f"{there}.ffn_gate.weight", f"{here}.gate_proj.weight", up)
-            yield Tensor(f"{there}.ffn_up.weight", f"{here}.up_proj.weight", up)
-        yield Tensor(f"{there}.ffn_down.weight", f"{here}.down_proj.weight", up[::-1])
+            yield Tensor(f"{block}.ffn_gate.weight", f"{layer}.gate_proj.weight", up)
+            yield Tensor(f"{block}.ffn_up.weight", f"{layer}.up_proj.weight", up)
+        yield Tensor(f"{block}.ffn_down.weight", f"{layer}.down_proj.weight", up[::-1])
 
     def config(self) -> dict[str, Any]:
         """config.json; rope in both spellings where there is one base."""
@@ -218,27 +208,24 @@ class DecoderShape:
             "rope_theta": self.rope["rope_theta"],
             "rope_parameters": dict(self.rope),
             "tie_word_embeddings": self.tied,
-            "attention_bias": False,  # qwen2's are there without being asked for
+            "attention_bias": False,  # qwen2 has its biases regardless of this field
             "mlp_bias": False,
             "dtype": "float32",
             **({"sliding_window": self.window} if self.family.windowed else {}),
-            **(self._phi3() if self.family.fused else {}),
+            # transformers' defaults of these two are those of the published Phi-3
+            **({"original_max_position_embeddings": self.context, "pad_token_id": None} if self.family.fused else {}),
             **(self._gemma() if self.family.gemma else {}),
         }
 
-    def _phi3(self) -> dict[str, Any]:
-        """Fields that transformers otherwise takes from the published model."""
-        return {"original_max_position_embeddings": self.context, "pad_token_id": None}
-
     def _gemma(self) -> dict[str, Any]:
-        """Further fields of a Gemma."""
+        """Further fields of Gemma."""
         kinds = ["full_attention" if (n + 1) % self.full_every == 0 else "sliding_attention" for n in range(self.layers)]
         found: dict[str, Any] = {
             "hidden_act": "gelu_pytorch_tanh",
             "hidden_activation": "gelu_pytorch_tanh",
             "layer_types": kinds,
             "sliding_window_pattern": self.full_every,
-            # the file does not name it; llama.cpp tells the largest model by its layers
+            # not in the file; llama.cpp recognises the largest model by its number of layers
             "query_pre_attn_scalar": self.hidden // self.heads if self.layers == self.family.largest else self.head_dim,
             "attn_logit_softcapping": self.caps[0] if self.family.capped else None,
             "final_logit_softcapping": self.caps[1] if self.family.capped else None,
@@ -251,7 +238,7 @@ class DecoderShape:
 
 
 def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
-    """The tensors to convert: all present, of the right shape, none too many.
+    """The tensors to convert. Each must be present and of the right shape, and the file must have no others.
 
     Raises:
         ModelLoadError: Names the tensor.
@@ -263,7 +250,7 @@ def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
             raise fault(header, f"the tensor {tensor.source} is missing")
         if info.shape != tensor.shape:
             raise fault(header, f"{tensor.source} has the shape {info.shape}, the sizes say {tensor.shape}")
-    extra = sorted(header.tensors.keys() - {tensor.source for tensor in wanted} - {FACTORS})  # those were read with the sizes
+    extra = sorted(header.tensors.keys() - {tensor.source for tensor in wanted} - {FACTORS})  # FACTORS was read with the sizes
     if extra:
         raise fault(
             header, f"the tensor {extra[0]} is not part of a plain {header.architecture} (of {len(extra)} such): not supported"
@@ -272,7 +259,7 @@ def check_tensors(header: GgufHeader, shape: DecoderShape) -> list[Tensor]:
 
 
 def unpermuted(weight: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
-    """Undoes llama.cpp's row order: adjacent rotary pairs return to the two halves of each head.
+    """Undoes llama.cpp's row order: moves adjacent rotary pairs back into the two halves of each head.
 
     Rows stay whole, so the same order applies to words, scales and biases of a quantised matrix.
     """
@@ -284,10 +271,11 @@ def unpermuted(weight: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
 def _check(header: GgufHeader, shape: DecoderShape, rotated: int) -> None:
     """Refuses sizes that contradict each other."""
     name, family, head_dim = header.architecture, shape.family, shape.head_dim
-    for key, found in (("rope.dimension_count", rotated), ("attention.value_length", None)):
-        said = header.metadata.get(f"{name}.{key}", head_dim) if found is None else found
-        if said != head_dim and not (family.fused and found):
-            raise fault(header, f"{name}.{key} is {said!r} where the head size is {head_dim}: not supported")
+    value_length = header.metadata.get(f"{name}.attention.value_length", head_dim)
+    rotary_length = head_dim if family.fused else rotated  # Phi-3 may rotate a part of each head
+    for key, found in (("rope.dimension_count", rotary_length), ("attention.value_length", value_length)):
+        if found != head_dim:
+            raise fault(header, f"{name}.{key} is {found!r} where the head size is {head_dim}: not supported")
     if family.narrow and head_dim * shape.heads != shape.hidden:
         raise fault(header, f"{shape.heads} heads of {head_dim} are not as wide as the model, {shape.hidden}: not supported")
     if head_dim % 2 or rotated % 2 or shape.heads % shape.kv_heads:
@@ -307,7 +295,7 @@ def _check(header: GgufHeader, shape: DecoderShape, rotated: int) -> None:
 
 
 def _window(header: GgufHeader, context: int) -> int | None:
-    """Tokens that a sliding layer sees; None where the file has none, or one as long as the context."""
+    """Tokens that a sliding layer attends to; None where the file has no window, or one as long as the context."""
     key = f"{header.architecture}.attention.sliding_window"
     if not header.metadata.get(key):  # llama.cpp writes 0 for none
         return None
@@ -334,7 +322,7 @@ def _vocabulary(header: GgufHeader) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise fault(header, "the tensor token_embd.weight is missing or has no two dimensions")
     rows = embedding.shape[0]
-    said = header.metadata.get(f"{header.architecture}.vocab_size", rows)
-    if said != rows:
-        raise fault(header, f"{header.architecture}.vocab_size is {said!r}, the embedding has {rows:,} rows")
+    size = header.metadata.get(f"{header.architecture}.vocab_size", rows)
+    if size != rows:
+        raise fault(header, f"{header.architecture}.vocab_size is {size!r}, the embedding has {rows:,} rows")
     return rows

@@ -1,7 +1,7 @@
-"""GGUF headers: every length, offset, count, type and alignment is checked before any native parser sees the file.
+"""GGUF headers: every length, offset, count, type and alignment is checked before any native parser opens the file.
 
-Native readers trust these numbers and crash on wrong ones (gguf-py also hangs on some). Here everything is bounded by the
-file's size, so time and memory follow the header (not the weights): 0.2 s for 50,000 tokens and their merges.
+Native readers trust these numbers and crash on wrong ones (gguf-py also hangs on some). Here all of them are bounded by the
+size of the file. Time and memory grow with the header, not with the weights: 0.2 s for 50,000 tokens and their merges.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PREAMBLE_BYTES = 24  # magic number, version, and the two counts
 MAX_PAIRS = 1 << 14
 MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 512
-MAX_STRING_BYTES = 4 << 20  # the longest honest ones are chat templates
-MAX_ARRAY_ITEMS = 1 << 22  # all arrays of a file together; honest files hold about a million
+MAX_STRING_BYTES = 4 << 20  # the longest strings of valid files are chat templates
+MAX_ARRAY_ITEMS = 1 << 22  # of all arrays of a file together; valid files hold about a million
 MAX_HEADER_BYTES = 128 << 20
 MAX_DIMENSIONS = 4
 
@@ -47,7 +47,7 @@ class TensorFormat:
     size: int
 
 
-# Name, values of a block and its bytes, by ggml's type number. Missing numbers were removed from ggml or never stood in files.
+# Name, values of a block and its bytes, by ggml's type number. Missing numbers were removed from ggml or never used in files.
 _FORMATS: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -128,7 +128,7 @@ def read_header(path: Path) -> GgufHeader:
     """The checked header of a file.
 
     Raises:
-        ModelLoadError: Not a GGUF file, damaged, truncated or of an unknown kind; names the place.
+        ModelLoadError: Not a GGUF file, damaged, truncated or of an unknown kind; names the byte.
     """
     try:
         with open_regular(path) as stream:
@@ -138,7 +138,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A cursor that never passes the end of the file."""
+    """Reads a header from the start of a file; every read is checked against the file's size."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
@@ -230,7 +230,7 @@ class _Reader:
         return name, shape, self.u32(f"the format of {name}"), self.u64(f"the offset of {name}")
 
     def placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, TensorInfo]:
-        """Tensors with their places: one after the other, without gap or overlap, to the end of the file."""
+        """Tensors by name; they must follow each other without gap or overlap to the end of the file."""
         tensors: dict[str, TensorInfo] = {}
         end = start
         for name, shape, kind, offset in entries:

@@ -1,13 +1,12 @@
 """ggml's block formats with numpy: as float32, and in affine form, as MLX has it.
 
-gguf-py's `quants` gives the same numbers and is left out: it would be a dependency (with requests, tqdm and PyYAML) for three
-unpackers, because the affine form needs the whole numbers, scales and offsets below in any case.
+gguf-py's `quants` gives the same numbers but is not used: it would be a dependency (with requests, tqdm and PyYAML) for three
+unpackers, because the affine form needs the whole numbers, scales and offsets below anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
-_VALUES_AT_ONCE = 1 << 20  # keeps what is in between small, and in the processor's cache
-# (blocks, bytes of a block) to whole numbers (blocks, values), scales and biases (blocks, values / group) or (blocks, 1)
+_VALUES_AT_ONCE = 1 << 20  # keeps intermediate arrays small, and in the processor's cache
+# From (blocks, bytes of a block) to whole numbers (blocks, values), scales and biases (blocks, values / group) or (blocks, 1)
 _Split = Callable[[Bytes], tuple[Bytes, Floats, Floats]]
 
 
@@ -32,13 +31,12 @@ class Form(NamedTuple):
     group: int
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """A matrix in affine form, ``scale * number + bias``, groups along its rows."""
+class Affine(NamedTuple):
+    """A matrix in affine form, ``scale * number + bias``, with groups along its rows."""
 
-    words: Words  # ``(rows, columns * bits / 32) uint32``, numbers one behind the other from the lowest bit on
+    words: Words  # ``(rows, columns * bits / 32) uint32``, numbers packed one after the other from the lowest bit on
     scales: Floats  # ``(rows, columns / group) float32``
-    biases: Floats  # the same shape: the value of the number 0
+    biases: Floats  # ``(rows, columns / group) float32``: the value of the number 0
 
 
 def form_of(name: str) -> Form | None:
@@ -52,7 +50,7 @@ def affine(info: TensorInfo, data: Bytes) -> Affine:
 
     Args:
         info: From a checked header; of a format that `form_of` knows, with two dimensions.
-        data: ``(info.nbytes,) uint8``, the bytes at its place.
+        data: ``(info.nbytes,) uint8``, its bytes in the file.
     """
     (bits, group), split = _SPLITS[info.format.name]
     blocks = data.reshape(-1, info.format.size)  # (blocks, bytes of a block)
@@ -74,7 +72,7 @@ def dequantise(info: TensorInfo, data: Bytes) -> Floats:
 
     Args:
         info: From a checked header.
-        data: ``(info.nbytes,) uint8``, the bytes at its place.
+        data: ``(info.nbytes,) uint8``, its bytes in the file.
 
     Raises:
         ModelLoadError: A format that is not supported.
@@ -97,7 +95,7 @@ def _affine_values(numbers: Bytes, scales: Floats, biases: Floats) -> Floats:
 
 
 def _packed(numbers: Bytes, bits: int) -> Words:
-    """``(blocks, values)`` numbers below ``2 ** bits`` into words, lowest bits first."""
+    """Packs ``(blocks, values)`` numbers below ``2 ** bits`` into words, lowest bits first."""
     if bits == 8:
         packed = np.ascontiguousarray(numbers)
     elif bits == 4:
@@ -157,7 +155,7 @@ def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 
 
 def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    """As Q4_K, with a fifth bit of each number: those of the runs of 32 stand side by side in 32 bytes."""
+    """As Q4_K, with a fifth bit of each number: bit n of 32 bytes belongs to the numbers of the n-th run of 32."""
     low, scales, biases = _q4_k(np.delete(blocks, np.s_[16:48], axis=1))
     high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)  # (blocks, 8, 32)
     return low | (high << np.uint8(4)).reshape(low.shape), scales, biases
@@ -176,10 +174,10 @@ def _q2_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 
 
 def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    """Super-blocks of 16 x 16 values: two low bits, a high one in place as in Q5_K, a 6-bit scale for each 16."""
+    """Super-blocks of 16 x 16 values: two low bits, a high bit stored as in Q5_K, a 6-bit scale for each 16."""
     high = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)  # (blocks, 8, 32)
     low = _pairs(blocks[:, 32:96])
-    first, last = blocks[:, 96:104], blocks[:, 104:108]  # four bits of each scale, in halves; two bits more
+    first, last = blocks[:, 96:104], blocks[:, 104:108]  # the low four bits of each scale, the high two bits
     nibbles = np.concatenate([first & 15, first >> 4], axis=1)  # (blocks, 16)
     pairs = np.concatenate([(last >> np.uint8(shift)) & 3 for shift in (0, 2, 4, 6)], axis=1)
     scale = _half(blocks, 108) * ((nibbles | (pairs << 4)).astype(np.float32) - 32)
@@ -192,7 +190,7 @@ def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     nibbles = blocks[:, :128].reshape(n, 2, 1, 64)  # halves of 128 values: nibbles of 64 bytes, low ones first
     low = ((nibbles >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)) & np.uint8(15)).reshape(n, 256)
     high = _pairs(blocks[:, 128:192])
-    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16): 18 bits, so all is exact
+    scale = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)  # (n, 16): 18 bits, so it is exact
     return low | (high << np.uint8(4)), scale, scale * -32
 
 

@@ -1,12 +1,12 @@
-"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the small files beside it.
+"""The tokenizer of a GGUF file, rebuilt with `tokenizers`, and the model's small files.
 
-transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and splits an unknown kind as
-GPT-2 without a word ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from
-the oldest transformers that is supported, and takes seconds to import.
+transformers' converter (5.23, `integrations.gguf`) is not used: it has no entry for "smollm" and silently splits an unknown
+kind as GPT-2 ("x  1" of SmolLM2 gets other ids), leaves out Llama 3's `ignore_merges` and Qwen 2's NFC, is missing from the
+oldest supported transformers, and takes seconds to import.
 
 SentencePiece's BPE (Kudo and Richardson 2018) has no merges in a GGUF: SentencePiece joins the two neighbours whose joint piece
-has the best score. Its trainer gives falling scores, so the order of the pieces is the order of the merges, and every way to
-cut a piece in two is a merge.
+has the best score. Its trainer gives falling scores, so the order of the pieces is the order of the merges, and each way to
+split a piece into two pieces is a merge.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def token_id(header: GgufHeader, key: str, count: int) -> int | None:
     return value
 
 
-_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # signs with the line ends behind them, white space
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"  # contractions, words with the sign before them
+_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # punctuation with the line ends after it, white space
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"  # contractions, words with the punctuation before them
 _QWEN2 = rf"{_WORDS}|\p{{N}}{_MARKS}"  # digits one by one
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}{_MARKS}"  # digits in threes
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (  # words end where lower case goes over into upper case; a slash goes with the signs before it
+_TEKKEN = (  # words end where lower case changes to upper case; a slash belongs to the punctuation before it
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -95,7 +95,7 @@ class PreTokenizer:
     digits: bool = False  # each digit is a piece, before the pattern applies
     composed: bool = False  # text is normalised to NFC first
     whole: bool = False  # a piece that is a token is never merged from parts (`ignore_merges`)
-    adds_bos: bool = False  # raw text begins with a bos where the file does not say
+    adds_bos: bool = False  # default for `add_bos_token`: raw text begins with a bos
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         """Splits text into pieces spelled in GPT-2's byte characters."""
@@ -175,7 +175,7 @@ SPACE = "▁"  # U+2581, in a piece
 MAX_PIECE = 512  # characters
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's control tokens; user-defined in older files
-_AMBIGUOUS = "[INST]"  # as a control token: later Mistral tokenizers put no space behind it, which the file does not say
+_AMBIGUOUS = "[INST]"  # as a control token: Mistral tokenizers differ in whether a space follows, and the file does not say
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -221,7 +221,7 @@ def sentencepiece(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int
 
 
 def _refuse_normalisation(header: GgufHeader) -> None:
-    """Refuses files that normalise text; llama's, Mistral's, Phi's and Gemma's do not."""
+    """Refuses tokenizers that normalise text; those of Llama, Mistral, Phi and Gemma do not."""
     for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if header.metadata.get(f"tokenizer.ggml.{key}"):
             raise fault(header, f"tokenizer.ggml.{key}: a tokenizer that changes its text is not supported")
@@ -266,7 +266,7 @@ def _add(tokenizer: Tokenizer, architecture: str, tokens: Sequence[str], kinds: 
     control, own = [], []
     for text, kind in zip(tokens, kinds, strict=True):
         if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and text in _TURNS):
-            bare = architecture == "phi3" and text not in _PHI3_PLAIN  # its tokens absorb the white space behind them
+            bare = architecture == "phi3" and text not in _PHI3_PLAIN  # Phi-3's tokens absorb the white space after them
             control.append(AddedToken(text, special=True, normalized=False, rstrip=bare))
         elif kind == USER_DEFINED:
             own.append(AddedToken(text, special=False, normalized=SPACE in text))
@@ -274,7 +274,7 @@ def _add(tokenizer: Tokenizer, architecture: str, tokens: Sequence[str], kinds: 
     tokenizer.add_tokens(own)
 
 
-# Control tokens that end an answer besides the one eos of the file
+# Control tokens that end an answer, in addition to the file's eos
 _ENDINGS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|end|>", "</s>", "<end_of_turn>")
 
 _KINDS = {"gpt2": byte_level, "llama": sentencepiece}  # by tokenizer.ggml.model
@@ -334,5 +334,5 @@ def chat_template(header: GgufHeader) -> str | None:
 
 def _adds_bos(header: GgufHeader) -> bool:
     """Whether raw text begins with a bos. By default as in llama.cpp: with SentencePiece and Llama 3."""
-    silent = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
-    return bool(header.metadata.get("tokenizer.ggml.add_bos_token", silent))
+    default = header.metadata.get("tokenizer.ggml.model") == "llama" or pre_tokenizer_of(header).adds_bos
+    return bool(header.metadata.get("tokenizer.ggml.add_bos_token", default))

@@ -26,7 +26,7 @@ _Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of the file. All have four bytes a number: float32, or words of packed ones."""
+    """One array of the file. Each has four bytes per element: float32, or words of packed numbers."""
 
     name: str
     dtype: str  # as safetensors spells it
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
+        """Bytes in the file."""
         return math.prod(self.shape) * 4
 
 
@@ -60,23 +60,23 @@ def parts_of(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[Par
 def quantization_of(header: GgufHeader, tensors: Sequence[Tensor]) -> Mapping[str, Any]:
     """``quantization`` of config.json, as mlx_lm reads it: the form of most layers, and each exception.
 
-    Layers of groups that MLX does not have are named in any case, with their shapes. Empty where no tensor stays quantised.
+    Layers with groups that MLX does not have are always listed, with their shapes. Empty where no tensor stays quantised.
     """
     found = {tensor: kept_form(header, tensor) for tensor in tensors if len(tensor.shape) == 2}
     layers = Counter(form for form in found.values() if form is not None)
     if not layers:
         return {}
     most = max(layers, key=lambda form: (form.group in MLX_GROUPS, layers[form]))
-    said: dict[str, Any] = {"group_size": most.group, "bits": most.bits}
+    entries: dict[str, Any] = {"group_size": most.group, "bits": most.bits}
     for tensor, form in found.items():
         layer = tensor.target.removesuffix(".weight")
         if form is None:
-            said[layer] = False
+            entries[layer] = False
         elif form.group not in MLX_GROUPS:
-            said[layer] = {"group_size": form.group, "bits": form.bits, "shape": tensor.shape}
+            entries[layer] = {"group_size": form.group, "bits": form.bits, "shape": tensor.shape}
         elif form != most:
-            said[layer] = {"group_size": form.group, "bits": form.bits}
-    return said
+            entries[layer] = {"group_size": form.group, "bits": form.bits}
+    return entries
 
 
 def write_weights(
@@ -118,12 +118,7 @@ def _arrays(header: GgufHeader, tensor: Tensor, *, quantised: bool) -> list[_Arr
     """The data of `parts_of`, in its order."""
     info = header.tensors[tensor.source]
     data = np.asarray(np.memmap(header.path, np.uint8, "r", info.offset, (info.nbytes,)))
-    arrays: list[_Array]
-    if quantised and kept_form(header, tensor):
-        found = affine(info, data)
-        arrays = [found.words, found.scales, found.biases]
-    else:
-        arrays = [dequantise(info, data)]
+    arrays: list[_Array] = [*affine(info, data)] if quantised and kept_form(header, tensor) else [dequantise(info, data)]
     if not all(np.isfinite(array).all() for array in arrays if array.dtype == np.float32):
         raise ModelLoadError(f"{header.path}: the tensor {tensor.source} holds NaN or infinity: damaged; fetch the file again")
     if tensor.excess:  # norms, which are not quantised

@@ -62,7 +62,7 @@ def test_the_steps_of_quitting_together_keep_the_promise() -> None:
     # while one that starts is given up nothing is written
     assert answers + supervisor.CANCEL_SECONDS < QUIT_SECONDS
     # one that hangs is waited for in vain each time, and has what is left
-    assert answers + kv + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < workbench.ENGINE_SECONDS < QUIT_SECONDS
+    assert answers + kv + link._TERM_SECONDS + link._EXIT_SECONDS < workbench.ENGINE_SECONDS < QUIT_SECONDS
 
 
 @pytest.mark.slow

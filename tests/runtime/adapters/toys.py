@@ -46,4 +46,4 @@ def wait_until_it_leaves(model: LanguageModel, unloading: threading.Thread | Non
 def leaves(model: LanguageModel) -> bool:
     """Whether an adapter is being unloaded."""
     registry = local(model).adapters.registry
-    return any(registry.find(info.name).leaving for info in registry.infos())
+    return any(registry.find(info.name).unloading for info in registry.infos())

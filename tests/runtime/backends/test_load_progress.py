@@ -23,7 +23,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [("hf", {}), ("hf", {"offload": "disk",
 def test_a_load_says_how_many_tensors_are_in_place(
     backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
     said: list[LoadProgress] = []
     with load(tiny_path("llama"), backend, on_progress=said.append, **options) as model:
         told = list(said)
@@ -44,7 +44,7 @@ def test_a_file_that_is_imported_first_says_how_far_that_is(shelf: Path, gguf: P
 
 
 def test_what_was_told_to_be_in_place_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
     reads: list[int] = []  # tensors that mlx has evaluated, at each word
     evaluated = 0
     evaluate = mx.eval

@@ -24,7 +24,7 @@ from runtime import (
     load,
 )
 from runtime.records import Float32
-from runtime.transport.child import EngineLimits, patient
+from runtime.transport.child import EngineLimits, offload_limits
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
@@ -164,7 +164,7 @@ def test_accelerate_is_loaded_only_when_asked_for() -> None:
 def test_a_step_of_an_offloaded_model_may_take_its_time(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(4_000_000_000)
-    assert patient(EngineLimits(), str(tmp_path)).step_seconds == pytest.approx(30 + 200)
+    assert offload_limits(str(tmp_path)).step_seconds == pytest.approx(30 + 200)
 
 
 @pytest.mark.slow

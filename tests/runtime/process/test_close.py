@@ -97,7 +97,7 @@ def test_who_waits_during_close_is_told() -> None:
 def test_close_ends_an_engine_that_does_not_end_itself(
     state: str, ended_by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_LAST_WORDS_SECONDS", 30)  # its end is waited for, however busy the machine is
+    monkeypatch.setattr(link, "_EXIT_SECONDS", 30)  # its end is waited for, however busy the machine is
 
     async def scenario() -> LanguageModel:
         client = await spawn_fake()
@@ -121,7 +121,7 @@ def test_close_ends_an_engine_that_does_not_end_itself(
 
 def test_the_steps_of_closing_together_keep_the_promise() -> None:
     """Quit within 2 s."""
-    assert EngineLimits().close_seconds + link._TERM_SECONDS + link._LAST_WORDS_SECONDS < 2
+    assert EngineLimits().close_seconds + link._TERM_SECONDS + link._EXIT_SECONDS < 2
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_an_engine_that_hangs_is_over_when_its_caller_says_so() -> None:
     async def scenario() -> LanguageModel:
         client = await spawn_fake(limits=EngineLimits(close_seconds=1000))
         os.kill(client.pid, signal.SIGSTOP)
-        await asyncio.wait_for(client.close_async(within=link._TERM_SECONDS + link._LAST_WORDS_SECONDS + 0.1), 30)
+        await asyncio.wait_for(client.close_async(within=link._TERM_SECONDS + link._EXIT_SECONDS + 0.1), 30)
         return client
 
     client = asyncio.run(scenario())
@@ -141,7 +141,7 @@ def test_an_engine_that_ends_late_leaves_no_zombie(monkeypatch: pytest.MonkeyPat
     # given one that the system takes its time to end
     killed: list[int] = []
     monkeypatch.setattr(EngineProcess, "kill", lambda child: killed.append(child.pid))
-    monkeypatch.setattr(link, "_LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr(link, "_EXIT_SECONDS", 0.1)
     client = asyncio.run(spawn_fake(limits=EngineLimits(close_seconds=0.1)))
     os.kill(client.pid, signal.SIGSTOP)
     # when it is closed, then it is not waited for longer than promised

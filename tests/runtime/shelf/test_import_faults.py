@@ -120,7 +120,7 @@ def test_a_converter_that_hangs_is_stopped(shelf: Path, gguf: Path, monkeypatch:
         return started[-1]
 
     monkeypatch.setattr("runtime.loading.child_process.subprocess.Popen", popen)
-    monkeypatch.setattr("runtime.loading.child_process.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.loading.child_process.POLL_SECONDS", 0.01)
     monkeypatch.setattr("runtime.shelf.importing.PATIENCE_SECONDS", 0.05)
     # when, then
     with pytest.raises(ModelLoadError, match=r"the conversion took longer than \d+ s and was stopped"):
