@@ -26,7 +26,7 @@ from app.workbench.windows import Windows
 from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, TokenRun, clean_text
 from storage import NodeRow
-from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
+from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
 MOST_CHARACTERS = 1 << 16  # of a draft that is scored: no tokens are made of more just to be refused
@@ -183,8 +183,7 @@ class Drafts:
             gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
             await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
-        self._windows.tell_branch(session, left)
-        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell_path(session, left)
         self._windows.refresh_status()
         return len(said) - len(kept)
 

@@ -35,12 +35,12 @@ from ui import (
 
 TRASH_DAYS: Final = 30
 DAY: Final = 86_400  # seconds
-BREATH_SECONDS = 0.005
+PAINT_SECONDS = 0.005
 
 
-async def breath() -> None:
-    """The window has its turn between making what a session shows and showing it: each may take as long as a frame."""
-    await asyncio.sleep(BREATH_SECONDS)
+async def let_window_paint() -> None:
+    """Waits between building a session's view and showing it: each may take as long as a frame."""
+    await asyncio.sleep(PAINT_SECONDS)
 
 
 @dataclass(eq=False, repr=False)
@@ -87,9 +87,9 @@ class SessionList:
             session = await self._sessions.show(session_id, self._window)
         self._sessions.bring_adapters(session)
         self._windows.refresh_status()
-        view, told = session.view(), self._window.told
-        await breath()
-        return view if self._window.told == told else session.view()
+        view, sent = session.view(), self._window.sent
+        await let_window_paint()
+        return view if self._window.sent == sent else session.view()
 
     def bring_forward(self, session_id: int) -> bool:
         """Asks the other window that shows a session to come to the front; whether there is one."""

@@ -31,7 +31,6 @@ from ui import (
     FormatKind,
     Guess,
     Refusal,
-    SessionChanged,
     SessionSetup,
     TextFile,
     translate,
@@ -141,8 +140,7 @@ class SetupChanges:
                 await self._sessions.add(session, new)
             else:
                 await self._sessions.move(session, same.id)
-        self._windows.tell_branch(session, before)
-        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell_path(session, before)
         self._windows.refresh_status()
         return self._setups.view(session)
 
