@@ -249,7 +249,7 @@ class Streaming:
     async def _finish(self, answer: Answer) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
         session.notes.pop(node_id, None)  # the progress of its prompt
-        session.has_hope = session.has_hope and not (answer.hopeless or answer.unloaded or answer.foreign)
+        session.model_changed = session.model_changed and not (answer.hopeless or answer.unloaded or answer.foreign)
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
             answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # without a model: the pick is kept

@@ -13,7 +13,7 @@ from msgspec import Struct
 from app.workbench.refusals import stored
 from app.workbench.setup.adapters import Speaker
 from app.workbench.setup.beginning import Beginning
-from app.workbench.tree.outline import out_of_sight
+from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.reading import slices
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Turn
@@ -43,7 +43,7 @@ async def everything_said(store: SessionStore, session: OpenSession) -> AsyncIte
     Raises:
         Refusal: The store cannot read them.
     """
-    hidden = out_of_sight(session.tree, session.pruned)
+    hidden = hidden_nodes(session.tree, session.pruned)
     for ids in slices([i for i in session.tree.turn_ends() if i not in hidden]):
         turns = [session.tree.turn(i) for i in ids if i in session.tree.nodes]
         wanted = {segment.node.id for turn in turns for segment in turn.segments}

@@ -113,7 +113,7 @@ class Models:
             raise Refusal(translate("Workbench", BUSY))
         await self._supervisor.change(**changes)
         self._windows.tell(ModelsChanged())  # the others name it while it is being loaded
-        self._sessions.hope()
+        self._sessions.allow_retries()
         self.warm_up()
 
     # ---- what one model is loaded with --------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
 from app.workbench.setup.values import MOST_NAME, Branch
-from app.workbench.tree.outline import latest_in_sight
+from app.workbench.tree.outline import latest_visible
 from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import is_hidden
-from app.workbench.tree.turn_rows import found_in, said_in, segments_of, turn_rows
+from app.workbench.tree.turn_rows import found_in, segments_of, text_of, turn_rows
 from app.workbench.windows import Windows
 from storage import SessionStore
 from ui import Refusal, RowText, SessionChanged, SessionView, TreeRow, translate
@@ -80,7 +80,7 @@ class Branches:
         turns = session.tree.turns(session.tip)[: session.earlier]
         nodes = [segment.node.id for turn in turns for segment in turn.segments]
         texts = {node.id: node.text async for node in every_node(self._store, session, nodes)}
-        return [(turn.tip.id, turn.role, said_in(session.tree, turn.segments, texts)) for turn in turns]
+        return [(turn.tip.id, turn.role, text_of(session.tree, turn.segments, texts)) for turn in turns]
 
     def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
         values = session.values
@@ -152,4 +152,4 @@ class Branches:
 def _tip_in_sight(session: OpenSession, pruned: Collection[Branch]) -> int | None:
     """The tip, the latest one that is left where that is hidden, or None where none is left."""
     hidden = session.tip is not None and is_hidden(session.tree, pruned, session.tip)
-    return latest_in_sight(session.tree, pruned) if hidden else session.tip
+    return latest_visible(session.tree, pruned) if hidden else session.tip

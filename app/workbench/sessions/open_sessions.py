@@ -205,10 +205,10 @@ class OpenSessions:
             first = max(first, next_branch([node], seed))
         return first
 
-    def hope(self) -> None:
+    def allow_retries(self) -> None:
         """Another model or engine was chosen: what could only fail again may be tried again."""
         for session in self._open.values():
-            session.has_hope = True
+            session.model_changed = True
         for session in self._windows.shown():
             self._windows.tell(SessionChanged(session.view()))
 
