@@ -24,7 +24,7 @@ from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
 from app.workbench.models.settings import back_up, disk_budget, told
 from app.workbench.transfer.exports import FORMATS, refuse_own
-from app.workbench.transfer.import_check import what_is_taken
+from app.workbench.transfer.import_check import foreign_models
 from app.workbench.transfer.snapshots import snapshot_of
 from app.workbench.transfer.transfers import left_out
 from app.workbench.tree.outline import outline
@@ -355,7 +355,7 @@ async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tupl
         imported = await store.import_file(file, progress)
         for session_id in imported.sessions:
             click.echo(f"{session_id}\t{one_line((await store.load_shape(session_id)).session.title)}")
-            for note in await what_is_taken(store, session_id):
+            for note in await foreign_models(store, session_id):
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)

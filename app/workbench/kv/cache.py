@@ -1,4 +1,4 @@
-"""The KV cache of the model that runs, as the window shows it (`ui.CacheCommands`)."""
+"""The KV cache of the running model, as the window shows it (`ui.port.CacheCommands`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_MODEL: Final = QT_TRANSLATE_NOOP(
 )
 SHOWN_EDGES: Final = 5
 TAIL_TOKENS: Final = 6
-MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which no other request can interrupt
+MOST_CHECKED: Final = 2048  # tokens: without the cache they are one forward, which no other request can interrupt
 
 
 class _Kept(Struct, frozen=True):
@@ -37,13 +37,13 @@ class _Kept(Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Cache:
-    """Looks at the cache, empties it, keeps paths in it (`ui.port.CacheCommands`)."""
+    """Shows and clears the cache, and pins paths in it (`ui.port.CacheCommands`)."""
 
-    _supervisor: Supervisor  # gives the model, if it runs
-    _sessions: OpenSessions  # the open sessions
-    _vocabulary: Vocabulary  # knows the bytes of tokens
-    _adapters: Adapters  # of a session, brought into the model
-    _windows: Windows  # show how much is held
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _vocabulary: Vocabulary
+    _adapters: Adapters  # loads a session's adapters
+    _windows: Windows  # show the size of the cache
     _kept: dict[int, _Kept] = field(default_factory=dict, init=False)  # by session
 
     def view(self, session_id: int) -> CacheView | None:
@@ -55,7 +55,7 @@ class Cache:
         return self._shown(report, model.info.adapters, kept.tokens if kept is not None and held else None)
 
     async def clear(self) -> None:
-        """Drops all of it.
+        """Clears the cache, pins included.
 
         Raises:
             Refusal: No model runs, or its engine ended.
@@ -70,7 +70,7 @@ class Cache:
         self._windows.refresh_status()
 
     async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
-        """Pins the path that is shown, or lets it go.
+        """Pins the path shown, or unpins it.
 
         Raises:
             Refusal: No model runs, nothing of the path is in memory, or its engine ended.
@@ -95,7 +95,7 @@ class Cache:
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
     async def check_uncached(self, session_id: int) -> CacheCheck:
-        """What follows the path, by the cache and without it.
+        """Compares the log-probabilities after the path with those computed without the cache.
 
         Raises:
             Refusal: No model runs, the path is empty or another tokenizer's, or the engine ended.
