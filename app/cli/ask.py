@@ -34,7 +34,7 @@ from app.cli.printing import UNSOUND, Printer
 from app.cli.saved_session import ask_saved
 from app.cli.settings import ESCAPE, TEXT, Settings
 from app.workbench.answers.provenance import plain_options
-from app.workbench.setup.values import told_options
+from app.workbench.setup.values import options_with_sources
 from runtime import (
     OPTION_NAMES,
     Finish,
@@ -105,7 +105,7 @@ def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **
 async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer: Printer) -> None:
     ids = await prompt_ids(model, text, asked)
     resolved = asked.resolved(model)
-    told = told_options(plain_options(resolved.options), resolved.sources)
+    told = options_with_sources(plain_options(resolved.options), resolved.sources)
     printer.summary = replace(
         printer.summary, options=told, precision=precision_note(model), model=model.info.name, backend=model.info.backend
     )

@@ -18,7 +18,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from app.workbench.answers.provenance import MADE
 from app.workbench.models.settings import back_up, blocks_in, disk_budget
-from app.workbench.setup.values import stored_sources, told_options
+from app.workbench.setup.values import options_with_sources, stored_sources
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore, StoreError
 from ui import Event, Refusal, SessionSetup, TokensArrived
@@ -160,7 +160,7 @@ async def _send(
     stats = next(node.stats for node in nodes if node.id == last.node_id)
     made = stats.get(MADE) or {}
     guesses = (stats["drafted"], stats["accepted"]) if "drafted" in stats else None
-    options = told_options(made.get("options") or {}, stored_sources(made))
+    options = options_with_sources(made.get("options") or {}, stored_sources(made))
     return Saved(stats["seed"], options, guesses, made.get("model", ""), made.get("backend", ""))
 
 

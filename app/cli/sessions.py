@@ -22,7 +22,7 @@ from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
-from app.workbench.models.settings import back_up, disk_budget, told
+from app.workbench.models.settings import back_up, damage_text, disk_budget
 from app.workbench.transfer.exports import FORMATS, refuse_own
 from app.workbench.transfer.import_check import foreign_models
 from app.workbench.transfer.snapshots import snapshot_of
@@ -91,11 +91,11 @@ def verify_command(settings: Settings) -> None:
     if not damage:
         aside = with_store(settings, lambda store: store.quarantined())
         for row in aside:
-            click.echo(f"set aside before: {told(row)}", err=True)
+            click.echo(f"set aside before: {damage_text(row)}", err=True)
         click.echo("sound", err=True)
         return
     for row in damage:
-        click.echo(told(row))
+        click.echo(damage_text(row))
     click.echo(f"{len(damage)} damaged", err=True)
     _set_aside(settings)
     raise click.exceptions.Exit(1)

@@ -84,9 +84,7 @@ class Recorder:
     async def _flush_whole(self) -> None:
         """Writes the pending tokens; a write that has begun is finished even if this is cancelled."""
         flushing = asyncio.ensure_future(self._flush())
-        flushing.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # retrieved here: `close` may not wait
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved here: `close` may not wait
         await asyncio.shield(flushing)
 
     async def _flush(self) -> None:
