@@ -155,8 +155,8 @@ class Answers:
         model = await self._streaming.model()
         try:
             check_tokens(model, session, session.tree.path(node_id))
-            speaker = await self._adapters.speaker(session, model)
-            given = Given(await self._tokens_of(model, text), speaker.numbers)
+            adapted = await self._adapters.adapted(session, model)
+            given = Given(await self._tokens_of(model, text), adapted.fingerprint)
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
@@ -269,10 +269,10 @@ class Answers:
         check_has(model, "score")
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(session.tip))
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             try:
-                await self._tokeniser.along(session, speaker, session.tip)
-                await self._streaming.score(session, speaker, lambda now: progress(now.done, now.total))
+                await self._tokeniser.along(session, adapted, session.tip)
+                await self._streaming.score(session, adapted, lambda now: progress(now.done, now.total))
             except StoreError as fault:
                 raise Refusal(str(fault)) from fault
 
@@ -284,7 +284,7 @@ class Answers:
             model = await self._streaming.model()
             try:
                 check_tokens(model, session, session.tree.path(node.id))
-                await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
+                await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
             except (RuntimeFault, StoreError) as fault:
                 raise Refusal(str(fault)) from fault
             await self._sessions.refresh(session)
@@ -414,7 +414,7 @@ class Answers:
             return
         try:
             check_tokens(model, session, session.tree.path(node.id))
-            await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
+            await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
         except EngineDiedError:
             await self._supervisor.died(model)
         except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # the next answer on this path reports it

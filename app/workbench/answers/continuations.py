@@ -23,7 +23,7 @@ from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
@@ -119,20 +119,20 @@ class Continuations:
 
     # ---- helpers ------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[AdaptedModel, list[int]]:
         """The model, and the ids before the place, all scored."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._streaming.speaker(claimed, model)
+        adapted = await self._streaming.adapted(claimed, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
         assert fan.new.parent_id is not None  # the child of an answer, or its sibling
-        await self._tokeniser.before(fan.session, speaker, fan.new.parent_id)
+        await self._tokeniser.before(fan.session, adapted, fan.new.parent_id)
         prompt = fan.session.path_ids(segments)
-        await score_prompt(speaker, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
-        return speaker, prompt
+        await score_prompt(adapted, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        return adapted, prompt
 
     def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
         if progress.computed is not None and progress.reused is not None:
@@ -144,8 +144,8 @@ class Continuations:
             self._show(fan)
 
     async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._streaming.resolve(claimed, asked, speaker)
+        adapted, prompt = await self._prompt(fan, claimed)
+        model, options = adapted.model, self._streaming.resolve(claimed, asked, adapted)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
         options = replace(options, max_tokens=most, speculative=None)  # they share one forward per step already
         if options.sampling.temperature == 0.0:
@@ -157,7 +157,7 @@ class Continuations:
         first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
         options = replace(options, branch=first)
         claimed.strands = fan.strands
-        strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
+        strands = [await self._strand(fan, adapted, replace(options, branch=first + k)) for k in range(fan.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
             strand.prompt = len(prompt)
@@ -174,8 +174,8 @@ class Continuations:
                     self._show(fan)
 
     async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model = speaker.model
+        adapted, prompt = await self._prompt(fan, claimed)
+        model = adapted.model
         watched: list[list[int]] = [[]]
 
         def on_step(step: BeamStep) -> None:
@@ -185,19 +185,19 @@ class Continuations:
                 fan.beams = tuple(Column(-1 - i, unscored_run(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = beam_options(self._streaming.resolve(claimed, asked, speaker), fan)
+        options = beam_options(self._streaming.resolve(claimed, asked, adapted), fan)
         read_on = partial(self._read_on, fan, fan.computed)
-        found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
+        found = await model.beam_generate(prompt, options, adapters=adapted.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
-            strand = await self._strand(fan, speaker, GenerationOptions(adapters=speaker.adapters))
+            strand = await self._strand(fan, adapted, GenerationOptions(adapters=adapted.adapters))
             assert strand.recorder is not None
             strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
 
-    async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
+    async def _strand(self, fan: Fan, adapted: AdaptedModel, options: GenerationOptions) -> Answer:
         """Adds a node for one continuation; the path shown does not change."""
         adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
         stopped = False
@@ -208,8 +208,8 @@ class Continuations:
                 stopped = True
         node = adding.result()
         fan.session.runs[node.id] = EMPTY
-        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
-        strand.recorder = Recorder(self._store, node.id, speaker.numbers)
+        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=adapted.model)
+        strand.recorder = Recorder(self._store, node.id, adapted.fingerprint)
         fan.strands.append(strand)
         if stopped:
             raise asyncio.CancelledError

@@ -19,7 +19,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, intact, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import mapping_of, spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
@@ -90,8 +90,8 @@ class Drawings:
             raise Refusal(translate("Workbench", NO_MODEL))
         if here and not model.has("kv"):
             raise Refusal(translate("Workbench", "the model is on a server, which is asked only on request"))
-        async with self._speaking(model, session, place[0]) as speaker:
-            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
+        async with self._query(model, session, place[0]) as adapted:
+            return await model.next_token_logprobs(ids, adapters=adapted.adapters)
 
     async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
         """What each layer of the running model predicts for the token at `index` of a turn.
@@ -113,11 +113,11 @@ class Drawings:
         record = session.runs[node.id].record(offset)
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             followed = dict.fromkeys([*also, *record.top_ids])
             tokens = [token for token in followed if token != record.token_id][:MOST_FOLLOWED]
             path = [*ids, record.token_id]
-            return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
+            return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=adapted.adapters)
 
     async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:
         """The cost of `turn_depth`, which raises the same refusals."""
@@ -138,13 +138,13 @@ class Drawings:
         async with refusing(self._supervisor, model):
             path = session.tree.path(node_id)
             check_tokens(model, session, path)
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             ids = session.path_ids(path)
             places = range(max(len(ids) - count - 1, 0), len(ids) - 1)
             leads = np.full(count, UNKNOWN_LAYER, np.int32)
             if places:
                 run = await model.lens(
-                    ids, places, top_k=0, adapters=speaker.adapters, on_progress=lambda p: on_progress(p.done, p.total)
+                    ids, places, top_k=0, adapters=adapted.adapters, on_progress=lambda p: on_progress(p.done, p.total)
                 )
                 leads[count - len(places) :] = run.leads_from()
             return TurnDepth(leads, model.info.layers)
@@ -165,9 +165,9 @@ class Drawings:
             raise Refusal(not_loaded(fault)) from fault
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
-        async with self._speaking(model, session, place[0]) as speaker:
+        async with self._query(model, session, place[0]) as adapted:
             while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
-                top = await model.top_logprobs(ids, 1, adapters=speaker.adapters)
+                top = await model.top_logprobs(ids, 1, adapters=adapted.adapters)
                 ids.append(int(top.ids[0]))
                 words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
@@ -203,12 +203,12 @@ class Drawings:
     async def _numbers_now(self, session: WholeSession, model: LanguageModel) -> str:
         """The fingerprint of the model under a session's adapters; "" if these cannot be used."""
         try:
-            return (await self._adapters.speaker(session, model)).numbers
+            return (await self._adapters.adapted(session, model)).fingerprint
         except RuntimeFault:
             return ""
 
     @asynccontextmanager
-    async def _speaking(self, model: LanguageModel, session: WholeSession, node: NodeRow) -> AsyncIterator[Speaker]:
+    async def _query(self, model: LanguageModel, session: WholeSession, node: NodeRow) -> AsyncIterator[AdaptedModel]:
         """The model under the session's adapters, for a query about a turn.
 
         Raises:
@@ -216,7 +216,7 @@ class Drawings:
         """
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
-            yield await self._adapters.speaker(session, model)
+            yield await self._adapters.adapted(session, model)
 
     def _settings(self, held: object) -> SamplingOptions | None:
         """Stored sampling options without unknown names (of a newer version); None if they are not valid."""

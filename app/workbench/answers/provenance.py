@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from app.workbench.setup.adapters import Speaker, engine_name
+from app.workbench.setup.adapters import AdaptedModel, engine_name
 from app.workbench.setup.values import DEFAULT, mapping_of
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
 from storage import NodeRow
@@ -30,9 +30,9 @@ _BEAMS = BeamOptions()
 SEARCHED = "beams"  # the kind of an answer that a beam search found
 
 
-def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
+def made_with(resolved: ResolvedOptions, adapted: AdaptedModel, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
     """The provenance of an answer that begins: every option with its source, the seed, and the model."""
-    info = speaker.model.info
+    info = adapted.model.info
     sources: dict[str, list[str]] = {}
     for name, source in resolved.sources.items():
         if source != DEFAULT and (name != "seed" or seed_was_chosen):
@@ -45,9 +45,9 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
         "device": info.device,
         "dtype": info.precision,
         "quantisation": info.quantisation,
-        "fingerprint": speaker.numbers,
+        "fingerprint": adapted.fingerprint,
         "base": info.kv_fingerprint,
-        "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
+        "adapters": [list(use) for use in (info.lora_stack if adapted.adapters is None else adapted.adapters)],
         "stack": None if asked.adapters is None else [_kept(choice, info) for choice in asked.adapters if choice.on],
         "preset": asked.preset_name,
         "version": __version__,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_made_with
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.values import (
     DEFAULT,
     mapping_of,
@@ -40,7 +40,7 @@ ENDS = {  # what ended an answer, by its stored name
 }
 
 
-def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
+def refusal(node: NodeRow, adapted: AdaptedModel | LanguageModel | None = None) -> str:
     """Why an answer cannot be repeated exactly; "" if it can."""
     if beams_of(node):
         return translate("Workbench", FOUND)
@@ -55,13 +55,13 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     if strange:
         words = translate("Workbench", "this imported answer was made with {0}: add that adapter and regenerate it")
         return words.format(str(strange[0])[:80])
-    return "" if speaker is None else _another(made, speaker)
+    return "" if adapted is None else _another(made, adapted)
 
 
-def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
+def _another(made: Mapping[str, Any], adapted: AdaptedModel | LanguageModel) -> str:
     """Why the model now is not the one that made an answer; "" if it is the same."""
-    model = speaker.model if isinstance(speaker, Speaker) else speaker
-    numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
+    model = adapted.model if isinstance(adapted, AdaptedModel) else adapted
+    numbers = adapted.fingerprint if isinstance(adapted, AdaptedModel) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):
         return ""
     same_base = model.info.kv_fingerprint == made.get("base")
@@ -70,7 +70,7 @@ def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
             "Workbench",
             "an adapter of this answer has changed since; restore the old one, or regenerate it",
         )
-        return changed if isinstance(speaker, Speaker) else ""
+        return changed if isinstance(adapted, AdaptedModel) else ""
     if same_base:
         was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
         return translate("Workbench", "this answer was made with {0}, now it would be {1}").format(was, now)

@@ -80,11 +80,11 @@ class Reopening:
         model = None
         try:
             model = await self._supervisor.model()
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             whole = await self._sessions.whole(session.id, lost.tip)
             ids = whole.path_ids(session.tree.path(lost.tip))
             if 0 < len(ids) <= model.info.context_length:
-                await model.cache_kv_async(ids, adapters=speaker.adapters)
+                await model.cache_kv_async(ids, adapters=adapted.adapters)
         except EngineDiedError as fault:
             if model is not None:
                 await self._supervisor.died(model)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.provenance import MADE, beams_of, made_with, options_of, plain_options, stack_made_with
 from app.workbench.answers.provenance_text import refusal, stack_words, words
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked
 from app.workbench.setup.values import guessed_by, without_lacking
 from app.workbench.tree.tree import Tree
@@ -20,34 +20,34 @@ from storage import NodeRow
 from ui import translate
 
 
-def resolve_answer(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, Any]) -> GenerationOptions:
+def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Mapping[str, Any]) -> GenerationOptions:
     """Resolves the options of an answer, and sets its `options`, `made_with` and `changed`.
 
     Args:
         answer: Its options so far are its preset's (see `with_seed`), or those of the answer that it repeats.
         asked: The session's options and adapters when it began.
-        speaker: The model that answers.
+        adapted: The model that answers.
         call: By the names of `GenerationOptions.from_mapping`; takes precedence over the session.
 
     Raises:
         InvalidRequestError: It repeats another answer, and this model cannot.
     """
     if answer.repeats is not None:
-        why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # the model may have changed meanwhile
+        why = refusal(answer.session.tree.nodes[answer.repeats.of], adapted)  # the model may have changed meanwhile
         if why:
             raise InvalidRequestError(why)
         answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
         return answer.options
-    guessed = guessed_by(asked.session, speaker.model)
-    layer = guessed if speaker.adapters is None else {**guessed, "adapters": speaker.adapters}
+    guessed = guessed_by(asked.session, adapted.model)
+    layer = guessed if adapted.adapters is None else {**guessed, "adapters": adapted.adapters}
     said = call if answer.seed is None else {**call, "seed": answer.seed}
-    preset = without_lacking(answer.options, speaker.model)
-    resolved = speaker.model.resolve_options(said, session=layer, preset=preset)
+    preset = without_lacking(answer.options, adapted.model)
+    resolved = adapted.model.resolve_options(said, session=layer, preset=preset)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
     if answer.continues is not None:
-        lacks = speaker.model.lacks
+        lacks = adapted.model.lacks
         resolved, answer.changed, chosen = answer.continues.under(resolved, asked, lacks, seed_was_chosen=chosen)
-    answer.made_with = made_with(resolved, speaker, asked, seed_was_chosen=chosen)
+    answer.made_with = made_with(resolved, adapted, asked, seed_was_chosen=chosen)
     answer.options = resolved.options
     return answer.options
 

@@ -22,7 +22,7 @@ from app.workbench.answers.provenance import stack_made_with
 from app.workbench.answers.resolve_options import resolve_answer, with_seed
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, first_unscored, score_prompt
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
@@ -49,7 +49,7 @@ STATUS_SECONDS = 0.25  # between two updates of the status bar while an answer r
 STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
 LONG_PROMPT = 256  # tokens still to be read from which on progress is shown
 
-Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # the tokens that a node begins with: header, picked token
+Prepare = Callable[[AdaptedModel], Awaitable[TokenRun]]  # the tokens that a node begins with: header, picked token
 
 
 @dataclass(eq=False, repr=False)
@@ -79,17 +79,17 @@ class Streaming:
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
 
-    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
+    async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
         """The model under the adapters of an answer, which are loaded, and stay loaded until it ends.
 
         Raises:
             RuntimeFault: One of them cannot be used.
         """
-        return Speaker.of(model, await self._adapters.bring(model, answer.stack))
+        return AdaptedModel.of(model, await self._adapters.bring(model, answer.stack))
 
-    def resolve(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
+    def resolve(self, answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
         """The options of an answer (see `resolve_answer`)."""
-        return resolve_answer(answer, asked, speaker, self._call)
+        return resolve_answer(answer, asked, adapted, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
         """Streams the answer of an open node; returns when it has ended, also where it failed.
@@ -115,7 +115,7 @@ class Streaming:
             if not answer.refused:
                 self._running.report_end([answer])
 
-    async def score(self, session: WholeSession, speaker: Speaker, on_progress: Callable[[PromptProgress], None]) -> None:
+    async def score(self, session: WholeSession, adapted: AdaptedModel, on_progress: Callable[[PromptProgress], None]) -> None:
         """Scores the tokens of a session's path that have no numbers, and saves them.
 
         Raises:
@@ -123,7 +123,7 @@ class Streaming:
             StoreError: The numbers cannot be saved.
         """
         segments = session.tree.path(session.tip)
-        await score_prompt(speaker, self._store, session, segments, session.path_ids(segments), on_progress)
+        await score_prompt(adapted, self._store, session, segments, session.path_ids(segments), on_progress)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -135,23 +135,23 @@ class Streaming:
         finally:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
-        speaker = await self.speaker(answer, model)
-        options = self.resolve(answer, asked, speaker)
+        adapted = await self.adapted(answer, model)
+        options = self.resolve(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
         before = [session.runs.get(segment.node.id) for segment in segments]
-        known = await prepare(speaker)
+        known = await prepare(adapted)
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
-        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
+        recorder = answer.recorder = Recorder(self._store, node_id, adapted.fingerprint)
         ends = bool(len(known)) and Finish(int(known.finish[-1])).by_eos
         typed = model.has("scores") and not ends and first_unscored(session, segments) == len(prompt) - 1
         try:
             if not typed:
-                await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+                await score_prompt(adapted, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         after = [session.runs.get(segment.node.id) for segment in segments]
@@ -174,7 +174,7 @@ class Streaming:
                     self._take(answer, run)
                     recorder.add(run)
                     if typed and scoring is None:
-                        scoring = asyncio.create_task(self._score_typed(answer, speaker, recorder, segments, prompt))
+                        scoring = asyncio.create_task(self._score_typed(answer, adapted, recorder, segments, prompt))
             if scoring is not None:
                 await scoring
         finally:
@@ -185,18 +185,18 @@ class Streaming:
             answer.guesses = took.drafted, took.accepted
 
     async def _score_typed(
-        self, answer: Answer, speaker: Speaker, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
+        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
     ) -> None:
         """Scores the one typed token while the answer already streams, so that its first token does not wait for it.
 
         The token before it is computed once more, as if it were scored first; the answer's counters leave that out.
         """
-        session, model = answer.session, speaker.model
+        session, model = answer.session, adapted.model
         at = len(session.runs[answer.node_id]) - answer.made - 1
         try:
             if model.has("kv"):  # keeps the logits after the token before, which are all that the score needs
-                await model.top_logprobs(prompt[:-1], 1, adapters=speaker.adapters, priority=Priority.CHAT)
-            await score_prompt(speaker, self._store, session, segments, prompt, lambda _: None)
+                await model.top_logprobs(prompt[:-1], 1, adapters=adapted.adapters, priority=Priority.CHAT)
+            await score_prompt(adapted, self._store, session, segments, prompt, lambda _: None)
             await recorder.rescore(session.runs[answer.node_id][at : at + 1], at)
         except (RuntimeFault, StoreError) as fault:  # the next answer on this path tries again
             log.info("a typed token of node %d has no numbers yet: %s", answer.node_id, fault)

@@ -18,7 +18,7 @@ from app.workbench.models.views import backend_choices, models_here
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker, values_of
+from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
@@ -142,7 +142,7 @@ class Comparison:
 
     async def _left(
         self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
-    ) -> tuple[Speaker, Sequence[AdapterChoice]]:
+    ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
         """The model in use under the session's adapters, and these, which may change during the comparison."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
@@ -153,7 +153,7 @@ class Comparison:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             used = values_of(session).adapters
-            return Speaker.of(model, await self._adapters.bring(model, used or None)), used
+            return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
 
     async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:
@@ -165,7 +165,7 @@ class Comparison:
             raise Refusal(translate("Workbench", "{0} could not be loaded: {1}").format(choice.label, fault)) from fault
 
     async def _found(
-        self, left: Speaker, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
+        self, left: AdaptedModel, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
     ) -> ModelComparison:
         from runtime import compare_models  # the window opens without it
 

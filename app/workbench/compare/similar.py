@@ -23,7 +23,7 @@ from app.workbench.compare.similar_vectors import (
 )
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.outline import outline
 from app.workbench.tree.session import OpenSession
@@ -62,10 +62,10 @@ class SimilarSearch:
         """
         session = self._sessions.opened(session_id)
         turns = await self._turns(session, node_id)
-        speaker = await self._speaker_now(session, progress)
+        adapted = await self._adapted_model(session, progress)
         comparing = translate("Workbench", "comparing turns")
-        maker = VectorMaker(speaker, pooling, self._vectors, lambda done, total: progress(comparing, done, total))
-        vectors = await self._vectors_of(turns, speaker.model, maker)
+        maker = VectorMaker(adapted, pooling, self._vectors, lambda done, total: progress(comparing, done, total))
+        vectors = await self._vectors_of(turns, adapted.model, maker)
         on_path = set(session.tree.ends(session.tip))
         names = _branch_names(session, [one.node_id for one in turns.others if one.node_id not in on_path])
         rows = await asyncio.to_thread(_rows, turns, vectors, on_path, names)
@@ -74,10 +74,10 @@ class SimilarSearch:
             node_id=node_id,
             words=_words(turns.chosen.text),
             pooling=pooling,
-            model=spoken_name(speaker.model.info),
+            model=spoken_name(adapted.model.info),
             rows=rows,
-            poolings=poolings_of(speaker.model),
-            limit=limit_of(speaker.model),
+            poolings=poolings_of(adapted.model),
+            limit=limit_of(adapted.model),
             tokens=vectors[node_id].tokens,
             damaged=turns.damaged,
             computed=maker.computed,
@@ -108,7 +108,7 @@ class SimilarSearch:
             raise Refusal(translate("Workbench", "no other turn has words yet: send a message, then look again"))
         return _Turns(chosen, others, damaged)
 
-    async def _speaker_now(self, session: OpenSession, progress: OnCompared) -> Speaker:
+    async def _adapted_model(self, session: OpenSession, progress: OnCompared) -> AdaptedModel:
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:
@@ -118,7 +118,7 @@ class SimilarSearch:
         except RuntimeFault as fault:
             raise ModelRefusal(not_loaded(fault)) from fault
         try:
-            return await self._adapters.speaker(session, model)
+            return await self._adapters.adapted(session, model)
         except EngineDiedError as fault:
             await self._supervisor.died(model)
             raise Refusal(translate("Workbench", "the engine stopped; try again to restart it")) from fault

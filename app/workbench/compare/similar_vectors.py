@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from app.workbench.refusals import stored
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.beginning import Beginning
 from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.reading import slices
@@ -105,8 +105,8 @@ class VectorMaker:
         computed: Tokens that were computed, with padding.
     """
 
-    def __init__(self, speaker: Speaker, pooling: Pooling, vectors: VectorCache, on_done: OnDone) -> None:
-        self._speaker, self._pooling, self._vectors, self._on_done = speaker, pooling, vectors, on_done
+    def __init__(self, adapted: AdaptedModel, pooling: Pooling, vectors: VectorCache, on_done: OnDone) -> None:
+        self._adapted, self._pooling, self._vectors, self._on_done = adapted, pooling, vectors, on_done
         self.done = self.computed = 0
 
     async def vectors(self, turns: Sequence[TurnText]) -> Mapping[int, Vector]:
@@ -126,7 +126,7 @@ class VectorMaker:
         return {node_id: found[key] for node_id, key in keys.items()}
 
     def _keys(self, turns: Sequence[TurnText]) -> Mapping[int, Key]:
-        return {one.node_id: Key.of(self._speaker.numbers, self._pooling, one.text) for one in turns}
+        return {one.node_id: Key.of(self._adapted.fingerprint, self._pooling, one.text) for one in turns}
 
     def _report(self, keys: Mapping[int, Key], found: Mapping[Key, Vector]) -> None:
         self.done = sum(key in found for key in keys.values())
@@ -134,7 +134,7 @@ class VectorMaker:
 
     async def _cut(self, key: Key, text: str) -> _Wanted:
         """Cuts a text to the tokens that are read; a text with few bytes has few tokens, and is not counted."""
-        model, limit = self._speaker.model, limit_of(self._speaker.model)
+        model, limit = self._adapted.model, limit_of(self._adapted.model)
         if len(text.encode(errors="surrogatepass")) + AROUND <= limit:
             return _Wanted(key, text, 0)
         ids = await model.tokenize_async(text)
@@ -154,8 +154,8 @@ class VectorMaker:
             nonlocal computed
             computed = progress.computed or 0
 
-        rows = await self._speaker.model.embed(
-            [one.text for one in batch], self._pooling, adapters=self._speaker.adapters, on_progress=count
+        rows = await self._adapted.model.embed(
+            [one.text for one in batch], self._pooling, adapters=self._adapted.adapters, on_progress=count
         )
         self.computed += computed
         found = {one.key: Vector(row.copy(), one.tokens) for one, row in zip(batch, rows, strict=True)}
@@ -185,13 +185,13 @@ BUDGET: Final = 128 << 20  # bytes: 50,000 vectors of a small model, 8,000 of a 
 class Key(NamedTuple):
     """Everything that a vector depends on."""
 
-    numbers: str  # fingerprint of the model under its adapters
+    fingerprint: str  # fingerprint of the model under its adapters
     pooling: Pooling
     text: bytes  # SHA-256 digest
 
     @classmethod
-    def of(cls, numbers: str, pooling: Pooling, text: str) -> Key:
-        return cls(numbers, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
+    def of(cls, fingerprint: str, pooling: Pooling, text: str) -> Key:
+        return cls(fingerprint, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
 
 
 class Vector(Struct, frozen=True):

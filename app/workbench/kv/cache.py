@@ -14,7 +14,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker, in_words
+from app.workbench.setup.adapters import AdaptedModel, Adapters, in_words
 from app.workbench.windows import Windows
 from runtime import AdapterInfo, CacheReport, EdgeReport, LanguageModel
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
@@ -86,9 +86,9 @@ class Cache:
         self._windows.refresh_status()
 
     async def _pin(self, session_id: int, model: LanguageModel, before: _Kept | None) -> None:
-        ids, speaker = await self._path(session_id, model)
+        ids, adapted = await self._path(session_id, model)
         pin = before.pin if before is not None else None
-        pinned = await model.pin_async(ids, pin, adapters=speaker.adapters)
+        pinned = await model.pin_async(ids, pin, adapters=adapted.adapters)
         if not pinned.tokens:
             await model.unpin_async(pinned.pin)
             raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message first"))
@@ -102,10 +102,10 @@ class Cache:
         """
         model = self._running()
         async with refusing(self._supervisor, model):
-            ids, speaker = await self._path(session_id, model)
+            ids, adapted = await self._path(session_id, model)
             ids = ids[:MOST_CHECKED]
-            cached = await model.next_token_logprobs(ids, adapters=speaker.adapters)
-            anew = await model.next_token_logprobs_uncached_async(ids, adapters=speaker.adapters)
+            cached = await model.next_token_logprobs(ids, adapters=adapted.adapters)
+            anew = await model.next_token_logprobs_uncached_async(ids, adapters=adapted.adapters)
         both = np.isfinite(cached) & np.isfinite(anew)  # padded entries of a vocabulary are minus infinity in both
         difference = np.abs(cached[both].astype(np.float64) - anew[both].astype(np.float64))
         return CacheCheck(
@@ -121,14 +121,14 @@ class Cache:
             raise Refusal(translate("Workbench", NO_MODEL))
         return model
 
-    async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], Speaker]:
+    async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], AdaptedModel]:
         session = await self._sessions.whole(session_id)
         path = session.tree.path(session.tip)
         ids = session.path_ids(path)
         if not ids:
             raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
         check_tokens(model, session, path)
-        return ids, await self._adapters.speaker(session, model)
+        return ids, await self._adapters.adapted(session, model)
 
     def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
         return CacheView(

@@ -289,9 +289,7 @@ class Settings:
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
         own = options_of(self.own.of(source) if choice is None else choice)
-        wishes = [
-            name for name in WISHES if options[name] is not None and name not in own
-        ]  # set for all models
+        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all models
         return options | own | {"wishes": wishes or None}
 
 

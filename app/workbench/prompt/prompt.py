@@ -17,7 +17,7 @@ from app.workbench.answers.answer import Given
 from app.workbench.answers.provenance import MADE
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY, as_eos, without_numbers
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment, Turn
@@ -271,47 +271,49 @@ class Tokeniser:
         self._store = store
         self._vocabulary = vocabulary
 
-    async def from_known(self, given: Given, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
+    async def from_known(self, given: Given, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
         """The known tokens that the node begins with; turns before it are tokenised."""
-        await self.before(session, speaker, node.id)
-        known = given.run if given.fingerprint == speaker.numbers else without_numbers(given.run)
-        if len(known) and int(known.origin[-1]) == Origin.PICKED and speaker.model.is_eos(int(known.ids[-1])):
+        await self.before(session, adapted, node.id)
+        known = given.run if given.fingerprint == adapted.fingerprint else without_numbers(given.run)
+        if len(known) and int(known.origin[-1]) == Origin.PICKED and adapted.model.is_eos(int(known.ids[-1])):
             return as_eos(known)
         return known
 
-    async def after_user(self, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
+    async def after_user(self, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
         """The header of an answer, which the node begins with; turns before it are tokenised."""
-        header = await self.before(session, speaker, node.id)
+        header = await self.before(session, adapted, node.id)
         if header is None:
             turns = session.tree.turns(node.parent_id)
-            header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
-        return as_run(speaker.model, header, "")
+            header = await render_header(adapted.model, session.messages(turns), tools=session.tools(node.id) or None)
+        return as_run(adapted.model, header, "")
 
-    async def own_words(self, session: WholeSession, speaker: Speaker, node: NodeRow) -> None:
+    async def own_words(self, session: WholeSession, adapted: AdaptedModel, node: NodeRow) -> None:
         """Tokenises an answer that a person wrote, after the header of an answer."""
-        model = speaker.model
-        header = await self.after_user(session, node, speaker)
+        model = adapted.model
+        header = await self.after_user(session, node, adapted)
         said = await model.tokenize_async(node.text, add_special_tokens=False)
-        await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
+        await self._keep(session, adapted, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
-    async def along(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
+    async def along(self, session: WholeSession, adapted: AdaptedModel, node_id: int) -> None:
         """Tokenises the turns of the path to a node after the last one with ids."""
         turns = session.tree.turns(node_id)
         seen = [count for count, turn in enumerate(turns, 1) if len(session.runs.get(turn.tip.id, EMPTY))]
         for turn in turns[max(seen, default=0) :]:
             if turn.role == "assistant" and turn.tip.text:
-                await self.own_words(session, speaker, turn.tip)
-        await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+                await self.own_words(session, adapted, turn.tip)
+        await self._tokenise(session, adapted, turns, session.tools(node_id) or None)
 
-    async def before(self, session: WholeSession, speaker: Speaker, node_id: int) -> list[int] | None:
+    async def before(self, session: WholeSession, adapted: AdaptedModel, node_id: int) -> list[int] | None:
         """Tokenises the user turns before the turn that `node_id` ends; returns the header after the last new one."""
         turns = [turn for turn in session.tree.turns(node_id) if turn.tip.id != node_id]
-        return await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+        return await self._tokenise(session, adapted, turns, session.tools(node_id) or None)
 
-    async def _tokenise(self, session: WholeSession, speaker: Speaker, turns: Sequence[Turn], tools: Tools) -> list[int] | None:
+    async def _tokenise(
+        self, session: WholeSession, adapted: AdaptedModel, turns: Sequence[Turn], tools: Tools
+    ) -> list[int] | None:
         """Tokenises the user and tool turns that have no ids; returns the header after the last one."""
-        model = speaker.model
-        await self._vocabulary.learn_speaker(speaker)
+        model = adapted.model
+        await self._vocabulary.learn_adapted(adapted)
         header: list[int] | None = None
         waiting: list[Turn] = []  # results of one answer's calls, which templates render together
         for count, turn in enumerate(turns, 1):
@@ -324,18 +326,18 @@ class Tokeniser:
             held, messages = session.path_ids(parents), session.messages(turns[:count])
             ids = await render_turn(model, held, messages, tools=tools, new=len(waiting))
             if ids.system and parents:
-                await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
+                await self._keep(session, adapted, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
             contents = [each.tip.text for each in waiting]
             for each, part in zip(waiting, parts_of(model, ids.user, contents), strict=True):
-                await self._keep(session, speaker, each.tip, as_run(model, part, each.tip.text))
+                await self._keep(session, adapted, each.tip, as_run(model, part, each.tip.text))
             header, waiting = ids.header, []
         return header
 
-    async def _keep(self, session: WholeSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
+    async def _keep(self, session: WholeSession, adapted: AdaptedModel, node: NodeRow, run: TokenRun) -> None:
         """Saves the ids of a turn, before the model gets them."""
         session.runs[node.id] = run  # first: a write that has begun is finished even if this is cancelled
         try:
-            await self._store.append_chunk(node.id, chunk(run, speaker.numbers))
+            await self._store.append_chunk(node.id, chunk(run, adapted.fingerprint))
         except StoreError:
             del session.runs[node.id]
             raise

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
@@ -127,7 +127,7 @@ def first_unscored(session: WholeSession, segments: Sequence[Segment]) -> int | 
 
 
 async def score_prompt(
-    speaker: Speaker,
+    adapted: AdaptedModel,
     store: SessionStore,
     session: WholeSession,
     segments: Sequence[Segment],
@@ -140,13 +140,13 @@ async def score_prompt(
         ContextOverflowError: The prompt does not fit; nothing was computed.
         StoreError: The numbers cannot be saved.
     """
-    if not speaker.model.has("scores"):  # a server that does not score prompts
+    if not adapted.model.has("scores"):  # a server that does not score prompts
         return
     first = first_unscored(session, segments)
     if first is None:
         return
-    scored = await speaker.model.score_run(
-        prompt, start=first, adapters=speaker.adapters, priority=Priority.CHAT, on_progress=on_progress
+    scored = await adapted.model.score_run(
+        prompt, start=first, adapters=adapted.adapters, priority=Priority.CHAT, on_progress=on_progress
     )
     at = 0
     for segment in segments:
@@ -155,13 +155,15 @@ async def score_prompt(
         if at > first and len(run):  # a turn without tokens is part of the next one's
             begin = max(first - start, 0)
             part = scored[max(start - first, 0) : at - first]
-            await _keep(speaker, store, session, segment.node.id, begin, part)
+            await _keep(adapted, store, session, segment.node.id, begin, part)
 
 
-async def _keep(speaker: Speaker, store: SessionStore, session: WholeSession, node_id: int, begin: int, part: TokenRun) -> None:
+async def _keep(
+    adapted: AdaptedModel, store: SessionStore, session: WholeSession, node_id: int, begin: int, part: TokenRun
+) -> None:
     run = session.runs[node_id]
     end = begin + len(part)
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
     session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
     if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
-        await store.rescore(node_id, chunk(fresh, speaker.numbers, begin))
+        await store.rescore(node_id, chunk(fresh, adapted.fingerprint, begin))

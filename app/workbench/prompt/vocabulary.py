@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from app.workbench.refusals import intact
-from app.workbench.setup.adapters import Speaker, Stack
+from app.workbench.setup.adapters import AdaptedModel, Stack
 from runtime import LanguageModel, SessionConfig
 from storage import SessionStore, vocabulary_digest
 from ui import Refusal, translate
@@ -100,17 +100,17 @@ class Vocabulary(TokenBytes):
         await self._save_facts(model, digest)
         await self._store.set_setting(SETTING, digest)
 
-    async def learn_speaker(self, speaker: Speaker) -> None:
+    async def learn_adapted(self, adapted: AdaptedModel) -> None:
         """Loads the vocabulary, and saves the facts about the fingerprint under the adapters."""
-        await self.learn(speaker.model)
-        if speaker.numbers not in self._saved:
-            await self._save_facts(speaker.model, self._digest, speaker)
-            self._saved.add(speaker.numbers)
+        await self.learn(adapted.model)
+        if adapted.fingerprint not in self._saved:
+            await self._save_facts(adapted.model, self._digest, adapted)
+            self._saved.add(adapted.fingerprint)
 
-    async def _save_facts(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:
+    async def _save_facts(self, model: LanguageModel, digest: str, adapted: AdaptedModel | None = None) -> None:
         """Saves the model and manifest behind a fingerprint, so that a session can be continued here and elsewhere."""
         info = model.info
-        fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
+        fingerprint, adapters = (info.kv_fingerprint, ()) if adapted is None else (adapted.fingerprint, adapted.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
         known |= {"quantisation": info.quantisation} if info.quantisation else {}
         known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary

@@ -98,7 +98,7 @@ async def begin_with(
     root: NodeRow | None,
     turns: Sequence[Turn],
     stats: Mapping[str, Any],
-    numbers: str | None = None,
+    fingerprint: str | None = None,
 ) -> None:
     """Copies turns under a new root, and shows them.
 
@@ -108,7 +108,7 @@ async def begin_with(
         root: The root of the original.
         turns: All keep their tokens except the first, which follows other tokens now.
         stats: More stats of the new root.
-        numbers: The fingerprint for the tokens' numbers; None: no turn keeps its tokens.
+        fingerprint: The fingerprint for the tokens' numbers; None: no turn keeps its tokens.
     """
     beginning = Beginning.of(root) if root is not None else Beginning()
     kept = {**beginning.stats, **stats}
@@ -117,8 +117,8 @@ async def begin_with(
         run, node = without_numbers(session.turn_run(turn)), turn.tip
         role: Any = turn.role  # of a stored node, so one that the store knows
         new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
-        tokenised = numbers is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
-        parent = await sessions.add(session, new, chunk(run, numbers) if tokenised and numbers is not None else None)
+        tokenised = fingerprint is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
+        parent = await sessions.add(session, new, chunk(run, fingerprint) if tokenised and fingerprint is not None else None)
         if tokenised:
             session.runs[parent.id] = run
 

@@ -280,7 +280,7 @@ class OpenSessions:
             model = self._supervisor.running
             if model is not None and lacks_adapters(session, model):
                 try:  # the fingerprint of KV needs them loaded, and the next answer need not wait
-                    await self._adapters.speaker(session, model)
+                    await self._adapters.adapted(session, model)
                 except EngineDiedError:
                     await self._supervisor.died(model)
                 except RuntimeFault as fault:  # the next message reports it

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 Stack = tuple[tuple[str, float], ...]  # (name in the engine, scale), in order
 
 
-class Speaker(Struct, frozen=True):
+class AdaptedModel(Struct, frozen=True):
     """A model under adapters (None: its own stack), and the fingerprint of its numbers under them."""
 
     model: LanguageModel
     adapters: Stack | None
-    numbers: str
+    fingerprint: str
 
     @classmethod
-    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> Speaker:
+    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> AdaptedModel:
         """The model under these adapters.
 
         Raises:
@@ -113,13 +113,13 @@ class Adapters:
                     await model.load_adapter_async(name)
             return stack_of(choices)
 
-    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
+    async def adapted(self, session: OpenSession, model: LanguageModel) -> AdaptedModel:
         """The model under a session's adapters, which are loaded if necessary.
 
         Raises:
             RuntimeFault: An adapter cannot be used.
         """
-        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
+        return AdaptedModel.of(model, await self.bring(model, values_of(session).adapters or None))
 
     async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
         """Loads adapters before a change that needs them.
