@@ -12,9 +12,7 @@ from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
-_DATA: Final = frozenset(
-    {"const", "enum", "default", "examples"}
-)  # keywords of a schema whose values have no references
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # keywords of a schema whose values have no references
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})  # schemas by name
 
 

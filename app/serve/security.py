@@ -58,9 +58,7 @@ class Access:
 
     def _check_host(self, header: str) -> None:
         """Refuses unknown names, which a foreign page could have pointed at this address (DNS rebinding)."""
-        name = (
-            "" if set(header) & set("/?#@\\") else _host_of(header)
-        )  # no delimiters of a URL, which would move its path
+        name = "" if set(header) & set("/?#@\\") else _host_of(header)  # no delimiters of a URL, which would move its path
         if name in ("localhost", *self.hosts) or _is_address(name):
             return
         if not self.loopback and name in machine_names():
@@ -68,9 +66,7 @@ class Access:
         raise ApiError("this Host is not served; `elsewise serve --allow-host` names those that are", 403)
 
     def _check_key(self, given: bytes) -> None:
-        matches = [
-            hmac.compare_digest(given, known.encode()) for known in self.keys
-        ]  # all: the time reveals nothing
+        matches = [hmac.compare_digest(given, known.encode()) for known in self.keys]  # all: the time reveals nothing
         if not any(matches):
             raise ApiError("a valid key is needed: Authorization: Bearer KEY", 401, code="invalid_api_key")
 
