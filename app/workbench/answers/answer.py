@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -86,6 +87,19 @@ class Answer:
             self.task.cancel()
             await asyncio.wait([self.task])
 
+    def take(self, run: TokenRun) -> bool:
+        """Adds and counts new tokens; returns whether they end the answer."""
+        self.last_token = time.monotonic()
+        self.first_token = self.first_token or self.last_token
+        self.made += len(run)
+        self.logprob += float(np.sum(run.logprob))
+        self.session.runs.extend(self.node_id, run)
+        finish = Finish(int(run.finish[-1]))
+        if finish is Finish.NONE:
+            return False
+        self.finish, self.incomplete = finish.label or "", finish.incomplete
+        return True
+
 
 def live_stats(answer: Answer) -> TurnStats:
     """Counters of a running answer."""
@@ -160,6 +174,17 @@ class RunningAnswers:
                 self.on_idle()
             self._adapters.drop(("answer", session.id))
             self._adapters.free(answer.stack or ())
+
+    @asynccontextmanager
+    async def begin(self, session: WholeSession) -> AsyncIterator[Answer]:
+        """Locks a session for one answer, and retries the last write of the answer before, where it failed.
+
+        Raises:
+            Refusal: It is locked already, or the write fails again.
+        """
+        with self.claim(session) as answer:
+            await self.settle(session)
+            yield answer
 
     def take_stack(self, answer: Answer, stack: tuple[AdapterChoice, ...] | None) -> None:
         """Keeps these adapters loaded until the answer ends."""

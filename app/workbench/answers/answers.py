@@ -68,8 +68,7 @@ class Answers:
             raise Refusal(translate("Workbench", "this turn cannot be edited"))
         target = await self._copies.target(session)
         session, replaces = target.session, target.of(replaces)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             failed = None if session.overflowed(session.tip) else session.tip
             parent, at = session.place(replaces)
             if parent is None and session.tip is None:
@@ -103,8 +102,7 @@ class Answers:
             )
         target = await self._copies.target(session)
         session, parent = target.session, target.of(node_id)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             for text in results:
                 parent = (await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))).id
             reply = await self._sessions.add(session, NewNode(session.id, parent, "assistant", status="open"))
@@ -116,8 +114,7 @@ class Answers:
         last = session.tree.nodes.get(session.tip) if session.tip is not None else None
         if last is None or last.role not in ("user", "tool"):
             return
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             reply = await self._sessions.add(session, NewNode(session.id, last.id, "assistant", status="open"))
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
@@ -139,8 +136,7 @@ class Answers:
         picked = pick(session.runs[node.id], offset, token_id, self._vocabulary.bytes_of(token_id))
         new = replace(new, text=picked.text)
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
@@ -160,8 +156,7 @@ class Answers:
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(replace(new, text=text)), given)
 
     async def tokenise(self, text: str) -> None:
@@ -186,8 +181,7 @@ class Answers:
         target = await self._copies.target(session)
         new = target.place(NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open"))
         session, failed = target.session, target.of(node_id)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             answer.seed = fresh_seed()
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
@@ -221,8 +215,7 @@ class Answers:
         )  # fmt: skip
         target = await self._copies.target(session)
         of = target.of(node_id)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             answer.repeats = repeat if of is None else replace(repeat, of=of)
             await self._go_on(answer, target.place(new), Given(known, node.kv_fingerprint))
 
@@ -239,8 +232,7 @@ class Answers:
             raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             answer.continues = Continued.read(session.tree, node)
             await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
 
@@ -250,8 +242,7 @@ class Answers:
         if session.tip is None:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = _scored(session)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             try:
                 await answer.work(self._score(session, progress), f"score {session_id}")
             finally:
@@ -278,8 +269,7 @@ class Answers:
 
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
         """Tokenises an answer that is only text, and saves its tokens."""
-        with self._running.claim(session):
-            await self._running.settle(session)
+        async with self._running.begin(session):
             session.check_sound(session.tree.path(node.id))
             model = await self._streaming.model()
             try:
@@ -306,8 +296,7 @@ class Answers:
         )  # fmt: skip
         session = target.session
         before = session.tip
-        with self._running.claim(session):
-            await self._running.settle(session)
+        async with self._running.begin(session):
             written = await self._sessions.add(session, target.place(new))
             await self._sessions.drop_failed(session, target.of(node_id))
             self._windows.tell(SessionsChanged())
@@ -332,8 +321,7 @@ class Answers:
         if not said:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = session.tip
-        with self._running.claim(session):
-            await self._running.settle(session)
+        async with self._running.begin(session):
             await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})
         self._windows.tell_path(session, before)
         self._windows.tell(SessionsChanged())

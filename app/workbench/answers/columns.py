@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from msgspec.structs import replace
 
 from app.workbench.answers.answer import Answer
@@ -15,7 +14,7 @@ from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import ending_note
-from runtime import BeamOptions, Finish, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
+from runtime import BeamOptions, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
 from storage import NewNode, SessionStore, StoreError
 from ui import QT_TRANSLATE_NOOP, BeamRules, Column, ColumnKind, Columns, translate
 
@@ -89,18 +88,10 @@ class Fan:
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
         """Takes new tokens of one strand; returns whether it has ended."""
-        now = time.monotonic()
-        strand.first_token = strand.first_token or now
-        strand.last_token = now
-        strand.made += len(run)
-        strand.logprob += float(np.sum(run.logprob))
-        self.session.runs.extend(strand.node_id, run)
-        finish = Finish(int(run.finish[-1]))
-        if finish is Finish.NONE:
-            return False
-        strand.finish, strand.incomplete = finish.label or "", finish.incomplete
-        self.ended.add(strand.node_id)
-        return True
+        ended = strand.take(run)
+        if ended:
+            self.ended.add(strand.node_id)
+        return ended
 
 
 @dataclass(slots=True)

@@ -93,8 +93,7 @@ class Continuations:
             check_has(self._supervisor.running, "branch")
         new = continuation_node(session, node_id, index)
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as claimed:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as claimed:
             fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
             self._last[fan.session.id] = fan
             fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace as replace_struct
 
 from app.faults import not_loaded
@@ -228,19 +227,11 @@ class Streaming:
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
-        now = time.monotonic()
-        answer.first_token = answer.first_token or now
-        answer.last_token = now
-        answer.made += len(run)
+        answer.take(run)
         session, node_id = answer.session, answer.node_id
-        session.runs.extend(node_id, run)
-        finish = Finish(int(run.finish[-1]))
-        if finish is not Finish.NONE:
-            answer.finish, answer.incomplete = finish.label or "", finish.incomplete
-        answer.logprob += float(np.sum(run.logprob))
         self._windows.tell(TokensArrived(session.id, node_id, run))
-        if now - answer.reported > STATUS_SECONDS:
-            answer.reported = now
+        if answer.last_token - answer.reported > STATUS_SECONDS:
+            answer.reported = answer.last_token
             session.stats[node_id] = live_stats(answer)
             self._windows.refresh_status()
 
