@@ -209,15 +209,15 @@ class _Endpoint:
         except ConnectionResetError:
             return
         work = asyncio.create_task(self._answer(request, scope, receive, send))
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 self._engine.counts["disconnects"] += 1
         finally:
-            for task in (work, gone):
+            for task in (work, disconnected):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, disconnected, return_exceptions=True)
 
     async def _answer(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         started = False

@@ -179,9 +179,9 @@ class Drafts:
         with self._running.claim(session):
             turns = session.tree.turns(target.of(before))  # of the copy, if the session is the sample
             root = turns[0].tip if turns and turns[0].role == "system" else None
-            gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
+            stats = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
-            await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
+            await begin_with(self._sessions, session, root, last, stats, model.info.numbers_fingerprint)
         self._windows.tell_path(session, left)
         self._windows.refresh_status()
         return len(said) - len(kept)

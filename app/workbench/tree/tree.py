@@ -179,7 +179,7 @@ class Tree:
         return Turn(tuple(reversed(segments)))
 
     def turn_ends(self) -> list[int]:
-        """Nodes that end a turn, on one path at least, oldest first: one for each version of it (see `variants`)."""
+        """Nodes that end a turn on at least one path, oldest first: one for each version (see `variants`)."""
         columns, ends = self._links.columns, []
         for place in self._links:
             after = [child for child in self._links.children(place) if self._links.leaves_at_end(child)]
