@@ -295,7 +295,7 @@ class Tokeniser:
         await self._keep(session, adapted, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
     async def along(self, session: WholeSession, adapted: AdaptedModel, node_id: int) -> None:
-        """Tokenises the turns of the path to a node after the last one with ids."""
+        """Tokenises the path to a node: messages without ids, and answers after the last turn with ids."""
         turns = session.tree.turns(node_id)
         seen = [count for count, turn in enumerate(turns, 1) if len(session.runs.get(turn.tip.id, EMPTY))]
         for turn in turns[max(seen, default=0) :]:
