@@ -87,10 +87,10 @@ class Answer:
             self.task.cancel()
             await asyncio.wait([self.task])
 
-    def take(self, run: TokenRun) -> bool:
-        """Adds and counts new tokens; returns whether they end the answer."""
-        self.last_token = time.monotonic()
-        self.first_token = self.first_token or self.last_token
+    def take(self, run: TokenRun, now: float) -> bool:
+        """Adds and counts tokens that arrived `now`; returns whether they end the answer."""
+        self.last_token = now
+        self.first_token = self.first_token or now
         self.made += len(run)
         self.logprob += float(np.sum(run.logprob))
         self.session.runs.extend(self.node_id, run)

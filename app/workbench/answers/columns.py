@@ -88,7 +88,7 @@ class Fan:
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
         """Takes new tokens of one strand; returns whether it has ended."""
-        ended = strand.take(run)
+        ended = strand.take(run, time.monotonic())
         if ended:
             self.ended.add(strand.node_id)
         return ended

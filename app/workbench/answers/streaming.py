@@ -227,11 +227,12 @@ class Streaming:
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
-        answer.take(run)
+        now = time.monotonic()
+        answer.take(run, now)
         session, node_id = answer.session, answer.node_id
         self._windows.tell(TokensArrived(session.id, node_id, run))
-        if answer.last_token - answer.reported > STATUS_SECONDS:
-            answer.reported = answer.last_token
+        if now - answer.reported > STATUS_SECONDS:
+            answer.reported = now
             session.stats[node_id] = live_stats(answer)
             self._windows.refresh_status()
 
