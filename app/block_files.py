@@ -1,7 +1,7 @@
-"""The block file of a data folder and a portable session file: KV blocks from the one into the other.
+"""Copies KV blocks between the block file of a data folder and a portable session file.
 
-Run as a program it does one such piece of work for the window, which opens no block file itself: on stdin what to do, on stdout
-how it went, each one JSON object.
+As a program it makes one such copy for the window, which opens no block file itself: the request comes on stdin, the result
+goes to stdout, each as one JSON object.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from resources.processes import child_command
 from storage import open_blocks
 
 log = logging.getLogger(__name__)
-UNBOUNDED: Final = 1 << 62  # bytes: a reader of the block file drops nothing of it
+UNBOUNDED: Final = 1 << 62  # bytes: the block file drops nothing
 
 
 def put_into(file: Path, blocks: Path, keys: Sequence[bytes]) -> int:
-    """Copies what is held of these blocks into a portable file; how many. Blocking.
+    """Copies the blocks that exist into a portable file; returns their number. Blocking.
 
     Raises:
-        OSError: The block file is in use, or the other cannot be written; that is then as it was.
+        OSError: The block file is in use, or the portable file cannot be written; it is unchanged then.
     """
     if not blocks.exists():
         return 0
@@ -35,24 +35,22 @@ def put_into(file: Path, blocks: Path, keys: Sequence[bytes]) -> int:
 
 
 def take_from(file: Path, blocks: Path, keys: Sequence[bytes], budget: int) -> int:
-    """Copies what a portable file has of these blocks into the block file of `budget` bytes; how many. Blocking.
+    """Copies the blocks in a portable file into the block file of `budget` bytes; returns their number. Blocking.
 
     Each is verified.
 
     Raises:
-        OSError: It has no blocks, or the block file cannot be written; that is then as it was.
+        OSError: The file has no blocks, or the block file cannot be written; it is unchanged then.
     """
     with closing(open_blocks(blocks, budget)) as held:
         return held.take_from(file, keys)
 
 
 def apart(file: Path, blocks: Path, keys: Sequence[bytes], *, budget: int | None = None) -> int:
-    """`take_from`, or without a budget `put_into`, in a process of its own: whatever the file does to it, the window stays.
-
-    Blocking.
+    """`take_from`, or without a budget `put_into`, in a process of its own, which a malicious file may crash. Blocking.
 
     Raises:
-        OSError: As those, or the process ended without an answer.
+        OSError: As those, or the process ended without a result.
     """
     asked = {"file": str(file), "blocks": str(blocks), "keys": [key.hex() for key in keys], "budget": budget}
     done = subprocess.run(
@@ -69,7 +67,7 @@ def apart(file: Path, blocks: Path, keys: Sequence[bytes], *, budget: int | None
 
 
 def main() -> None:
-    """Does what stdin says."""
+    """Runs the request on stdin."""
     asked = json.load(sys.stdin)
     file, blocks, keys = Path(asked["file"]), Path(asked["blocks"]), [bytes.fromhex(key) for key in asked["keys"]]
     try:

@@ -1,4 +1,4 @@
-"""What keeps an engine from answering, in one line for the window; the whole of it stands in the log."""
+"""Faults of the engine in one line for the window; the log has the details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_REASON = 60  # characters
 
 
 def not_loaded(error: BaseException) -> str:
-    """Why no engine came: what happened, at most one reason, what to do."""
+    """Why no engine was loaded: the event, at most one reason, and the way on."""
     if was_moved():
         return translate("Workbench", MOVED)
     if isinstance(error, EngineDiedError):
@@ -29,14 +29,14 @@ def not_loaded(error: BaseException) -> str:
         return f"{str(error).partition(': ')[0]}; {_another_engine()}"
     if isinstance(error, BackendUnavailableError):
         return f"{in_window(str(error))}; {_another_engine()}"
-    if isinstance(error, ModelMissingError) and error.source:  # its message names commands; what a server lacks has no source
+    if isinstance(error, ModelMissingError) and error.source:  # its message names commands; a server's fault has no source
         name = Path(error.source).name or translate("Workbench", "the model")
         return translate("Workbench", "{0} is not on this computer").format(name)
     return in_window(str(error))
 
 
 def too_long(error: ContextOverflowError, own: int) -> str:
-    """A prompt that does not fit; `own` of its tokens are the last message's, the others stand before it."""
+    """The message for a prompt that does not fit; its last `own` tokens are the last message's."""
     tokens = error.resident + error.additional
     words = translate("Workbench", "{0:,} tokens do not fit into the context of {1:,} ({2:,} too many)")
     numbers = words.format(tokens, error.limit, tokens - error.limit)
@@ -50,7 +50,7 @@ def too_long(error: ContextOverflowError, own: int) -> str:
 
 
 def _first_reason(words: str) -> str:
-    """The first clause after what ended: "signal 9, SIGKILL"."""
+    """The first clause of the reason: "signal 9, SIGKILL"."""
     clause = re.split(r"[,;:]|\. ", words.partition(": ")[2], maxsplit=1)[0].strip()
     return re.sub(r" \((\w+)\)$", r", \1", clause)[:LONGEST_REASON]
 

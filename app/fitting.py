@@ -1,4 +1,4 @@
-"""Which engines of this machine could run a model, and what it would take on each."""
+"""The engines of this machine that can run a model, and the memory it needs on each."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def fits(
     options: Mapping[str, Any] | None = None,
     prefer: str = "auto",
 ) -> list[Fit]:
-    """For every engine that is here and can run it, the one that would be chosen first.
+    """The memory a model needs on each installed engine that can run it, the preferred engine first.
 
     Args:
         config: ``config.json``.
         weights: Bytes on disk.
-        dtype: Of most of them; empty where only the config says.
-        backends: That can run it.
+        dtype: Of most weights; "" takes it from the config.
+        backends: The engines that can run it.
         context: Tokens; None for those of the options, or a usual number.
-        options: It would be loaded with, by the names of `LoadOptions`; other names are passed over.
-        prefer: The engine that was asked for.
+        options: Load options by the names of `LoadOptions`; other names are ignored.
+        prefer: The preferred engine.
     """
     names = {field.name for field in fields(LoadOptions)}
     given = LoadOptions.from_mapping({name: value for name, value in (options or {}).items() if name in names})
@@ -39,11 +39,11 @@ def fits(
 
 
 def forms_under(backend: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """In which forms an engine can hold linear weights under some options; none where it has no choice.
+    """The forms in which an engine can hold linear weights under some options; empty if it has no choice.
 
     Args:
         backend: Its name.
-        options: By the names of `LoadOptions`; None and what is not there leave it to the engine.
+        options: By the names of `LoadOptions`; None and missing ones are the engine's choice.
     """
     free = options.get("dtype") in (None, "auto", "float32") and options.get("offload") in (None, "none")
     return weight_forms(backend, options.get("device") or "auto") if free else ()

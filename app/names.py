@@ -1,4 +1,4 @@
-"""Our packages have plain names (app, runtime, ...): a foreign one of the same name would be loaded instead of ours."""
+"""Checks that our packages (app, runtime, ...) are not shadowed by others with the same plain names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OURS = ("app", "resources", "runtime", "storage", "ui")
 
 
 def check_names() -> None:
-    """Ends the program with a clear line when a package of ours is shadowed by another one of its name."""
+    """Ends the program with a clear message if one of our packages is shadowed."""
     home = Path(__file__).resolve().parent.parent
     for name in OURS:
         spec = importlib.util.find_spec(name)

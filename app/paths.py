@@ -1,4 +1,4 @@
-"""Where the data of a person lives: sessions, settings, logs. Models have a folder of their own (`runtime.models_dir`)."""
+"""The data folder: sessions, settings, logs. Models have a folder of their own (`runtime.models_dir`)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from msgspec import Struct
 
 
 class DataFolder(Struct, frozen=True):
-    """The files of one data folder; it is made, for its owner alone, when it is first written to."""
+    """The files of a data folder, which is created at the first write, for its owner only."""
 
     root: Path
 
     @classmethod
     def default(cls) -> DataFolder:
-        """Under the user's data folder."""
+        """The folder "elsewise" in the user's data folder."""
         return cls(Path(platformdirs.user_data_dir("elsewise")))
 
     @property
@@ -25,17 +25,17 @@ class DataFolder(Struct, frozen=True):
 
     @property
     def blocks(self) -> Path:
-        """The engine's KV blocks: a cache, opened by the engine of the holder of the folder's lock."""
+        """The block file, opened only by the engine of the process that holds the folder's lock."""
         return self.root / "blocks.db"
 
     @property
     def engine_log(self) -> Path:
-        """What the engine process wrote to its stderr."""
+        """The stderr of the engine process."""
         return self.root / "engine.log"
 
     @property
     def log(self) -> Path:
-        """What the window logged."""
+        """The log of the window."""
         return self.root / "elsewise.log"
 
     @property
@@ -44,9 +44,9 @@ class DataFolder(Struct, frozen=True):
         return self.root / "focus"
 
     def make(self) -> None:
-        """Makes the folder.
+        """Creates the folder.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be created.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

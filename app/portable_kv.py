@@ -1,7 +1,7 @@
-"""KV blocks that travel with a portable session file: from the block file of a data folder into it, and back.
+"""Exports and imports of the KV blocks of sessions in portable session files.
 
-The block file has one user at a time: the engine where one runs, which is asked; else, for the window, a process that does
-nothing else. A command that holds the folder's lock opens it itself (`app.block_files`).
+The block file has one user at a time: the engine if one runs, else a process started for the copy. A command that holds the
+folder's lock opens it itself (`app.block_files`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from runtime import EngineDiedError, InvalidRequestError, LanguageModel, Manifes
 from storage import SessionStore
 from ui import EngineState, OnTransfer
 
-AT_ONCE: Final = 128  # names of blocks that are looked for between two reports, and two looks at whether to stop
-APART: Final = 4_096  # likewise, where a process has to be started for them
-STEPS: Final = 1 << 20  # of SQLite's machine that looking for a block may take; in a file of ours it takes some hundred
+AT_ONCE: Final = 128  # keys per request to the engine, between which the import reports and can be cancelled
+APART: Final = 4_096  # keys per process
+STEPS: Final = 1 << 20  # the most steps of SQLite's virtual machine for a query; our files need a few hundred
 
 
 async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
-    """The names of the blocks of every path of a session, parents before children."""
+    """The keys of the blocks of every path of a session, parents before children."""
     session = await load_whole(store, session_id, branches=True)
     nodes = session.tree.nodes
     inner = {child.parent_id for child in nodes.values() if session.tree.leaves_at_end(child)}
@@ -40,12 +40,12 @@ async def keys_of(store: SessionStore, session_id: int) -> list[bytes]:
     for tip in (node for node in nodes.values() if node.id not in inner):
         path = session.tree.path(tip.id)
         if any(segment.node.damaged or segment.node.id in session.lost for segment in path):
-            continue  # no model goes on from there
+            continue  # no model can continue it
         ids, ends = session.path_ids(path), itertools.accumulate(len(session.segment_run(segment)) for segment in path)
-        saved: dict[str, list[int]] = {}  # by the model, under its adapters, that came last over the tokens before
+        saved: dict[str, list[int]] = {}  # ends of saves, by fingerprint
         for segment, end in zip(path, ends, strict=True):
             if segment.node.token_count and segment.node.kv_fingerprint is not None:
-                # a path is saved when an answer ends, to its end or, where nothing came after it yet, to the token before
+                # a path is saved after an answer, up to its end or, if nothing followed yet, up to the token before
                 saved.setdefault(segment.node.kv_fingerprint, []).extend((end - 1, end))
         for fingerprint, own in saved.items():
             keys |= dict.fromkeys(await _named(store, fingerprint, ids[: own[-1]], own))
@@ -56,14 +56,14 @@ async def _named(store: SessionStore, fingerprint: str, ids: Sequence[int], ends
     known = await intact(store.model(fingerprint))
     try:
         manifest = Manifest.from_mapping((known or {})["manifest"])
-    except (KeyError, TypeError, InvalidRequestError):  # stored by an earlier version, or elsewhere
+    except (KeyError, TypeError, InvalidRequestError):  # of an earlier version or another program
         return block_keys(fingerprint, ids, ends)
     return manifest.block_keys(ids, ends)
 
 
 @contextmanager
 def kv_draft(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file that gets its blocks, to be given that name when it is whole; removed at the end."""
+    """A temporary name beside `path`, to be renamed when the file is whole; removed at the end."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.kv")
     try:
         yield draft
@@ -73,12 +73,12 @@ def kv_draft(path: Path) -> Iterator[Path]:
 
 
 async def export_with_kv(store: SessionStore, supervisor: Supervisor, session_id: int, path: Path, progress: OnTransfer) -> int:
-    """Writes a portable file with the blocks that are held of the session; how many. All of it is there then, or nothing.
+    """Writes a portable file with the session's blocks, whole or not at all; returns their number.
 
     Raises:
-        StoreError: The session cannot be read, or the file not be written.
-        EngineDiedError: The engine died; it is started anew with the next message.
-        OSError: The block file cannot be read, or the file not be written.
+        StoreError: The session cannot be read, or the file cannot be written.
+        EngineDiedError: The engine died; the next message restarts it.
+        OSError: The block file cannot be read, or the file cannot be written.
     """
     with kv_draft(path) as draft:
         await write_export(store, session_id, FORMATS["portable-kv"], draft, progress)
@@ -106,13 +106,13 @@ async def _asked(supervisor: Supervisor, model: LanguageModel, work: Coroutine[A
 async def take_kv(
     store: SessionStore, supervisor: Supervisor, session_ids: Sequence[int], path: Path, progress: OnTransfer
 ) -> int:
-    """Takes what a portable file has of the blocks of sessions that were imported from it; how many are held then.
+    """Copies the blocks of imported sessions from their portable file; returns how many the block file has then.
 
-    A few at a time, by the engine where one runs; cancelled, what was taken stays: it is a cache.
+    Copies a few at a time; if cancelled, the blocks copied so far stay.
 
     Raises:
-        EngineDiedError: The engine died; it is started anew with the next message.
-        OSError: The block file cannot be written, or the other not be read.
+        EngineDiedError: The engine died; the next message restarts it.
+        OSError: The block file cannot be written, or the portable file cannot be read.
     """
     keys = list(dict.fromkeys([key for session_id in session_ids for key in await keys_of(store, session_id)]))
     taken = at = 0

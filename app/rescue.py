@@ -1,4 +1,4 @@
-"""Sessions that cannot be opened: what a person is told, and the ways on. Nothing is ever deleted."""
+"""Recovery of sessions that cannot be opened. Nothing is ever deleted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ui import RecoveryPage
 
 log = logging.getLogger(__name__)
-TOLD_SECONDS = 0.1  # between two words on how far a recovery is
+REPORT_SECONDS = 0.1  # between two reports of progress
 
 
 class Stopped(Exception):
-    """The person pressed Stop; nothing was changed."""
+    """Stop was pressed; nothing was changed."""
 
 
 def remedies(data: DataFolder) -> str:
-    """The commands that help where the sessions file of `data` is damaged, a line each."""
+    """The commands that help with a damaged sessions file, a line each."""
     where = "" if data.root == DataFolder.default().root else f" --data-dir {shlex.quote(str(data.root))}"
     fresh = shlex.quote(str(beside(data).root))
     return (
@@ -36,19 +36,19 @@ def remedies(data: DataFolder) -> str:
 
 
 def beside(data: DataFolder) -> DataFolder:
-    """The folder that is offered instead of a damaged one; the same every time."""
+    """The fresh folder that is offered beside a damaged one."""
     return DataFolder(data.root.with_name(f"{data.root.name}-fresh"))
 
 
 async def rescue(
     data: DataFolder, fault: StoreError | OSError, on_shown: Callable[[RecoveryPage], None] | None = None
 ) -> DataFolder | None:
-    """Shows what is wrong and carries out what is chosen.
+    """Shows a page with the fault, and carries out the choice.
 
-    Where the file is damaged, the caller holds the data folder's lock.
+    If the file is damaged, the caller holds the data folder's lock.
 
     Returns:
-        The folder to open: `data`, recovered or once more, or a fresh one; None where the page was closed.
+        The folder to open: `data`, maybe recovered, or a fresh one; None if the page was closed.
     """
     from ui import RecoveryPage, in_window
 
@@ -57,7 +57,7 @@ async def rescue(
 
 
 class Rescue:
-    """One page and what it does, on the window's loop; the reading is done by a thread."""
+    """The actions of one page, on the window's loop; a thread reads the file."""
 
     def __init__(self, data: DataFolder, page: RecoveryPage) -> None:
         self._data = data
@@ -72,7 +72,7 @@ class Rescue:
         page.closed.connect(lambda: self._choose(None))
 
     async def run(self, on_shown: Callable[[RecoveryPage], None] | None) -> DataFolder | None:
-        """Until something is chosen."""
+        """Shows the page until a choice is made."""
         self._page.show()
         if on_shown is not None:
             on_shown(self._page)
@@ -97,17 +97,17 @@ class Rescue:
             self._work = asyncio.get_running_loop().create_task(self._read(), name="recover")
 
     async def _read(self) -> None:
-        from storage import salvage  # not part of a start that goes well
+        from storage import salvage  # imported only for a recovery
         from ui import in_window
 
-        loop, told = asyncio.get_running_loop(), 0.0
+        loop, reported = asyncio.get_running_loop(), 0.0
 
         def progress(what: str, done: int, of: int) -> None:
-            nonlocal told
+            nonlocal reported
             if self._stopping:
                 raise Stopped
-            if (now := time.monotonic()) - told >= TOLD_SECONDS:  # rows that cannot be read come by the thousand a second
-                told = now
+            if (now := time.monotonic()) - reported >= REPORT_SECONDS:  # thousands of unreadable rows per second
+                reported = now
                 loop.call_soon_threadsafe(self._page.show_progress, what, done, of)
 
         self._page.show_progress("sessions", 0, 0)
@@ -123,18 +123,18 @@ class Rescue:
 
 
 def recover_in_terminal(data: DataFolder, say: Callable[[str], None]) -> Salvage:
-    """The same without a window; `say` hears how far it is, once per table.
+    """Recovers the sessions file without a window; `say` gets one line per table.
 
     Raises:
-        StoreError: It cannot be done; nothing was changed.
+        StoreError: It cannot be recovered; nothing was changed.
     """
     from storage import salvage
 
-    told: set[str] = set()
+    seen: set[str] = set()
 
     def progress(what: str, _done: int, of: int) -> None:
-        if what not in told:
-            told.add(what)
+        if what not in seen:
+            seen.add(what)
             say(f"reading {what.replace('_', ' ')}: up to {of:,} rows")
 
     return salvage(data.sessions, progress)

@@ -1,4 +1,4 @@
-"""The sample session: recorded from SmolLM2 with every probability, read-only, there before any model is."""
+"""The sample session: recorded from SmolLM2 with every probability, read-only, usable without a model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runtime import StageTable, TokenRun, texts_of
 from storage import NewNode, SessionStore
 
 FILE = "sample/session.json"
-PUT_SETTING = "sample"  # it was put there once
+PUT_SETTING = "sample"  # the setting that it was put into the store once
 
 
 async def ensure_sample(store: SessionStore) -> int:
-    """The sample session's id; it is put into the store when it is not there."""
+    """The id of the sample session, which is put into the store if it is missing."""
     for row in await store.sessions():
         if row.is_sample:
             return row.id
@@ -28,7 +28,7 @@ async def ensure_sample(store: SessionStore) -> int:
 
 
 async def first_sample(store: SessionStore) -> int | None:
-    """The same at a start of the app, which puts it there once; None where it was deleted since."""
+    """The id of the sample session at a start of the app: put into the store once, None if it was deleted since."""
     if await intact(store.setting(PUT_SETTING)) is None:
         found = await ensure_sample(store)
         await store.set_setting(PUT_SETTING, True)
@@ -37,8 +37,8 @@ async def first_sample(store: SessionStore) -> int | None:
 
 
 def recorded() -> dict[str, Any]:
-    """The sample as it was shipped."""
-    import importlib.resources  # for the first start alone: later ones find the sample in the store
+    """The shipped sample."""
+    import importlib.resources  # for the first start only
     import json
 
     shipped: dict[str, Any] = json.loads(importlib.resources.files("resources").joinpath(FILE).read_text("utf-8"))
@@ -75,7 +75,7 @@ async def put_sample(store: SessionStore, session: dict[str, Any]) -> int:
 
 
 def run_from(tokens: dict[str, Any]) -> TokenRun:
-    """Columns as JSON holds them, as a run."""
+    """JSON columns as a run."""
 
     def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array([np.nan if v is None else v for v in tokens[name]], kind)

@@ -1,4 +1,4 @@
-"""The engine process of the window: started when needed, started again after it died."""
+"""The engine process of the window: started when needed, and restarted after it died."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from runtime import LoadProgress
 
 log = logging.getLogger(__name__)
-CANCEL_SECONDS = 1.0  # for an engine that is still starting to be ended
-_OWN = ("blocks", "draft_model", "context_length", "adapters", "weights")  # options that suit one engine, or one model
-SERVER_OPTIONS = ("chat_format", "chat_template_file", "context_length")  # of `LoadOptions`: those that a server's model takes
+CANCEL_SECONDS = 1.0  # for the end of an engine that is still starting
+_OWN = ("blocks", "draft_model", "context_length", "adapters", "weights")  # options of a single engine or model
+SERVER_OPTIONS = ("chat_format", "chat_template_file", "context_length")  # the `LoadOptions` of a model on a server
 Starter = Callable[..., Awaitable[LanguageModel]]  # (source, backend, on_progress=..., **options)
 
 
 async def open_model(source: str, backend: str, **options: Any) -> LanguageModel:
-    """A model in an engine process (`runtime.spawn`), or on a server where `source` is the name of a connection or an address.
+    """A model in an engine process (`runtime.spawn`), or on a server if `source` is a connection's name or an address.
 
-    What it needs is loaded on a thread, for the window is on the screen by now and must not stall.
+    A thread does the imports, so that the window does not stall.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="load-client")
     try:
         start = await asyncio.wrap_future(thread.submit(_starter, source, backend))
     finally:
-        thread.shutdown(wait=False)  # where the start is cancelled, a keychain may still be asking its user
+        thread.shutdown(wait=False)  # if the start is cancelled, a keychain may still show a prompt
     return await start(**options)
 
 
 def _starter(source: str, backend: str) -> Callable[..., Awaitable[LanguageModel]]:
-    from runtime import connect_async, find_connection, spawn  # nothing of it is loaded before a model is wanted
+    from runtime import connect_async, find_connection, spawn  # imported when a model is needed
 
     connection = find_connection(source)
     if connection is None:
@@ -56,8 +56,8 @@ class Supervisor:
 
     Args:
         source: The model: a folder, a GGUF file or a name on the shelf.
-        backend: Which engine runs it.
-        start: Makes the model; an engine process by default.
+        backend: The engine.
+        start: Loads the model; by default into an engine process.
         options: For `start`: `LoadOptions` by name, `log_path`.
     """
 
@@ -73,7 +73,7 @@ class Supervisor:
         self._listeners: list[Callable[[], None]] = []
         self.state = EngineState.NONE
         self.reason = ""
-        self.load_share = 0.0  # of the weights that a start under way has read, 0 to 1
+        self.load_share = 0.0  # of the weights read during a start, 0 to 1
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of `state` and `reason`."""
@@ -85,9 +85,9 @@ class Supervisor:
         return self._model
 
     def beside(self, source: str, backend: str, changes: Mapping[str, Any]) -> Supervisor:
-        """Another one, for an engine beside this one's: it opens no block file, and guesses nothing ahead."""
+        """A supervisor of a second engine, without block file and speculation."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
-        if "wishes" in options:  # what was but wished for there may be chosen here
+        if "wishes" in options:  # `changes` may set options that are wishes here
             options["wishes"] = [name for name in options["wishes"] if name in options]
         if "log_path" in options:
             log_path = Path(options["log_path"])
@@ -101,7 +101,7 @@ class Supervisor:
             ModelLoadError, BackendUnavailableError, EngineDiedError: It cannot be loaded.
         """
         if self._model is not None and ended(self._model):
-            await self.died(self._model)  # between two requests
+            await self.died(self._model)  # it died between two requests
         if self._model is not None:
             return self._model
         if self._starting is None:
@@ -111,10 +111,10 @@ class Supervisor:
     async def _start(self) -> LanguageModel:
         loading, self.load_share = translate("Workbench", "loading {0}").format(Path(self.source).name), 0.0
         self._tell(EngineState.STARTING, loading)
-        told = partial(self._loading, asyncio.current_task(), loading)
+        on_progress = partial(self._loading, asyncio.current_task(), loading)
         loaded_with = (self.backend, self._lasting())
         try:
-            self._model = await self.start_engine(self.source, self.backend, on_progress=told, **self.options)
+            self._model = await self.start_engine(self.source, self.backend, on_progress=on_progress, **self.options)
         except EngineDiedError as error:
             self._tell(EngineState.DIED, not_loaded(error))
             raise
@@ -129,7 +129,7 @@ class Supervisor:
         return self._model
 
     def _loading(self, start: asyncio.Task[Any] | None, words: str, progress: LoadProgress) -> None:
-        if self._starting is start:  # else another one has begun meanwhile
+        if self._starting is start:  # else another start has begun
             far = translate("Workbench", "{0}: reading weights, {1:,} of {2:,}").format(words, progress.done, progress.total)
             if progress.stage == "checking":
                 far = translate("Workbench", "{0}: checking the numbers").format(words)
@@ -143,18 +143,18 @@ class Supervisor:
             self._tell(EngineState.STARTING, far)
 
     def busy(self, busy: bool) -> None:
-        """Whether the engine computes an answer."""
+        """Sets the state: whether the engine computes an answer."""
         if self._model is not None:
             self._tell(EngineState.BUSY if busy else EngineState.READY, "")
 
     def idle(self) -> None:
-        """Nothing is asked of the engine any more, or nothing that was said to be an answer."""
+        """Ends the busy state, when no answer runs any more."""
         if self.state is EngineState.BUSY:
             self.busy(False)
 
     async def died(self, model: LanguageModel) -> None:
-        """A request to `model` met `EngineDiedError`: the next one starts a new process."""
-        if model is not self._model:  # it was reported before, and another one may run by now
+        """Reports that a request to `model` raised `EngineDiedError`; the next request starts a new process."""
+        if model is not self._model:  # reported before; another one may run by now
             return
         self._model = None
         self._tell(EngineState.DIED, translate("Workbench", STOPPED))
@@ -162,16 +162,16 @@ class Supervisor:
 
     @property
     def needs_reload(self) -> bool:
-        """Whether the model that runs was loaded with other options than the next one would be."""
+        """Whether the running model was loaded with other options than the current ones."""
         return self._model is not None and self._loaded_with != (self.backend, self._lasting())
 
     def prepare(self, *, backend: str, options: Mapping[str, Any], now: Sequence[str] = ()) -> None:
-        """What the next start takes; whatever runs goes on as it is.
+        """Sets backend and options of the next start; a running model is not affected.
 
         Args:
-            backend: Which engine.
+            backend: The engine.
             options: `LoadOptions` by name; None leaves the choice to the engine.
-            now: Options that hold in the running model too: they are no reason to load it anew.
+            now: Options that are applied to the running model too, and need no reload.
         """
         wanted = {**self.options, **options}
         self.backend, self._now = backend, frozenset(now)
@@ -183,15 +183,15 @@ class Supervisor:
     async def change(
         self, *, source: str | None = None, backend: str | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Another model or engine from the next request on; the memory of the old one is given back."""
-        self.source = source or self.source  # before anything is awaited: a request meanwhile gets the new one
+        """Ends the engine; the next request loads another model, or with another engine or options."""
+        self.source = source or self.source  # before any await: a request meanwhile gets the new one
         self.backend = backend or self.backend
         wanted = {**self.options, **(options or {})}
         self.options = {name: value for name, value in wanted.items() if value is not None}
         await self._end_and_tell()
 
     async def stop_loading(self) -> None:
-        """Ends a start under way; requests that wait for it are cancelled, and the next one starts the engine again."""
+        """Cancels a start and the requests that wait for it; the next request starts the engine again."""
         if self._starting is not None:
             await self._end_and_tell()
 
@@ -199,10 +199,10 @@ class Supervisor:
         state, reason = self.state, self.reason
         await self.close()
         if self._starting is None and self._model is None and (self.state, self.reason) == (state, reason):
-            self._tell(EngineState.NONE, "")  # else another request came meanwhile
+            self._tell(EngineState.NONE, "")  # else another request has begun a start
 
     async def close(self, within: float | None = None) -> None:
-        """Ends the process, within 2 s or what is said."""
+        """Ends the process, within 2 s or `within` seconds."""
         starting, self._starting = self._starting, None
         model, self._model = self._model, None
         if starting is not None:
@@ -218,7 +218,7 @@ class Supervisor:
 
 
 def ended(model: LanguageModel) -> bool:
-    """Whether the model's process is over, though no request has met its end yet."""
-    from runtime import LanguageModel  # loaded by now, if it is one
+    """Whether the model's process has ended, even if no request found that yet."""
+    from runtime import LanguageModel  # imported already if `model` is one
 
     return isinstance(model, LanguageModel) and model.ended is not None

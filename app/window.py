@@ -53,19 +53,19 @@ from ui import QT_TRANSLATE_NOOP, AppSettings, Collector, MainWindow, Scheme, ap
 
 log = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20
-GIL_SECONDS = 0.001  # after which a thread that computes gives way; with Python's own 5 ms the window waits for the store's
+GIL_SECONDS = 0.001  # until a computing thread yields; with Python's 5 ms the window waits for the store's thread
 DISPLAYS = ("WAYLAND_DISPLAY", "DISPLAY")
 QUARANTINED = QT_TRANSLATE_NOOP(
     "Workbench",
     "macOS runs Elsewise from a temporary copy until it is moved: quit, drag it into Applications in the Finder, open it there",
 )
-COMPLETE = "the window stands with its first session after"  # what `--verbose` says, and the benchmark waits for
+COMPLETE = "the window stands with its first session after"  # in the log with `--verbose`; the benchmark waits for it
 
 
 def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = False, files: Sequence[Path] = ()) -> int:
-    """Opens the window and returns when it is closed: the exit code.
+    """Opens the window until it is closed; returns the exit code.
 
-    A second window on the same data folder calls the first one to the front, which opens the `files`, and returns 0.
+    If another process has a window on the data folder, that one comes to the front and opens the `files`.
     """
     lock = DataFolderLock(data.root, "window")
     try:
@@ -90,12 +90,11 @@ def open_window(data: DataFolder, model: str, backend: str, *, demo: bool = Fals
 
 
 class Application(QApplication):
-    """Qt's, which hears what macOS asks the app to open."""
+    """A QApplication that emits the files that macOS asks the app to open."""
 
     file_opened = Signal(Path)
 
     def event(self, event: QEvent) -> bool:
-        """Of the application itself, which are few."""
         if isinstance(event, QFileOpenEvent) and event.file():
             self.file_opened.emit(Path(event.file()))
             return True
@@ -103,7 +102,7 @@ class Application(QApplication):
 
 
 def _application() -> QApplication:
-    """Qt's application. Where there is no display, the process ends here: with a sentence in place of Qt's abort."""
+    """The QApplication; without a display the process ends here with a message, in place of Qt's abort."""
     said: list[str] = []
 
     def hear(kind: QtMsgType, _: QMessageLogContext, message: str | None) -> None:
@@ -126,7 +125,7 @@ def _application() -> QApplication:
 
 
 def _no_display(said: Sequence[str]) -> str:
-    """Why there is no display, and what to do, from what Qt said of it."""
+    """Why there is no display, from Qt's messages, and what to do."""
     if sys.platform == "linux" and not any(os.environ.get(name) for name in (*DISPLAYS, "QT_QPA_PLATFORM")):
         why = f"neither {' nor '.join(DISPLAYS)} is set"
     else:
@@ -135,9 +134,9 @@ def _no_display(said: Sequence[str]) -> str:
 
 
 def _after(fault: StoreError | OSError, data: DataFolder) -> DataFolder | None:
-    """Says why `data` cannot be opened; what a person chooses to open instead.
+    """Prints why `data` cannot be opened; returns the folder that is chosen instead.
 
-    A page says it too where there is a choice, and in an installed app, which has no terminal.
+    A page shows the choice for damaged sessions, and in an installed app, which has no terminal.
     """
     damaged = isinstance(fault, StoreDamagedError)
     way_out = (
@@ -164,10 +163,9 @@ async def run_window(
     files: Sequence[Path] = (),
     on_shown: Callable[[MainWindow, AppWorkbench], None] | None = None,
 ) -> None:
-    """Shows the window, and those opened from it, until the last is closed; all is saved and the engine has ended on return.
+    """Shows the windows until the last is closed; on return everything is saved and the engine has ended.
 
-    `on_shown` is called when the first window stands on the screen with its first session in it (or what keeps it from being
-    opened), and before anything of the engine is loaded.
+    `on_shown` is called when the first window shows its session (or why it cannot be opened), before the engine is loaded.
     """
     began = time.time_ns()
     sys.setswitchinterval(GIL_SECONDS)
@@ -178,7 +176,7 @@ async def run_window(
     windows.remember = lambda state: workbench.services.tasks.start(_remember(kept, store, state), "remember the windows")
     settings = await workbench.settings.load()
     window = windows.open_first()
-    if settings != AppSettings():  # else it looks as it was made
+    if settings != AppSettings():  # else the defaults apply already
         window.apply(settings)
     filled = asyncio.Event()
     for settled in (window.controller.session_shown, window.controller.refused, window.closed):
@@ -196,9 +194,9 @@ async def run_window(
         application.file_opened.connect(windows.open_file)
     with _closing_on_signals(windows), _telling_of_a_move(windows):
         await filled.wait()
-        window.repaint()  # now, before the engine wants the processor
+        window.repaint()  # now, before the engine uses the CPU
         log.info("%s %.3f s of processor time", COMPLETE, time.process_time())
-        gc.freeze()  # what lives as long as the window need not be looked through again: full passes would be seen as jerks
+        gc.freeze()  # permanent objects leave the collector, whose full passes would be visible as jerks
         windows.open_others(known)
         collector = Collector()
         if on_shown is not None:
@@ -221,20 +219,20 @@ async def run_window(
 
 
 async def _remember(kept: KeptWindows, store: SessionStore, state: dict[str, Any]) -> None:
-    """How the windows stand while they are open: should the process be killed, the next one shows the same session."""
+    """Saves the state of the open windows, in case the process is killed."""
     try:
         await kept.write(store, state)
-    except StoreError as fault:  # it is written again when they are closed
+    except StoreError as fault:  # it is saved again when they are closed
         log.warning("how the windows stand could not be saved: %s", fault)
 
 
 async def _tell_unsaved(unsaved: Sequence[str]) -> None:
-    """Says where answers are that the store had no room for; the windows are gone by now. Returns when it was read."""
-    told, _, texts = zip(*(words.partition("\n\n") for words in unsaved), strict=True)
-    for words in told:
+    """Shows where unsaved answers are, after the windows were closed, until the message is closed."""
+    sentences, _, texts = zip(*(words.partition("\n\n") for words in unsaved), strict=True)
+    for words in sentences:
         log.warning("%s", words)
-    box = QMessageBox(QMessageBox.Icon.Warning, "Elsewise", "\n\n".join(told))
-    if any(texts):  # of answers that no folder took
+    box = QMessageBox(QMessageBox.Icon.Warning, "Elsewise", "\n\n".join(sentences))
+    if any(texts):  # answers that no folder took
         box.setDetailedText("\n\n".join(filter(None, texts)))
         box.setStandardButtons(QMessageBox.StandardButton.Ok)
         box.setEscapeButton(QMessageBox.StandardButton.Ok)  # beside the one that shows the texts
@@ -252,7 +250,7 @@ async def _keep(data: DataFolder, kept: KeptWindows, left: dict[str, Any]) -> No
     try:
         async with SessionStore.open(data.sessions) as store:
             await kept.write(store, left)
-    except StoreError as fault:  # a full disk, perhaps: where answers were put is told all the same
+    except StoreError as fault:  # maybe a full disk: unsaved answers are reported anyway
         log.warning("how the windows stood could not be saved: %s", fault)
 
 
@@ -278,7 +276,7 @@ def _closing_on_signals(windows: AppWindows) -> Iterator[None]:
 
 @contextmanager
 def _telling_of_a_move(windows: AppWindows) -> Iterator[None]:
-    """What fails outside a command, where a bundle that was moved lacks a part of itself, is told as what it is."""
+    """Explains exceptions outside commands if the app bundle was moved, which makes its files missing."""
     before = sys.excepthook
 
     def hear(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -294,12 +292,12 @@ def _telling_of_a_move(windows: AppWindows) -> Iterator[None]:
 
 
 def _watch_focus(data: DataFolder, windows: AppWindows, since: int) -> QFileSystemWatcher:
-    """A second start of the app writes the file: come to the front, open what it was started with.
+    """Watches the file that a second start of the app writes: comes to the front, and opens its files.
 
     Args:
-        data: Has the file.
-        windows: Open what is asked for.
-        since: `time.time_ns` of the start: what was asked for after it, and before there was a window, is opened now.
+        data: The data folder.
+        windows: Open the files.
+        since: `time.time_ns` of the start; a request after it, before there was a window, is handled now.
     """
     watcher, focus = QFileSystemWatcher(), data.focus
     known = read_focus(data.root)
@@ -313,7 +311,7 @@ def _watch_focus(data: DataFolder, windows: AppWindows, since: int) -> QFileSyst
         nonlocal known
         windows.come_forward()
         asked = read_focus(data.root)
-        if asked is not None and asked != known:  # one write is heard more than once
+        if asked is not None and asked != known:  # one write may be reported more than once
             known = asked
             for name in asked.files:
                 windows.open_file(Path(name))

@@ -1,4 +1,4 @@
-"""The windows of the app on the screen: opened beside each other, closed one by one or all at once, and how they were left."""
+"""The windows of the app on the screen: opened, closed one by one or all at once, saved and restored."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STEP = 32  # pixels between a window and the one that was opened from it
 
 
 class KeptWindows:
-    """How the windows stand, in the store: the files of drafts for themselves, written only where they are others."""
+    """The saved state of the windows; the files of drafts are a setting of their own, written only when they change."""
 
     def __init__(self) -> None:
-        self._files: list[list[Any]] = []  # as they were written last: session id, then name and text of each
+        self._files: list[list[Any]] = []  # as last written: session id, then name and text of each file
 
     async def read(self, store: SessionStore) -> object:
-        """What was written last, for `AppWindows`."""
+        """The saved state, for `AppWindows`."""
         kept, files = [await intact(store.setting(key)) for key in (WINDOW_SETTING, FILES_SETTING)]
         if not isinstance(kept, Mapping):
             return None
@@ -46,7 +46,7 @@ class KeptWindows:
 
 
 class AppWindows:
-    """Keeps every window until all that was asked for in it has ended."""
+    """Owns the open windows."""
 
     def __init__(self, workbench: AppWorkbench, kept: object) -> None:
         self._workbench = workbench
@@ -55,61 +55,63 @@ class AppWindows:
         self._left: list[WindowState] = []
         self._quitting = False
         self.ended = asyncio.Event()
-        self.remember: Callable[[dict[str, Any]], None] = lambda _state: None  # told how they stand when that changes
+        self.remember: Callable[[dict[str, Any]], None] = lambda _state: (
+            None
+        )  # called with the state of the windows after changes
 
     def open_first(self) -> MainWindow:
-        """The first window; it is to be shown and started."""
+        """Makes the first window; the caller shows and starts it."""
         return self._add(self._workbench, self.first, None)
 
     def session(self, known: Sequence[int]) -> int | None:
-        """What the first window is to show of the `known`: its session of last time."""
+        """The session that the first window showed last, if it is among `known`."""
         held = self.first.session if self.first is not None else None
         return held if held in known else None
 
     def opens_empty(self, known: Sequence[int]) -> bool:
-        """Whether the first window showed a session without a message, which is not kept; what was written there is."""
+        """Whether the first window showed an empty session, which was not kept, though its draft was."""
         return self.first is not None and self.first.session is not None and self.first.session not in known
 
     def open_others(self, known: Sequence[int]) -> None:
-        """Those that stood beside the first one when the app was left, each with its session where that is still `known`."""
+        """Restores the other windows whose session is still `known`."""
         for state in self.others:
             if state.session in known:
                 self._open_beside(self._open[0][0], state, state.session)
 
     @property
     def front(self) -> MainWindow | None:
-        """The window that was opened or used last."""
+        """The active window, else the one that was opened last."""
         visible = [window for window, _ in self._open if window.isVisible()]
         return next((window for window in visible if window.isActiveWindow()), visible[-1] if visible else None)
 
     def come_forward(self) -> None:
-        """The app was started once more."""
+        """Raises the front window, when the app is started once more."""
         if self.front is not None:
             self.front.come_forward()
 
     def open_file(self, path: Path) -> None:
-        """In the front window: the desktop, or the command line, has named a file."""
+        """Opens a file from the desktop or the command line in the front window."""
         if self.front is not None:
             self.front.open_file(path)
 
     def close(self) -> None:
-        """All of them: the app ends."""
+        """Closes all windows: the app ends."""
         if self._open and not self._quitting:
             self._quitting, self._left = True, []
         for window, _ in list(self._open):
             window.close()
 
     def left(self) -> dict[str, Any] | None:
-        """How the windows were left, for the next start; None where none was closed.
+        """The state of the closed windows, for the next start; None if none was closed.
 
-        The drafts of all windows are those of the one that was left last, for they are shared.
+        The windows share their drafts, which come from the last one closed.
         """
         if not self._left:
             return None
         return _together(self._left, self._left[-1].drafts)
 
     def _tell_state(self) -> None:
-        """A window shows another session, or something was written in it: a crash loses neither."""
+        """Saves the state after a change, so that a crash loses nothing."""
         if self._open and not self._quitting:
             drafts = self._open[0][0].parts.composer.drafts()  # they are shared
             self.remember(_together([window.state() for window, _ in self._open], drafts))
@@ -130,7 +132,7 @@ class AppWindows:
             self._open_beside(window, None, session_id)
 
     def _open_beside(self, window: MainWindow, state: WindowState | None, session_id: int | None) -> None:
-        """One more window: where it stood, or a step from the one it was asked for in, and like that one."""
+        """Opens a window at its saved place, or a step from `window` and like it."""
         workbench = AppWorkbench(self._workbench.services)
         other = self._add(workbench, state or replace(window.state(), geometry="", unwritten=(), results=()), window)
         if state is None:
@@ -140,9 +142,9 @@ class AppWindows:
 
     def _keep(self, window: MainWindow, state: WindowState) -> None:
         if not self._quitting:
-            self._left = []  # of windows that are closed one by one, only the last comes back
+            self._left = []  # of windows closed one by one, only the last is restored
             rest = next((each for each, _ in self._open if each is not window and each.isEnabled()), None)
-            if rest is not None:  # with what was typed in the others
+            if rest is not None:  # another window takes over what was typed
                 rest.parts.pinned.remember(state.unwritten)
                 rest.parts.cards.remember(state.results)
         self._left.append(state)
@@ -155,7 +157,7 @@ class AppWindows:
 
 
 def _step_aside(other: MainWindow, window: MainWindow) -> None:
-    """Puts a window a step from another one, as large as that; where it would leave the screen, back into it."""
+    """Moves a window a step from another one of the same size, inside the screen."""
     screen = window.screen().availableGeometry()
     framed = window.frameGeometry().translated(STEP, STEP)
     if window.isMaximized() or window.isFullScreen():
@@ -168,13 +170,13 @@ def _step_aside(other: MainWindow, window: MainWindow) -> None:
 
 
 def _together(states: Sequence[WindowState], drafts: Sequence[Sequence[int | str]]) -> dict[str, Any]:
-    """As it is stored; the drafts stand with the first window."""
+    """The state to be saved; the drafts are those of the first window."""
     first, *others = states
     return asdict(replace(first, drafts=drafts)) | {"others": [asdict(replace(state, drafts=())) for state in others]}
 
 
 def _states(kept: object) -> tuple[WindowState | None, list[WindowState]]:
-    """The first window's state, and the others'; what another version wrote is passed over."""
+    """The state of the first window and of the others; unknown parts are ignored."""
     if not isinstance(kept, Mapping):
         return None, []
     others = kept.get("others")
@@ -184,7 +186,7 @@ def _states(kept: object) -> tuple[WindowState | None, list[WindowState]]:
 
 
 def _state(kept: object) -> WindowState | None:
-    """Of a field that is damaged, or another version's, the default will do."""
+    """The state of a window; invalid fields get their defaults."""
     if not isinstance(kept, Mapping):
         return None
     whole: dict[str, Any] = {}
@@ -195,6 +197,6 @@ def _state(kept: object) -> WindowState | None:
 
 
 def _rows(kept: object) -> list[list[Any]]:
-    """Those that are a session id and texts; others are damaged."""
+    """The valid rows: a session id and texts."""
     rows = kept if isinstance(kept, list) else []
     return [row for row in rows if isinstance(row, list) and row[1:] and [*map(type, row)] == [int] + [str] * (len(row) - 1)]

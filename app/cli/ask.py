@@ -1,4 +1,4 @@
-"""`elsewise ask`: one turn in the terminal, streamed; alone, as part of a saved session, or many from a file."""
+"""`elsewise ask`: one answer, alone or in a saved session, or with --batch one for each line of a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from app.cli.printing import UNSOUND, Printer
 from app.cli.saved_session import ask_saved
 from app.cli.settings import ESCAPE, TEXT, Settings
 from app.workbench.answers.provenance import plain_options
-from app.workbench.setup.values import told_options
+from app.workbench.setup.values import options_with_sources
 from runtime import (
     OPTION_NAMES,
     Finish,
@@ -90,9 +90,9 @@ def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **
     printer = Printer(asked.alternatives, asked.as_json, formed=asked.formed)
     if flags["session"] is not None:
         saved = asyncio.run(ask_saved(settings.data, flags["session"], text, asked, printer.run))
-        told = saved._asdict()
-        seed = told.pop("seed")
-        printer.summary = replace(printer.summary, **told)
+        facts = saved._asdict()
+        seed = facts.pop("seed")
+        printer.summary = replace(printer.summary, **facts)
     else:
         seed = asked.seed
         with load_model(asked.model, asked.backend, **asked.load) as model:
@@ -105,9 +105,9 @@ def ask(settings: Settings, text: str | None, out: Path | None, resume: bool, **
 async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer: Printer) -> None:
     ids = await prompt_ids(model, text, asked)
     resolved = asked.resolved(model)
-    told = told_options(plain_options(resolved.options), resolved.sources)
+    options = options_with_sources(plain_options(resolved.options), resolved.sources)
     printer.summary = replace(
-        printer.summary, options=told, precision=precision_note(model), model=model.info.name, backend=model.info.backend
+        printer.summary, options=options, precision=precision_note(model), model=model.info.name, backend=model.info.backend
     )
     printer.vocabulary = model.decode_token
     request = 0
@@ -119,7 +119,7 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
             show(progress)
             request = progress.request
             if progress.done == progress.total:
-                bar.close()  # what follows is the answer
+                bar.close()  # the answer follows
                 printer.summary = replace(printer.summary, reused=progress.reused, computed=progress.computed)
 
         async with aclosing(model.generate_runs(ids, resolved.options, on_progress=on_progress)) as runs:
@@ -128,17 +128,17 @@ async def _stream(model: LanguageModel, text: str, asked: AnswerOptions, printer
     metrics = model.metrics()
     printer.summary = replace(printer.summary, rate=metrics.tokens_per_second)
     took = metrics.request(request)
-    if took is not None:  # a server says at the end what it had in its cache
+    if took is not None:  # a server reports its cache hits at the end
         printer.summary = replace(printer.summary, reused=took.reused, computed=took.computed)
     if resolved.options.speculative is not None and took is not None:
         printer.summary = replace(printer.summary, guesses=(took.drafted, took.accepted))
 
 
 async def prompt_ids(model: LanguageModel, text: str, asked: AnswerOptions) -> list[int]:
-    """The text as a message by the chat template, or as it is: with --raw, and where there is no template.
+    """The ids of the text as a message of the chat template, or as plain text with --raw or without a template.
 
     Raises:
-        click.UsageError: A system prompt, but no template that has a place for it.
+        click.UsageError: A system prompt without a template.
     """
     if asked.raw:
         return await model.tokenize_async(text)
@@ -156,7 +156,7 @@ IGNORED = frozenset({"model", "stream", "stream_options", "user", "metadata", "s
 ENVELOPE = frozenset({"custom_id", "method", "url", "body"})  # of a line of OpenAI's Batch API
 CHATS = ("/v1/chat/completions", "/v1/completions")
 OWN = frozenset({"id", "prompt", "messages", "system", "tools", *FORMS})
-RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # of which a result has nothing
+RECORDING = frozenset({"alternatives", "logprobs", "top_logprobs", "stages"})  # not part of results
 KNOWN = OWN | OPTION_NAMES - RECORDING
 _SHOWN = 5  # bad lines named at once
 
@@ -166,17 +166,17 @@ class Line:
     """One request.
 
     Attributes:
-        number: Of the line, from 1.
-        id: The line's own, or its number.
-        custom: Whether it was given as `custom_id`, and is given back so too.
+        number: The line's number, from 1.
+        id: The line's own id, or its number.
+        custom: Whether the id was given as `custom_id`, and is returned as one.
         messages: A conversation; or a single text in `prompt`.
-        options: What it says of how it is answered, by the names of `GenerationOptions.from_mapping`; the seed is set.
-        naming: More of them, that name tokens by what they say.
+        options: Its options by the names of `GenerationOptions.from_mapping`, with a seed.
+        naming: More of them, which give tokens by their text.
     """
 
     number: int
     id: str | int
-    custom: bool  # the id came as OpenAI's `custom_id`
+    custom: bool
     prompt: str | None
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
@@ -188,7 +188,7 @@ def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
     """Every line that is not blank.
 
     Raises:
-        click.UsageError: Names the lines that cannot be asked, and why.
+        click.UsageError: With the lines that cannot be asked, and why.
         click.ClickException: The file cannot be read.
     """
     lines: list[Line] = []
@@ -210,7 +210,7 @@ def read_lines(file: str, asked: AnswerOptions) -> list[Line]:
 
 
 def refuse(file: str, faults: list[str]) -> None:
-    """Ends the command where there are faults.
+    """Ends the command if there are faults.
 
     Raises:
         click.UsageError: With the first of them.
@@ -259,7 +259,7 @@ def _line(number: int, text: str, asked: AnswerOptions, place: int) -> Line:
 
 
 def _unwrapped(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is asked in a line of OpenAI's Batch API, with its `custom_id`; any other line as it is."""
+    """The body of a line of OpenAI's Batch API, with its `custom_id`; any other line without `stream`."""
     if "body" not in entry:
         return {name: value for name, value in entry.items() if not (name == "stream" and isinstance(value, bool))}
     unknown = next((name for name in entry if name not in ENVELOPE), None)
@@ -303,7 +303,7 @@ def _messages(given: Mapping[str, Any], asked: AnswerOptions) -> list[dict[str, 
 
 
 def _options(given: Mapping[str, Any], asked: AnswerOptions, place: int) -> dict[str, Any]:
-    """The line's own; a seed given with the command counts up, so that equal prompts differ."""
+    """The line's options; the command's seed counts up per line, so that answers to equal prompts differ."""
     options = {name: value for name, value in given.items() if name not in OWN}
     options.setdefault("seed", (asked.seed + place) % (1 << 64))
     if any(form in given for form in FORMS):
@@ -317,11 +317,11 @@ def _options(given: Mapping[str, Any], asked: AnswerOptions, place: int) -> dict
 
 
 Request = tuple[list[int], GenerationOptions]
-AT_ONCE = 256  # requests handed to the scheduler, which takes as many into one forward as its limits allow
+AT_ONCE = 256  # requests in the scheduler, which batches as many as its limits allow
 
 
 class Tally:
-    """What the last line on stderr says, and the bar while it goes on."""
+    """Counts for the summary on stderr, and the progress bar."""
 
     def __init__(self, bar: Progress, total: int) -> None:
         self._bar = bar
@@ -332,17 +332,15 @@ class Tally:
         self.unsound = 0  # of the broken ones
 
     def count(self, tokens: int) -> None:
-        """Tokens that arrived."""
         self.tokens += tokens
         self._bar.update(self._task, tokens=self.tokens)
 
     def ended(self) -> None:
-        """One more answer."""
         self._bar.advance(self._task)
 
 
 class Results:
-    """The file, or stdout, that results are written to, each when it is there."""
+    """Writes each result to a file or stdout as soon as it is there."""
 
     def __init__(self, out: Path | None, written: int = 0) -> None:
         self.out = out
@@ -351,12 +349,12 @@ class Results:
         self._file: TextIO | None = None if out is None else out.open("a", encoding="utf-8", errors=ESCAPE, newline="\n")
 
     def write(self, answer: Mapping[str, Any]) -> None:
-        """One line, which is in the file when this returns."""
+        """Writes one line, which is in the file on return."""
         click.echo(json.dumps(answer, ensure_ascii=False), file=self._file)  # it flushes
         self.written += 1
 
     def close(self) -> None:
-        """Closes the file; a new one that nothing was written into is removed, so that it is in no way of another try."""
+        """Closes the file; removes a new empty one, so that the command can be repeated."""
         if self.out is not None and self._file is not None:
             self._file.close()
             if self._is_new and not self.written:
@@ -364,10 +362,10 @@ class Results:
 
 
 def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
-    """The numbers of the lines that a file of results has answers to; answers that failed, and half a last line, are removed.
+    """The numbers of the lines that a result file answers; failed answers and a cut last line are removed from it.
 
     Raises:
-        click.ClickException: It cannot be read, or has something else in it than answers to these lines.
+        click.ClickException: It cannot be read, or has other contents than answers to these lines.
     """
     ids = {line.number: line.id for line in lines}
     found: set[int] = set()
@@ -382,7 +380,7 @@ def answered(out: Path, file: str, lines: Sequence[Line]) -> set[int]:
                         raise click.ClickException(
                             f"{out}, line {at:,}: not JSON; repair it, or choose another --out"
                         ) from None
-                    break  # cut off where it was stopped
+                    break  # the last line was cut
                 number = answer.get("line") if isinstance(answer, dict) else None
                 if not isinstance(number, int) or number not in ids or answer.get("id") != ids[number]:
                     raise click.ClickException(
@@ -406,13 +404,13 @@ def answer_batch(file: str, asked: AnswerOptions, out: Path | None = None, *, re
     Args:
         file: The lines.
         asked: The command's options.
-        out: Where the results go; None: to stdout.
-        resume: Whether lines that `out` answers already are passed over.
+        out: The file for the results; None: stdout.
+        resume: Whether to skip the lines that `out` answers already.
 
     Raises:
-        click.UsageError: Lines that cannot be asked; nothing was computed.
-        click.ClickException: `out` is there already, or cannot be gone on with.
-        click.exceptions.Exit: With 1, where an answer failed or has not the form asked for.
+        click.UsageError: Some lines cannot be asked; nothing was computed.
+        click.ClickException: `out` exists already, or cannot be resumed.
+        click.exceptions.Exit: With 1, if an answer failed or lacks the output format.
     """
     lines = read_lines(file, asked)
     there: set[int] = set()
@@ -445,13 +443,13 @@ def answer_batch(file: str, asked: AnswerOptions, out: Path | None = None, *, re
 
 
 def _sum_up(count: int, tally: Tally, precision: str) -> None:
-    """What the answers were, on stderr.
+    """Prints the summary on stderr.
 
     Raises:
-        click.exceptions.Exit: With 1, where one failed or has not the form asked for.
+        click.exceptions.Exit: With 1, if an answer failed or lacks the output format.
     """
-    said = f"{count:,} answers, {tally.tokens:,} tokens"
-    click.echo(", ".join(filter(None, (said, precision))), err=True)
+    counts = f"{count:,} answers, {tally.tokens:,} tokens"
+    click.echo(", ".join(filter(None, (counts, precision))), err=True)
     if tally.broken > tally.unsound:
         cut = tally.broken - tally.unsound
         click.echo(f'{cut:,} of them incomplete ("incomplete": true): allow more with --max-tokens', err=True)
@@ -477,7 +475,7 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], as
         tasks = [asyncio.create_task(one(line, request)) for line, request in zip(lines, requests, strict=True)]
         try:
             await asyncio.gather(*tasks)
-        finally:  # the reader has gone, or Ctrl-C
+        finally:  # the reader closed the pipe, or Ctrl-C
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -485,10 +483,10 @@ async def _answer_all(file: str, model: LanguageModel, lines: Sequence[Line], as
 
 
 async def _requests(file: str, model: LanguageModel, lines: Sequence[Line], asked: AnswerOptions) -> list[Request]:
-    """The ids of every line, and its options.
+    """The ids and the options of every line.
 
     Raises:
-        click.UsageError: Some cannot be rendered, do not fit into the context, or ask for what the model has not.
+        click.UsageError: Some cannot be rendered, do not fit into the context, or need what the model lacks.
     """
     requests: list[Request] = []
     faults: list[str] = []
@@ -521,7 +519,7 @@ async def _ids(model: LanguageModel, line: Line) -> list[int]:
 
 
 async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tally) -> dict[str, Any]:
-    """The line's result; an answer that fails does not take the others down."""
+    """The line's result; a failed answer does not end the others."""
     ids, options = request
     pieces: list[str] = []
     tokens, finish = 0, Finish.NONE
@@ -550,7 +548,7 @@ async def _answer(model: LanguageModel, line: Line, request: Request, tally: Tal
 
 
 def _calls(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """What of an answer are calls of the tools offered; nothing is executed."""
+    """The tool calls in an answer; nothing is executed."""
     try:
         found = parse_tool_calls(text, tools=tools)
     except ToolCallError as fault:

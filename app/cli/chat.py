@@ -1,10 +1,11 @@
-"""What is typed into `elsewise chat`: lines of a terminal with editing and history, or of a pipe."""
+"""`elsewise chat`: reads messages from a terminal or a pipe, streams the answers, and runs commands."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -39,21 +40,21 @@ PROMPT, CONTINUED = "> ", "… "
 
 
 class Reader(Protocol):
-    """Where messages come from."""
+    """A source of messages."""
 
     async def read(self) -> str | None:
-        """The next message; None where there is no more."""
+        """The next message; None at the end."""
 
 
 def is_open(text: str) -> bool:
-    """Whether a message goes on in the next line: after a backslash, or within quotes of three."""
+    """Whether a message continues in the next line: after a backslash, or inside triple quotes."""
     if text.startswith(QUOTES):
         return QUOTES not in text[len(QUOTES) :]
     return text.endswith("\\")
 
 
 def message_of(text: str) -> str:
-    """A whole message without what held its lines together."""
+    """A whole message without the backslashes or quotes that joined its lines."""
     if text.startswith(QUOTES):
         inside, _, behind = text[len(QUOTES) :].partition(QUOTES)
         return (inside + behind).strip("\n")
@@ -61,13 +62,13 @@ def message_of(text: str) -> str:
 
 
 class Piped:
-    """Lines of a stream: each is a message, or a part of one. The stream may be written to as answers come."""
+    """Reads messages from the lines of a stream, one at a time: the writer may wait for the answers."""
 
     def __init__(self, stream: io.TextIOBase | Any) -> None:
         self._stream = stream
 
     async def read(self) -> str | None:
-        """Blocks the loop, which has nothing else to do; Ctrl-C ends the wait."""
+        """Blocks the loop, which is idle; Ctrl-C ends the wait."""
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             line = self._stream.readline()
@@ -95,7 +96,7 @@ class Terminal:
         self._session = session
 
     async def read(self) -> str | None:
-        """Ctrl-C gives a line up, Ctrl-D ends the conversation."""
+        """Ctrl-C drops the line, Ctrl-D ends the conversation."""
         while True:
             try:
                 return message_of(await self._session.prompt_async())
@@ -106,10 +107,10 @@ class Terminal:
 
 
 def terminal(history: Path) -> Reader:
-    """The terminal that this process stands in.
+    """A line editor in this terminal.
 
     Args:
-        history: The file of what was typed before; only its owner can read it.
+        history: The file of earlier input; only its owner can read it.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -143,7 +144,7 @@ def terminal(history: Path) -> Reader:
 
 
 NOT_IN_CHAT = {"raw": False, "batch": None, "alternatives": 10, "as_json": False, "sample_top_k": None}  # as of `ask`
-RECAP = 400  # characters of the last answer of a session that is gone on with
+RECAP = 400  # characters of the last answer that are shown when a session is continued
 EPILOG = """\b
 Lines that begin with a slash are commands; /help lists them. Alt-Enter, or a backslash at the end of a line, begins another
 line of the message, and so does Enter inside \\"\\"\\". Ctrl-C stops an answer and keeps what was written so far; Ctrl-D ends
@@ -178,7 +179,7 @@ for option in chat.params:
 
 
 async def _chat(settings: Settings, asked: AnswerOptions, title: str | None) -> bool:
-    """The whole conversation; whether an answer failed and stdout is no terminal."""
+    """Runs the conversation; returns whether an answer failed and stdout is not a terminal."""
     instead = "close it, or use elsewise ask without --session"
     async with opened(settings.data, asked, PRESET, holder="chat", instead=instead) as place:
         talk = Chat(place, asked)
@@ -194,9 +195,9 @@ class Chat:
     """One conversation.
 
     Attributes:
-        view: The session, as it was last told.
+        view: The session's last view.
         failed: Whether an answer failed.
-        over: Whether the conversation is to end.
+        over: Whether the conversation should end.
     """
 
     def __init__(self, place: Opened, asked: AnswerOptions) -> None:
@@ -246,11 +247,11 @@ class Chat:
             await self.workbench.setup.set_system(self.id, self._asked.system)
 
     async def learn(self, model: LanguageModel) -> None:
-        """Takes a model's tokens: for what is shown of them, and for those that the command line names by what they say.
+        """Loads a model's vocabulary, and looks up the tokens that the command line gives by their text.
 
         Raises:
-            InvalidRequestError: One of these is no token of the model.
-            StoreError: They cannot be saved.
+            InvalidRequestError: A text is not a token of the model.
+            StoreError: The vocabulary cannot be saved.
         """
         named = {name: value for name, value in self._asked.naming.items() if name in self.call}
         self.call.update(with_token_ids(named, await model.byte_vocab_async()))
@@ -273,8 +274,8 @@ class Chat:
 
     def greet(self, model: LanguageModel) -> None:
         """Prints the model's name and the end of the conversation so far."""
-        told = ", ".join(filter(None, (model.info.backend, precision_note(model), f"context {model.info.context_length:,}")))
-        self.note(f"{spoken_name(model.info)} ({told}). /help lists the commands.")
+        facts = ", ".join(filter(None, (model.info.backend, precision_note(model), f"context {model.info.context_length:,}")))
+        self.note(f"{spoken_name(model.info)} ({facts}). /help lists the commands.")
         if self.said:
             turns = f"{len(self.said):,} turns" if len(self.said) > 1 else "1 turn"
             self.note(f"continuing {self.view.title!r}, {turns}")
@@ -282,24 +283,23 @@ class Chat:
             self.note(f"… {last[-RECAP:]}" if len(last) > RECAP else last)
 
     def farewell(self) -> None:
-        """Says where the conversation is."""
+        """Prints how to continue the conversation."""
         if self.said:
-            self.note(f"saved as {self.view.title!r}: elsewise chat --session {_quoted(self.view.title)}")
+            self.note(f"saved as {self.view.title!r}: elsewise chat --session {shlex.quote(self.view.title)}")
 
     # ---- what commands use --------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> int:
-        """Of the session."""
         return self.view.session_id
 
     @property
     def said(self) -> list[TurnView]:
-        """The turns that are shown, without the system prompt."""
+        """The turns shown, without the system prompt."""
         return [turn for turn in self.view.turns if turn.role != "system"]
 
     def last_answer(self) -> TurnView:
-        """The model's turn at the end.
+        """The last turn, which must be an answer.
 
         Raises:
             Refusal: There is none.
@@ -309,22 +309,22 @@ class Chat:
         return self.said[-1]
 
     def note(self, text: str) -> None:
-        """Says something beside the conversation, on stderr."""
+        """Prints a note on stderr."""
         console.print(without_controls(text), style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     async def answer(self, use_case: Coroutine[Any, Any, None], begins: str = "") -> None:
-        """Streams what a use case answers; Ctrl-C stops it, and what came is kept.
+        """Streams the answer of a use case; Ctrl-C stops it, and the tokens so far are kept.
 
         Args:
-            use_case: A coroutine of the workbench that answers.
-            begins: What the answer begins with, which is known already.
+            use_case: A coroutine of the workbench that makes an answer.
+            begins: The known beginning of the answer.
 
         Raises:
             Refusal: It was refused.
         """
         await self._stream(use_case, begins)
         last = self.said[-1] if self.said else None
-        if last is not None and last.is_foreign:  # what was said is cut into another model's tokens
+        if last is not None and last.is_foreign:  # the path has another model's tokens
             self.note("another tokenizer made this conversation; it goes on as text")
             await self._stream(self.workbench.answers.open_as_text(self.id, last.node_id))
             last = self.said[-1]
@@ -369,18 +369,15 @@ class Chat:
             self._status.stop()
             self._finish = Finish(int(event.run.finish[-1]))
             self._wrapper.write(event.run.answer)
-        elif isinstance(event, TurnChanged) and self._wrapper is not None:
-            self._show_progress(event.turn)
-
-    def _show_progress(self, turn: TurnView) -> None:
-        """What an answer waits for, where it has not begun."""
-        if turn.note and turn.status is TurnStatus.WAITING and console.is_terminal:
-            self._status.update(turn.note)
-            self._status.start()
+        elif isinstance(event, TurnChanged) and self._wrapper is not None and console.is_terminal:
+            turn = event.turn
+            if turn.note and turn.status is TurnStatus.WAITING:
+                self._status.update(turn.note)
+                self._status.start()
 
 
 def _utf8(text: str) -> str:
-    """A message that was read.
+    """A message decoded as UTF-8.
 
     Raises:
         Refusal: Its bytes are not UTF-8.
@@ -391,15 +388,9 @@ def _utf8(text: str) -> str:
         raise Refusal("that message was not sent: it is not UTF-8") from error
 
 
-def _quoted(title: str) -> str:
-    import shlex
-
-    return shlex.quote(title)
-
-
 @asynccontextmanager
 async def _stopping(stop: Any) -> AsyncIterator[None]:
-    """Ctrl-C calls `stop` meanwhile, and ends nothing else."""
+    """Ctrl-C calls `stop` meanwhile, and nothing else."""
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -410,13 +401,13 @@ async def _stopping(stop: Any) -> AsyncIterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-LONGEST_NUMBER = 18  # digits of what counts anything here
-SHOWN, NUMBERED = 3, 10  # alternatives of each token where all tokens are listed, and of a single one
+LONGEST_NUMBER = 18  # digits
+SHOWN, NUMBERED = 3, 10  # alternatives per token in a list of tokens, and of a single token
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: what it takes, what is said of it, and what it does."""
+    """One command: its arguments, its help and its function."""
 
     takes: str
     says: str
@@ -427,7 +418,7 @@ async def run_command(chat: Chat, line: str) -> None:
     """Runs a line that begins with a slash.
 
     Raises:
-        Refusal: There is no such command, or it cannot do that; the sentence says what can be done.
+        Refusal: There is no such command, or it cannot do that; with the way on.
     """
     name, _, rest = line[1:].strip().partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
@@ -466,7 +457,7 @@ async def _model(chat: Chat, name: str) -> None:
         return
     supervisor = chat.supervisor
     own = {option: value for option, value in supervisor.options.items() if option != "connection"}  # which is a model's
-    if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the model that runs stays meanwhile
+    if not await on_thread(partial(can_chat, name, supervisor.backend, **own)):  # the running model stays loaded meanwhile
         raise Refusal(f"{name} has no chat template; still using {supervisor.source}")
     before, connection = supervisor.source, supervisor.options.get("connection")
     await supervisor.change(source=name, options={"connection": None})
@@ -510,15 +501,15 @@ async def _set(chat: Chat, rest: str) -> None:
         return
     if not value.strip():
         raise Refusal(f"/set {name} needs a value, such as /set temperature 0.7 (null restores the default)")
-    told = json_or_text(value.strip())
-    await chat.workbench.setup.set_option(chat.id, name, told)
+    given_value = json_or_text(value.strip())
+    await chat.workbench.setup.set_option(chat.id, name, given_value)
     for given in [each for each, value in chat.call.items() if each == name or _sets(each, value, name)]:
-        del chat.call[given]  # of the command line, which would go before it
-    chat.note(f"{name} is {json.dumps(told, ensure_ascii=False)} from the next answer on")
+        del chat.call[given]  # options of the command line would take precedence
+    chat.note(f"{name} is {json.dumps(given_value, ensure_ascii=False)} from the next answer on")
 
 
 def _sets(given: str, value: object, name: str) -> bool:
-    """Whether an option of the command line, which may have another library's name, sets the option `name`."""
+    """Whether an option of the command line sets the option `name`, maybe under another library's name."""
     made = GenerationOptions.from_mapping({given: value})
     if hasattr(made.sampling, name):
         return getattr(made.sampling, name) is not None
@@ -537,7 +528,7 @@ async def _continue(chat: Chat, rest: str) -> None:  # noqa: ARG001  # as all co
 
 
 def _own(turn: TurnView) -> tuple[int, TokenRun]:
-    """Where an answer's own tokens begin in its run, and they."""
+    """The place of an answer's first own token in its run, and the run from there on."""
     own = np.flatnonzero(turn.run.origin != Origin.TEMPLATE)
     if not len(own):
         raise Refusal("the answer has no tokens")
@@ -572,10 +563,10 @@ def _narrowed(run: TokenRun, count: int) -> TokenRun:
 
 
 def _number(text: str, most: int, what: str) -> int:
-    """A number that counts from 1.
+    """A number from 1 to `most`.
 
     Raises:
-        Refusal: It is none, or out of range.
+        Refusal: It is not a number, or out of range.
     """
     if not text.strip().isdecimal() or len(text) > LONGEST_NUMBER or not 1 <= int(text) <= most:
         raise Refusal(f"{text.strip() or 'nothing'!r} is no {what}: give a number from 1 to {most:,}")

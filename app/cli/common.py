@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Helpers of the commands: reading input, tables and progress bars."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ console = Console(stderr=True)
 PIPE_WIDTH = 10_000  # characters; wider than any row
 LARGEST_TEXT: Final = 256 << 20  # bytes that a command reads of one file, or of stdin
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-INTERRUPTED: Final = 130  # the exit code, as shells have it of Ctrl-C
+INTERRUPTED: Final = 130  # the exit code of shells after Ctrl-C
 
 
 @contextmanager
 def counting(words: str) -> Iterator[OnComparison]:
-    """A bar on stderr, with tokens done and in all, while there is something to do, if stderr is a terminal."""
+    """A bar of tokens on stderr, if that is a terminal."""
     columns = (TextColumn(words), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(words, total=None, visible=False)
@@ -39,7 +39,7 @@ def counting(words: str) -> Iterator[OnComparison]:
 
 @contextmanager
 def reading() -> Iterator[OnProgress]:
-    """The same while a prompt is read."""
+    """The bar of tokens while a prompt is read."""
     with counting("reading") as show:
         yield lambda progress: show(progress.done, progress.total)
 
@@ -61,15 +61,15 @@ def rows_table(rows: Iterable[Iterable[str | Text]] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout; whole lines where another program reads them."""
+    """Prints a table on stdout, with whole lines if that is not a terminal."""
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def read_secret(name: str) -> str:
-    """What is typed unseen into a terminal, or the first line of another stdin.
+    """Reads a secret from the terminal without echo, or the first line of another stdin.
 
     Raises:
-        click.ClickException: It is closed.
+        click.ClickException: stdin is closed.
     """
     if sys.stdin is None:
         raise click.ClickException(f"stdin is closed; pipe the {name} in, or type it in a terminal")
@@ -78,20 +78,18 @@ def read_secret(name: str) -> str:
 
 
 def read_text(file: str, limit: int = LARGEST_TEXT) -> str:
-    """A file's text, or stdin's for "-": the same bytes give the same text from both.
-
-    A UTF-8 byte order mark in front is not part of the text; nothing else is changed, line ends neither.
+    """The text of a file, or of stdin for "-", without a UTF-8 byte order mark; line ends stay as they are.
 
     Args:
         file: Its path.
-        limit: Bytes that it may have.
+        limit: The most bytes.
 
     Raises:
         click.ClickException: It cannot be read, is too large, or is not UTF-8.
     """
     name = "stdin" if file == "-" else file
     try:
-        if file.startswith("/dev/fd/"):  # as a shell writes <(command): open already, so that opening it waits for nothing
+        if file.startswith("/dev/fd/"):  # from a shell's <(command): open already, so that opening it does not block
             with Path(file).open("rb") as stream:
                 data = stream.read(limit + 1)
         elif file != "-":
@@ -129,7 +127,7 @@ class Bar:
         self._progress.stop()
 
     def show(self, step: Step) -> None:
-        if step.stage != self._stage:  # a bar of its own: a total that is not known does not replace one that was
+        if step.stage != self._stage:  # a new task: an unknown total cannot replace a known one
             self._progress.remove_task(self._task)
             self._task, self._stage = self._progress.add_task(step.stage, total=None), step.stage
         self._progress.update(self._task, completed=step.done if step.total else 0, total=step.total or None)

@@ -36,11 +36,11 @@ COMMANDS = {
     "serve": "serve",
     "sessions": "sessions",
     "window": "group",
-}  # by name, the module of `app.cli` that has it
+}  # the module of `app.cli`, by the command's name
 
 
 class Commands(click.Group):
-    """Loads a command when it is asked for: the window needs none of them."""
+    """Imports a command at its first use: the window needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return list(COMMANDS)
@@ -54,7 +54,7 @@ class Commands(click.Group):
 
 
 def _named_folder(_context: click.Context, _option: click.Parameter, folder: str | None) -> Path | None:
-    """Refuses the empty path, which an unset variable of a script leaves: it would mean the working directory.
+    """Refuses the empty path of an unset variable, which would mean the working directory.
 
     Raises:
         click.BadParameter: It is empty.
@@ -120,25 +120,25 @@ def window(context: click.Context, files: tuple[Path, ...]) -> None:
 
 
 def start_window(context: click.Context, *, demo: bool = False, files: Sequence[Path] = ()) -> NoReturn:
-    """Opens the window, and `files` in it; exits when it is closed."""
+    """Opens the window with `files`; exits when it is closed."""
     settings: Settings = context.obj
     if settings.backend != "auto":
         _check_known(settings.backend)
-    gc.disable()  # what start-up makes stays: looking through it again and again takes a tenth of the time
+    gc.disable()  # objects of the start live on: collecting meanwhile takes a tenth of the time
     _import_numpy()
     plain = builtins.__import__
-    import PySide6.QtWidgets  # noqa: F401  # from here on it reads the source of each module, for `__feature__`
+    import PySide6.QtWidgets  # noqa: F401  # makes each import read the module's source, for `__feature__`
 
-    builtins.__import__ = plain  # which is not used here, and is a tenth of the start
-    from app.window import open_window  # Qt is loaded for the window alone
+    builtins.__import__ = plain  # unused here, and a tenth of the start
+    from app.window import open_window  # only the window needs Qt
 
     context.exit(open_window(settings.data, settings.model, settings.backend, demo=demo, files=files))
 
 
 def _import_numpy() -> None:
-    """Keeps OpenBLAS from starting threads, which are a fifth of the start; the window multiplies no large matrices.
+    """Keeps OpenBLAS from starting threads, which take a fifth of the start; the window multiplies no large matrices.
 
-    It reads the variable once, when it is loaded: gone again, it does not reach the engines, which multiply with it on Linux.
+    OpenBLAS reads the variable when it is loaded. It is deleted then, since engines on Linux need the threads.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ:
         return
@@ -149,12 +149,12 @@ def _import_numpy() -> None:
 
 
 def _check_known(backend: str) -> None:
-    """Refuses an unknown backend; one that cannot run here is explained by the window.
+    """Refuses an unknown backend; the window explains one that cannot run here.
 
     Raises:
         UnknownBackendError: With the nearest name.
     """
-    from runtime import check_backend  # looks through every installed package: only where a name was given
+    from runtime import check_backend  # looks through every installed package
 
     with suppress(BackendUnavailableError):
         check_backend(backend)
@@ -164,15 +164,15 @@ def _address(url: str) -> str:
     """The address of a server, as a model's source.
 
     Raises:
-        InvalidRequestError: It is none, or unencrypted to another machine.
+        InvalidRequestError: It is not an address, or unencrypted to another machine.
     """
-    from runtime import server_address  # HTTP is loaded for it
+    from runtime import server_address  # it imports HTTP
 
     return server_address(url)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""Characters that an output's encoding lacks, as JSON writes them: ``\u00e9``."""
+    r"""Writes characters that the encoding lacks as in JSON: ``\u00e9``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
@@ -180,7 +180,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def _make_output_safe() -> None:
-    """Every text can be written to stdout: UTF-8 in place of ASCII, as click has it, escapes elsewhere, so JSON stays JSON."""
+    """Lets stdout take every text: UTF-8 in place of ASCII, and escapes in other encodings, so that JSON stays valid."""
     codecs.register_error(ESCAPE, _escaped)
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the process ends
@@ -190,10 +190,10 @@ def _make_output_safe() -> None:
 
 
 def _interrupted() -> NoReturn:
-    """Ends as a shell expects it after Ctrl-C, soon, whatever still loads or computes on another thread."""
+    """Ends at once with the exit code of Ctrl-C, although other threads may still load or compute."""
     sys.stderr.write(SHOW_CURSOR if sys.stderr.isatty() else "")  # a spinner on another thread may have hidden it
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader has gone, or it was closed
+        with suppress(OSError, ValueError):  # the reader or the stream is closed
             stream.flush()
     os._exit(128 + signal.SIGINT)
 
@@ -212,7 +212,7 @@ def run() -> None:
         error.show()
         sys.exit(error.exit_code)
     except RuntimeFault as error:
-        from app.cli.options import in_options  # for a fault alone
+        from app.cli.options import in_options  # imported only for a fault
 
         click.echo(f"elsewise: {in_options(error)}", err=True)
         sys.exit(2 if isinstance(error, UnknownBackendError) else 1)

@@ -1,4 +1,4 @@
-"""Options as the command line and the lines of `--batch` spell them, and what the library says in Python said again so."""
+"""Options of the command line and of `--batch` lines, and the library's messages translated to their spelling."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FLAGS: Final = {  # names with a flag of their own
     "adapters": "--adapter",
 }
 _BEAMS: Final = "Python: the command line has no beam search (model.beam_generate)"
-ELSEWHERE: Final = {  # names that are no option of a generation here: what is used on a command line instead
+ELSEWHERE: Final = {  # foreign names of options, and what the command line has instead
     **dict.fromkeys(("grammar", "guided_grammar"), "--schema, --regex or --lark"),
     **dict.fromkeys(("response_format", "schema", "json_schema", "guided_json"), "--schema"),
     **dict.fromkeys(("regex", "guided_regex"), "--regex"),
@@ -87,9 +87,9 @@ ELSEWHERE: Final = {  # names that are no option of a generation here: what is u
 
 _NAMES = sorted({*LOADING, *OPTION_NAMES, "backend"}, key=len, reverse=True)
 _ONE = "|".join(_NAMES)
-_LONG = "|".join(name for name in _NAMES if "_" in name)  # which no sentence has but as an option
+_LONG = "|".join(name for name in _NAMES if "_" in name)  # which occur in sentences only as options
 _VALUE = r"'[^']*'|\"[^\"]*\"|\.\.\.|[A-Z]\w+\([^()]*\)|\([^()]*\)|[\w.+-]*\w"
-_FREE = r"(?<![\w./'\"=-])(?<!--load )(?<!--option )"  # not within a path, a quotation, or what is spelt so already
+_FREE = r"(?<![\w./'\"=-])(?<!--load )(?<!--option )"  # not in a path, a quotation, or an option of the command line
 _SET = re.compile(rf"{_FREE}({_ONE})=({_VALUE})")
 _BARE = re.compile(rf"{_FREE}({_LONG})\b(?![\w'\"=]|\.\w)")
 _AT_LOAD = re.compile(r"load\(\.\.\., ([^()]*)\)|load with (?=\w+=)")
@@ -98,7 +98,7 @@ _PYTHON_ALONE = re.compile(r" \(`set_kv_budget`\)")
 
 
 def option_on_command_line(name: str) -> str:
-    """How a name of the library is given to a command."""
+    """The option of the command line for a name of the library."""
     plain = re.split("[ :]", name, maxsplit=1)[0]  # of "blocks: budget", "logit_bias of token 3"
     if plain in FLAGS:
         spelt = FLAGS[plain]
@@ -112,18 +112,18 @@ def option_on_command_line(name: str) -> str:
 
 
 def in_options(fault: object) -> str:
-    """What the library says, with the options of a command line in place of Python's keywords."""
+    """A message of the library with options of the command line in place of Python's keywords."""
 
     def setting(name: str, value: str) -> str:
         spelt = option_on_command_line(name)
         plain = "VALUE" if value == "..." else value.strip("'\"")
         return f"{spelt} {plain}" if name in FLAGS else f"{spelt}={plain}"
 
-    return _said_again(fault, option_on_command_line, setting)
+    return _translated(fault, option_on_command_line, setting)
 
 
 def in_json(fault: object) -> str:
-    """What the library says, with the names and values of a JSON line in place of Python's keywords; loading has options."""
+    """A message of the library with names and values of a JSON line in place of Python's; load options stay options."""
 
     def name_in_line(name: str) -> str:
         plain = re.split("[ :]", name, maxsplit=1)[0]
@@ -132,10 +132,10 @@ def in_json(fault: object) -> str:
     def setting(name: str, value: str) -> str:
         return f'"{name}": {value}'.replace("'", '"') if name in OPTION_NAMES else in_options(f"{name}={value}")
 
-    return _said_again(fault, name_in_line, setting)
+    return _translated(fault, name_in_line, setting)
 
 
-def _said_again(fault: object, spelt: Callable[[str], str], setting: Callable[[str, str], str]) -> str:
+def _translated(fault: object, spelt: Callable[[str], str], setting: Callable[[str, str], str]) -> str:
     message = fault.told(spelt(fault.option)) if isinstance(fault, OptionError) else str(fault)
     message = _PYTHON_ALONE.sub("", _AT_LOAD.sub(lambda found: found[1] or "", message))
     message = _SET.sub(lambda found: setting(found[1], found[2]), message)
@@ -153,7 +153,7 @@ TEMPLATES = ("auto", "none", *CHAT_FORMATS)
 
 
 def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
-    """What an answer must look like; None where nothing is said.
+    """The output format of an answer; None if none is given.
 
     Args:
         schema: A JSON schema, as JSON text or as an object.
@@ -162,7 +162,7 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
 
     Raises:
         InvalidRequestError: More than one is given.
-        GrammarError: llguidance does not take it; its own message says why.
+        GrammarError: llguidance refuses it, with its own message.
     """
     forms = {"a schema": schema, "a regex": regex, "a Lark grammar": lark}
     given = [name for name, form in forms.items() if form is not None]
@@ -176,7 +176,7 @@ def grammar_of(schema: Any, regex: Any, lark: Any) -> Grammar | None:
 
 
 def lark_of(given: str | None) -> str | None:
-    """The grammar's text itself (it has rules, so it has colons), or a file's.
+    """The text of a grammar (which has colons), or that of a file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
@@ -188,7 +188,7 @@ def lark_of(given: str | None) -> str | None:
 
 
 def schema_of(given: str | None) -> str | None:
-    """The JSON text itself, or a file's.
+    """JSON text itself, or that of a file.
 
     Raises:
         click.UsageError: The text is not UTF-8.
@@ -200,7 +200,7 @@ def schema_of(given: str | None) -> str | None:
 
 
 def _typed(given: str, option: str) -> str:
-    """A text that stands in the command line, where a file could be named."""
+    """A text given on the command line in place of a file."""
     try:
         return utf8(given)
     except UnicodeError as error:
@@ -208,7 +208,7 @@ def _typed(given: str, option: str) -> str:
 
 
 def _is_path(given: str) -> bool:
-    """Whether something has that name; a grammar is longer than any name."""
+    """Whether a file has that name; a grammar may be too long for one."""
     try:
         return Path(given).exists()
     except (OSError, ValueError):
@@ -227,24 +227,24 @@ def format_of(given: str | None) -> dict[str, Any]:
 
 
 def offload_of(given: str | None) -> dict[str, Any]:
-    """The load option for weights on disk, where they are asked for."""
+    """The load option for weights on disk, if given."""
     return {} if given in (None, "none") else {"offload": given}
 
 
 def weights_of(given: str | None) -> dict[str, Any]:
-    """The load option for weights in fewer bits, where they are asked for."""
+    """The load option for weights in fewer bits, if given."""
     return {} if given in (None, "float32") else {"weights": given}
 
 
 def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """How a model is loaded, by the names of `LoadOptions`.
+    """Load options, by the names of `LoadOptions`.
 
     Args:
-        flag: What it was said with.
+        flag: The option of the command line, for messages.
         given: Each as NAME=VALUE: JSON, or else a text.
 
     Raises:
-        click.UsageError: Not written so, given twice, an unknown name, or a value out of range.
+        click.UsageError: Another form, a name given twice, an unknown name, or a value out of range.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -264,7 +264,7 @@ def load_options(flag: str, given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def json_or_text(value: str) -> Any:
-    """What a value says as JSON, or the text itself."""
+    """A value as JSON, or else the text itself."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -272,10 +272,10 @@ def json_or_text(value: str) -> Any:
 
 
 def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, Any]:
-    """The options given by name: JSON, or else a text.
+    """The options of --option NAME=VALUE: JSON, or else a text.
 
     Raises:
-        click.UsageError: Not written as NAME=VALUE, given twice, or one that has a flag of its own.
+        click.UsageError: Another form, a name given twice, or one that has a flag of its own.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -294,7 +294,7 @@ def named_options(given: tuple[str, ...], said: Collection[str]) -> dict[str, An
 
 
 def naming_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that name tokens by what they say: only a model knows their ids."""
+    """The options that give tokens by their text, whose ids only a model knows."""
     found: dict[str, Any] = {}
     banned, biases = options.get("banned_tokens"), options.get("logit_bias")
     banned = [banned] if isinstance(banned, str) else banned
@@ -306,19 +306,16 @@ def naming_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str, Any]:
-    """The same with ids, as the window does it.
+    """Replaces texts of tokens by ids, as the window does.
 
     Args:
-        options: Those that name tokens by what they say.
-        tokens: The model's, by id.
+        options: Options that give tokens by their text.
+        tokens: The model's tokens, by id.
 
     Raises:
-        InvalidRequestError: A text that is no token of the model; the one that it begins with is named.
+        InvalidRequestError: A text is not a token of the model; with the token that it begins with.
     """
-    from app.workbench.prompt.vocabulary import (
-        TokenBytes,
-        with_ids,  # which brings the window's side along
-    )
+    from app.workbench.prompt.vocabulary import TokenBytes, with_ids  # they import the window's side
     from ui import Refusal
 
     try:
@@ -328,7 +325,7 @@ def with_token_ids(options: Mapping[str, Any], tokens: list[bytes]) -> dict[str,
 
 
 def adapter_options(given: tuple[str, ...]) -> dict[str, Any]:
-    """Load options for adapters: a number after the last colon is a scale."""
+    """Load options of adapters, each with a scale after the last colon, or 1."""
     found: list[tuple[str, float]] = []
     for text in given:
         path, colon, end = text.rpartition(":")
@@ -388,7 +385,7 @@ class Flags(TypedDict):
 
 
 def _preset(name: str) -> dict[str, Any]:
-    """An option that is not given says so: what holds then is `PRESET`'s."""
+    """No default, so that an option that is not given is known; the help shows that of `PRESET`."""
     return {"default": None, "show_default": str(PRESET[name])}
 
 
@@ -509,7 +506,7 @@ OPTIONS = (
 
 
 def answer_options(command: Command) -> Command:
-    """Gives a command all of `OPTIONS`."""
+    """Adds all of `OPTIONS` to a command."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -519,13 +516,12 @@ def answer_options(command: Command) -> Command:
 class AnswerOptions:
     """The options, checked."""
 
-    model: str  # what to load, on `backend`, with `load` (of `LoadOptions`)
+    model: str  # the model to load, on `backend`, with `load` (of `LoadOptions`)
     backend: str
     load: dict[str, Any]
-    # how answers are drawn, as far as the command line says it, by the names of `GenerationOptions.from_mapping`; the seed is
-    # set, except for sessions without `--seed`
+    # options of the answers by the names of `GenerationOptions.from_mapping`; with a seed, except for sessions without `--seed`
     call: dict[str, Any]
-    naming: dict[str, Any]  # more of them, that name tokens by what they say
+    naming: dict[str, Any]  # more of them, which give tokens by their text
     system: str | None
     raw: bool
     alternatives: int
@@ -538,7 +534,7 @@ class AnswerOptions:
         Args:
             settings: Of all commands.
             flags: As click gives them.
-            chats: Whether the answers are turns of a session although `flags` name none.
+            chats: Whether the answers are turns of a session that `flags` do not name.
 
         Raises:
             click.UsageError: A value out of range, or two that contradict each other.
@@ -546,7 +542,7 @@ class AnswerOptions:
         load = load_options("--load", flags["loads"]) | format_of(flags["template"]) | adapter_options(flags["adapters"])
         load |= offload_of(flags["offload"]) | weights_of(flags["weights"])
         load |= connection_of(flags["connect_to"], flags["model"], flags["tokenizer"], plain_http=flags["plain_http"])
-        in_session = chats or flags["session"] is not None  # which may have a seed of its own
+        in_session = chats or flags["session"] is not None  # a session may have its own seed
         _check_company(flags, load, chats=chats)
         seed = fresh_seed() if flags["seed"] is None and not in_session else flags["seed"]
         recorded = max(flags["alternatives"], 10) if in_session else flags["alternatives"]
@@ -583,17 +579,17 @@ class AnswerOptions:
 
     @property
     def seed(self) -> int:
-        """Of the one answer, outside a session."""
+        """The seed of an answer outside a session."""
         seed: int = self.call["seed"]
         return seed
 
     @property
     def formed(self) -> bool:
-        """Whether the answer must have a form."""
+        """Whether the answer has an output format."""
         return "grammar" in self.call
 
     def options(self, model: LanguageModel, line: Mapping[str, Any] | None = None) -> GenerationOptions:
-        """What holds on a model: a line's own, then the command's, the preset, the model's own.
+        """The options on a model: the line's take precedence, then the command's, the preset's, the model's.
 
         Raises:
             InvalidRequestError, GrammarError: They contradict each other.
@@ -611,16 +607,16 @@ class AnswerOptions:
         return model.resolve_options(self.call_on(model), preset=PRESET)
 
     def call_on(self, model: LanguageModel) -> dict[str, Any]:
-        """`call`, with the model's ids for the tokens that are named by what they say.
+        """`call`, with the model's ids for tokens given by their text.
 
         Raises:
-            InvalidRequestError: A text that is no token of the model.
+            InvalidRequestError: A text is not a token of the model.
         """
         return self.call | (with_token_ids(self.naming, model.byte_vocab) if self.naming else {})
 
 
 def top_k_of(flags: Flags) -> int | None:
-    """How many of the likeliest tokens are sampled among. For one release, notes say what the names meant before."""
+    """The sampler's top_k. For one release, notes explain the names' earlier meaning."""
     top_k, before = flags["top_k"], flags["sample_top_k"]
     if before is not None:
         if top_k is not None:
@@ -637,7 +633,7 @@ def top_k_of(flags: Flags) -> int | None:
 
 
 def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> None:
-    """Options that make no sense together."""
+    """Refuses options that contradict each other."""
     in_session = chats or flags["session"] is not None
     if flags["session"] is not None and not chats and (flags["system"] or flags["raw"]):
         raise click.UsageError("--session keeps its own system prompt and template: leave out --system and --raw")
@@ -654,17 +650,17 @@ def _check_company(flags: Flags, load: Mapping[str, Any], *, chats: bool) -> Non
 
 
 def connect_options(command: Command) -> Command:
-    """Gives a command `CONNECT_OPTIONS`."""
+    """Adds `CONNECT_OPTIONS` to a command."""
     for option in reversed(CONNECT_OPTIONS):
         command = option(command)
     return command
 
 
 def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, plain_http: bool) -> dict[str, Any]:
-    """What `load_model` needs to connect; nothing without a URL.
+    """The connection for `load_model`; empty without a URL.
 
     Raises:
-        click.UsageError: Options that go with --connect, without it.
+        click.UsageError: Options of --connect without it.
     """
     if url is not None:
         return {"connection": Connection("command-line", url, model, plain_http, tokenizer)}
@@ -674,11 +670,11 @@ def connection_of(url: str | None, model: str | None, tokenizer: str | None, *, 
 
 
 def load_model(model: str, backend: str, *, connection: Connection | None = None, **options: Any) -> LanguageModel:
-    """Loads a model into this process, with a spinner on stderr; its warnings follow there. Or connects to a server's."""
+    """Loads a model into this process or connects to a server, with a spinner and then the warnings on stderr."""
     connection = connection or find_connection(model)
     if connection is not None:
         with console.status(f"connecting to {connection.base_url}"):
-            known = {name: value for name, value in options.items() if name != "blocks"}  # KV is the server's
+            known = {name: value for name, value in options.items() if name != "blocks"}  # the server has its own KV
             remote = connect(**connection.arguments(), **known)
         for warning in remote.info.warnings:
             click.echo(f"note: {warning}", err=True)
@@ -693,14 +689,14 @@ def load_model(model: str, backend: str, *, connection: Connection | None = None
             status.update(f"loading {model}: {'checking the numbers' if progress.stage == 'checking' else far}")
 
         loaded = load(model, backend, on_progress=show, **options)
-    asked = set(options) - {"blocks"}  # set by the command itself
-    for warning in loaded.info.warnings if asked else ():  # those of the options that were asked for
+    asked = set(options) - {"blocks"}  # the command sets it
+    for warning in loaded.info.warnings if asked else ():  # about given options only
         click.echo(f"note: {in_options(warning)}", err=True)
     return loaded
 
 
 def can_chat(model: str, backend: str, **options: Any) -> bool:
-    """Whether a model has a chat template, once its files are checked; of a server's it is known when it is connected to.
+    """Whether a model has a chat template, after a check of its files; true for a server, which the connection checks.
 
     Raises:
         RuntimeFault: The model is not here, or `load_model` would refuse it before it reads weights.
@@ -712,12 +708,12 @@ def can_chat(model: str, backend: str, **options: Any) -> bool:
 
 
 def _stay_offline() -> None:
-    """Before libraries are imported that would look for files elsewhere."""
+    """Keeps libraries from looking for files on the network; called before they are imported."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.pop("MLX_LM_TRUST_REMOTE_CODE", None)
 
 
 def precision_note(model: LanguageModel) -> str:
-    """What stands beside a model's numbers where its weights are not in their plain form; empty where they are."""
+    """The precision of a model with quantised weights; empty for others."""
     return model.info.precision if model.info.quantisation else ""

@@ -40,7 +40,7 @@ UNSOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the end line says."""
+    """The facts of the last line."""
 
     tokens: int = 0
     finish: str | None = None
@@ -48,11 +48,11 @@ class Summary:
     reused: int | None = None
     computed: int | None = None
     rate: float | None = None
-    guesses: tuple[int, int] | None = None  # tokens drafted, and of them the accepted ones; None without speculation
-    model: str = ""  # the name; with the server's, of a model on one
+    guesses: tuple[int, int] | None = None  # drafted and accepted tokens; None without speculation
+    model: str = ""
     backend: str = ""
-    precision: str = ""  # `ModelInfo.precision`; told where the weights are in another form than their dtype
-    options: Mapping[str, Any] = field(default_factory=dict)  # every option in force, by name, with its value and source
+    precision: str = ""  # `ModelInfo.precision` of quantised weights, else ""
+    options: Mapping[str, Any] = field(default_factory=dict)  # every option by name, with its value and source
 
 
 class Printer:
@@ -61,7 +61,7 @@ class Printer:
     Args:
         alternatives: Shown per token.
         as_json: One object a line.
-        formed: The answer must have a form (schema, regex), which it only has once it has ended.
+        formed: Whether the answer has an output format (schema, regex), which is complete only at its end.
     """
 
     def __init__(self, alternatives: int, as_json: bool, *, formed: bool = False) -> None:
@@ -73,11 +73,11 @@ class Printer:
 
     @property
     def broken(self) -> bool:
-        """Whether the answer lacks the form that was asked for."""
+        """Whether the answer is incomplete in its output format."""
         return self._formed and self.summary.incomplete
 
     def run(self, run: TokenRun, decode: Callable[[int], bytes]) -> None:
-        """Tokens that arrived."""
+        """Prints new tokens."""
         self.vocabulary = decode
         for record in run:
             self.summary = replace(self.summary, tokens=self.summary.tokens + 1)
@@ -105,10 +105,10 @@ class Printer:
         else:
             if not self._alternatives:
                 click.echo()
-            told = f", {summary.precision}" if summary.precision else ""
+            precision = f", {summary.precision}" if summary.precision else ""
             rate = f", {summary.rate:.1f} tok/s" if summary.rate else ""
             rate += f", {speculation(*summary.guesses)}" if summary.guesses is not None else ""
-            click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}{told}", err=True)
+            click.echo(f"{summary.tokens} tokens, {summary.finish}{rate}, seed {seed}{precision}", err=True)
         if self.broken:
             click.echo(incomplete(summary.finish, summary.tokens), err=True)
 
@@ -140,10 +140,10 @@ class Printer:
 class Wrapper:
     """Writes text as it comes, with line breaks between words; lines inside ``` fences stay whole.
 
-    What a terminal would run (escape sequences) is left out. A word is written when it has ended.
+    Escape sequences are left out. A word is written when it has ended.
 
     Args:
-        stream: Where to.
+        stream: The output.
         width: Columns of the terminal; None writes everything as it is.
     """
 
@@ -155,7 +155,6 @@ class Wrapper:
         self._fenced = self._joins = False
 
     def write(self, text: str) -> None:
-        """More of it."""
         if self._width is None:
             self._put(text)
             return
@@ -166,7 +165,6 @@ class Wrapper:
         self._stream.flush()
 
     def end(self) -> None:
-        """No more."""
         self._flush()
         self._put("\n")
 
@@ -190,7 +188,7 @@ class Wrapper:
         self._joins = char == ZERO_WIDTH_JOINER
 
     def _flush(self) -> None:
-        """Writes the word that was held back, in the next line where it does not fit into this one."""
+        """Writes the held word, in the next line if it does not fit into this one."""
         if not self._word:
             return
         width = cell_len(self._word)
@@ -208,7 +206,7 @@ class Wrapper:
 
 
 def token_table(run: TokenRun, decode: Callable[[int], bytes], *, first: int = 0) -> Table:
-    """A line for each token of a run: its numbers, and what else was likely."""
+    """A table of the tokens of a run: their numbers and alternatives."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", "token", "p", "logprob", "rank", "entropy", "instead"):
         table.add_column(name, justify="left" if name in ("token", "instead") else "right", no_wrap=name != "instead")
@@ -229,21 +227,21 @@ def token_table(run: TokenRun, decode: Callable[[int], bytes], *, first: int = 0
 
 
 def surprise_style(logprob: float | None) -> str:
-    """How a token is coloured: the less likely it was, the warmer."""
+    """The colour of a token: warmer for a less likely one."""
     if logprob is None or logprob > LIKELY:
         return ""
     return "yellow" if logprob > UNLIKELY else "red"
 
 
 def speculation(drafted: int, accepted: int) -> str:
-    """Whether speculation helped."""
+    """Drafted and accepted tokens in words."""
     if not drafted:
         return "drafted nothing"
     return f"drafted {drafted:,}, accepted {accepted:,} ({100 * accepted // drafted} %)"
 
 
 def incomplete(finish: str | None, tokens: int) -> str:
-    """What is said of an answer that ended before it had its form, or has it no more once it is read."""
+    """The message for an answer whose output format is incomplete, or not valid JSON for its schema."""
     if finish in (Finish.EOS.label, Finish.GRAMMAR.label):
         return f"incomplete: the answer ended ({finish}) after {tokens:,} tokens, {UNSOUND}"
     way_out = {"length": "; allow more with --max-tokens", "stop": "; a --stop text cut it"}.get(finish or "", "")
@@ -256,7 +254,7 @@ def shown(text: str) -> str:
 
 
 def probability(logprob: float | None) -> str:
-    """Three decimals; a dash where nothing is known."""
+    """The probability with three decimals; a dash if unknown."""
     return "  -  " if logprob is None else f"{math.exp(logprob):.3f}"
 
 
@@ -265,7 +263,7 @@ _RIGHT = ("parameters", "size", "context")
 
 
 def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Table:
-    """A row each: models, then adapters with the model that they were made for."""
+    """A row each: models, then adapters with their base model."""
     table = headed(*_COLUMNS, right=_RIGHT)
     for entry in entries:
         table.add_row(
@@ -295,7 +293,7 @@ def shelf_table(entries: list[ShelfEntry], adapters: list[ShelvedAdapter]) -> Ta
 
 
 def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
-    """All that is known of one model, and more rows."""
+    """The facts about one model, and more rows."""
     used = "never, or not since that is noted"
     if entry.last_used is not None:
         used = datetime.datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -320,7 +318,7 @@ def facts_table(entry: ShelfEntry, more: Mapping[str, str]) -> Table:
 
 
 def facts(entry: ShelfEntry) -> dict[str, Any]:
-    """The same for programs."""
+    """The facts about one model as JSON values."""
     plain = ("name", "title", "source", "bytes", "parameters", "format", "complete", "problem")
     found: dict[str, Any] = {
         name: getattr(entry, name) for name in (*plain, "architecture", "quantisation", "dtype", "context")
@@ -335,23 +333,23 @@ def facts(entry: ShelfEntry) -> dict[str, Any]:
 
 
 def ready_line(name: str, path: Path, quantised: str | None = None) -> str:
-    """That a model is on the shelf, and how it is used."""
+    """The message for a new model on the shelf."""
     form = f" ({quantised})" if quantised else ""
     return f"{name}: ready in {path}{form}; use it with: elsewise ask --model {name}"
 
 
 def without_controls(text: str) -> str:
-    """A text of several lines without what a terminal would run (escape sequences)."""
+    """A text of several lines without escape sequences and other control characters."""
     return "".join(char for char in text if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"))
 
 
 def for_stdout(text: str) -> str:
-    """A text of several lines as stdout gets it: a terminal without what it would run, anything else all of it."""
+    """A text of several lines for stdout: without control characters on a terminal, unchanged elsewhere."""
     return without_controls(text) if sys.stdout.isatty() else text
 
 
 def one_line(text: str) -> str:
-    """A text from an untrusted file, without control characters; spaces of all kinds stay, and what joins emoji and letters."""
+    """An untrusted text without control characters; spaces of all kinds and joiners of emoji and letters stay."""
     return "".join(
         char if char.isprintable() or category(char) == "Zs" or char in f"{ZERO_WIDTH_JOINER}\u200c" else "?" for char in text
     )
@@ -374,7 +372,7 @@ _WIDTH = 24  # of the bar
 
 
 def fit_rows(found: list[Fit]) -> dict[str, str]:
-    """A few rows for each."""
+    """The memory a model needs on each engine, as rows."""
     rows: dict[str, str] = {}
     for fit in found:
         rows[f"fit ({fit.backend})"] = f"{bar(fit)} about {_gb(fit.total)} of {_gb(fit.memory)}, {_gb(fit.free)} free now"
@@ -392,17 +390,17 @@ def fit_rows(found: list[Fit]) -> dict[str, str]:
 
 
 def fit_facts(found: list[Fit]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The memory a model needs on each engine, as JSON values."""
     return [asdict(fit) | {"total": fit.total, "fits": fit.fits} for fit in found]
 
 
 def fit_word(fit: Fit) -> str:
-    """Whether it fits, in a word or two."""
+    """Whether a model fits, in a word or two."""
     return "fits" if fit.fits else f"{fit.longest:,} tokens fit" if fit.longest else "too large"
 
 
 def bar(fit: Fit) -> str:
-    """How much of the machine's memory it would take."""
+    """The share of the machine's memory, as a bar."""
     share = min(fit.total / fit.memory, 1.0) if fit.memory else 1.0
     full = max(round(share * _WIDTH), 1)
     return f"[{'#' * full}{'.' * (_WIDTH - full)}]"
@@ -413,7 +411,7 @@ def _gb(size: int) -> str:
 
 
 def measured_rows(entry: ShelfEntry) -> dict[str, str]:
-    """A row for each form of the weights that was loaded."""
+    """Measured perplexities and thread timings of a model, as rows."""
     if entry.fingerprint is None:
         return {}
     rows = {f"perplexity ({found.weights})": str(found) for found in measured_perplexities(entry.fingerprint)}
@@ -425,7 +423,7 @@ def measured_rows(entry: ShelfEntry) -> dict[str, str]:
 
 
 def measured_facts(entry: ShelfEntry) -> dict[str, Any]:
-    """The same for programs."""
+    """Measured perplexities and thread timings of a model, as JSON values."""
     if entry.fingerprint is None:
         return {}
     return {

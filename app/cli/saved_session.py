@@ -1,4 +1,4 @@
-"""A turn of a saved session from the terminal: the use cases of the window, without a window."""
+"""Opens the saved sessions in a terminal, with the use cases of the window, and asks in one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.supervisor import Supervisor
 from app.workbench import AppWorkbench, Services
 from app.workbench.answers.provenance import MADE
 from app.workbench.models.settings import back_up, blocks_in, disk_budget
-from app.workbench.setup.values import stored_sources, told_options
+from app.workbench.setup.values import options_with_sources, stored_sources
 from runtime import Finish, GenerationOptions, LanguageModel, TokenRun, clean_text
 from storage import DataFolderLock, SessionStore, StoreError
 from ui import Event, Refusal, SessionSetup, TokensArrived
@@ -28,42 +28,42 @@ T = TypeVar("T")
 
 
 class Saved(NamedTuple):
-    """How an answer in a session was made."""
+    """The provenance of an answer in a session."""
 
     seed: int  # the command's, else the session's, else a fresh one
-    options: dict[str, Any]  # every option in force, with its source
-    guesses: tuple[int, int] | None  # tokens drafted, and of them the accepted ones; None without speculation
+    options: dict[str, Any]  # every option, with its source
+    guesses: tuple[int, int] | None  # drafted and accepted tokens; None without speculation
     model: str
     backend: str
-    precision: str = ""  # what the numbers were computed with (see `precision_note`)
+    precision: str = ""  # see `precision_note`
     rate: float | None = None  # tokens per second
 
 
 class Opened(NamedTuple):
-    """The sessions of a data folder, which this process alone writes, and what answers in them."""
+    """The sessions of a data folder, which only this process writes, and the use cases on them."""
 
     store: SessionStore
     supervisor: Supervisor
     workbench: AppWorkbench
-    call: dict[str, Any]  # what the command line says of answers, before what sessions say; may be changed
+    call: dict[str, Any]  # the command line's options, which take precedence over sessions'; may be changed
 
 
 @asynccontextmanager
 async def opened(
     data: DataFolder, asked: AnswerOptions, preset: GenerationOptions, *, holder: str, instead: str
 ) -> AsyncIterator[Opened]:
-    """Opens the sessions; at the end everything is saved and the model closed. The model is loaded when it is asked for.
+    """Opens the sessions, and saves and closes everything at the end. The model is loaded at its first use.
 
     Args:
-        data: Where they are.
+        data: The data folder.
         asked: The command's options.
         preset: Defaults.
-        holder: The name that other processes are told.
-        instead: Advice where the folder is in use.
+        holder: The name shown to other processes.
+        instead: Advice if the folder is in use.
 
     Raises:
-        click.ClickException: Another process writes into the data folder, or an answer could not be saved in the end; it
-            says where its text is.
+        click.ClickException: Another process writes into the data folder, or an answer could not be saved at the end; with
+            the place of its text.
     """
     lock = DataFolderLock(data.root, holder)
     if not lock.acquire():
@@ -75,21 +75,21 @@ async def opened(
         call = dict(asked.call)
         workbench = AppWorkbench(Services(store, supervisor, preset, call))
         try:
-            if asked.naming:  # tokens by their text: only the model has their ids
+            if asked.naming:  # tokens by their text, whose ids only the model has
                 model = await supervisor.model()
                 call.update(with_token_ids(asked.naming, await model.byte_vocab_async()))
             yield Opened(store, supervisor, workbench, call)
             await back_up(store)
         finally:
             await workbench.close()
-            if workbench.services.unsaved:  # in place of whatever was said of it before
+            if workbench.services.unsaved:  # replaces the error in flight
                 raise click.ClickException("; ".join(workbench.services.unsaved))
     finally:
         lock.release()
 
 
 async def session_called(store: SessionStore, title: str) -> int:
-    """The session of this title, the last changed of several; made if there is none.
+    """The session with this title, the last changed of several, or a new one.
 
     Raises:
         click.UsageError: No title.
@@ -108,11 +108,11 @@ async def ask_saved(
     asked: AnswerOptions,
     on_run: Callable[[TokenRun, Decode], None],
 ) -> Saved:
-    """Sends `text` in the session called `title` (made if there is none) and streams the answer to `on_run`.
+    """Sends `text` in the session `title`, maybe a new one, and streams the answer to `on_run`.
 
     Raises:
         click.ClickException: Another process writes into the data folder, or the answer failed.
-        click.UsageError: Adapters for a session that has a stack of its own.
+        click.UsageError: Adapters are given, and the session has its own.
     """
     preset = GenerationOptions.from_mapping(PRESET)
     instead = "close it, or ask without --session"
@@ -147,28 +147,28 @@ async def _send(
     try:
         await workbench.answers.send(session_id, text)
     except Refusal as refusal:
-        if isinstance(fault := refusal.__cause__, StoreError):  # a window would save the rest later
-            said = f"{fault}. The answer ended there; what had arrived of it is in the session {title!r}"
-            raise click.ClickException(said) from fault
+        if isinstance(fault := refusal.__cause__, StoreError):  # without a window the rest is not saved later
+            words = f"{fault}. The answer ended there; what had arrived of it is in the session {title!r}"
+            raise click.ClickException(words) from fault
         raise click.ClickException(str(refusal)) from refusal
     last = (await workbench.sessions.open(session_id)).turns[-1]
     if finish is Finish.NONE:
-        if last.needs_model:  # the note is the window's: the fault itself names the command that helps
+        if last.needs_model:  # raises the load fault, which names a command; the note is for the window
             await workbench.services.supervisor.model()
         raise click.ClickException(last.note or "the answer is incomplete")
     nodes = (await store.load_session(session_id)).nodes
     stats = next(node.stats for node in nodes if node.id == last.node_id)
     made = stats.get(MADE) or {}
     guesses = (stats["drafted"], stats["accepted"]) if "drafted" in stats else None
-    options = told_options(made.get("options") or {}, stored_sources(made))
+    options = options_with_sources(made.get("options") or {}, stored_sources(made))
     return Saved(stats["seed"], options, guesses, made.get("model", ""), made.get("backend", ""))
 
 
 def check_stack(title: str, asked: AnswerOptions, setup: SessionSetup) -> None:
-    """Adapters of the command would not be used where the session says which ones are.
+    """Refuses adapters of the command if the session has its own, which would be used.
 
     Raises:
-        click.UsageError: Both name some.
+        click.UsageError: Both have adapters.
     """
     if setup.adapters and "adapters" in asked.load:
         uses = ", ".join(f"{line.choice.name} × {line.choice.scale:g}" for line in setup.adapters)
@@ -182,14 +182,14 @@ async def _in_process(
     source: str,
     backend: str,
     *,
-    on_progress: object,  # noqa: ARG001  # the supervisor's; `load_model` has a line of its own
+    on_progress: object,  # noqa: ARG001  # unused: `load_model` shows its own progress
     **options: Any,
 ) -> LanguageModel:
     return await on_thread(partial(load_model, source, backend, **options))
 
 
 async def on_thread(work: Callable[[], T]) -> T:
-    """Calls `work` on a thread that Ctrl-C does not wait for: an executor's would be."""
+    """Calls `work` on a daemon thread, which Ctrl-C does not wait for, unlike an executor's."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
 

@@ -22,9 +22,9 @@ from app.cli.settings import TEXT, Settings
 from app.portable_kv import carries_blocks, keys_of, kv_draft
 from app.rescue import recover_in_terminal, remedies
 from app.workbench.compare.branch_diff import compare
-from app.workbench.models.settings import back_up, disk_budget, told
+from app.workbench.models.settings import back_up, damage_text, disk_budget
 from app.workbench.transfer.exports import FORMATS, refuse_own
-from app.workbench.transfer.import_check import what_is_taken
+from app.workbench.transfer.import_check import foreign_models
 from app.workbench.transfer.snapshots import snapshot_of
 from app.workbench.transfer.transfers import left_out
 from app.workbench.tree.outline import outline
@@ -91,18 +91,18 @@ def verify_command(settings: Settings) -> None:
     if not damage:
         aside = with_store(settings, lambda store: store.quarantined())
         for row in aside:
-            click.echo(f"set aside before: {told(row)}", err=True)
+            click.echo(f"set aside before: {damage_text(row)}", err=True)
         click.echo("sound", err=True)
         return
     for row in damage:
-        click.echo(told(row))
+        click.echo(damage_text(row))
     click.echo(f"{len(damage)} damaged", err=True)
     _set_aside(settings)
     raise click.exceptions.Exit(1)
 
 
 def _set_aside(settings: Settings) -> None:
-    """Quarantines damaged rows unless another process holds the folder; prints what was done, or what to do."""
+    """Sets damaged rows aside unless another process holds the folder; prints the result, or what to do."""
     lock = DataFolderLock(settings.data.root, "sessions verify")
     try:
         acquired = lock.acquire()
@@ -152,10 +152,10 @@ def recover_command(settings: Settings) -> None:
 
 
 def _sound(settings: Settings) -> bool:
-    """Whether the sessions file is whole; one of an earlier version is brought up to date first, with a backup.
+    """Whether the sessions file is intact; one of an earlier version is migrated first, with a backup.
 
     Raises:
-        StoreError: It cannot be told, or a newer version wrote it.
+        StoreError: It cannot be checked, or a newer version wrote it.
     """
 
     async def check(*, read_only: bool) -> bool:
@@ -165,14 +165,14 @@ def _sound(settings: Settings) -> bool:
     try:
         try:
             return asyncio.run(check(read_only=True))
-        except StoreReadOnlyError:  # of an earlier version
+        except StoreReadOnlyError:  # an earlier version's
             return asyncio.run(check(read_only=False))
     except (StoreDamagedError, StoreDiskError):
         return False
 
 
 def _nothing_yet(settings: Settings) -> bool:
-    """Whether there is no store; says so on stderr, and makes none."""
+    """Whether there is no store; prints that on stderr, and makes none."""
     if settings.data.sessions.exists() or settings.data.sessions.is_symlink():
         return False
     click.echo(f"no sessions yet in {settings.data.root}; start one with 'elsewise'", err=True)
@@ -180,16 +180,16 @@ def _nothing_yet(settings: Settings) -> bool:
 
 
 async def _read_list(store: SessionStore, query: str = "") -> tuple[list[SessionRow], dict[int, str]]:
-    """Sessions, and the names of the folders."""
+    """Sessions, and the folders' names by id."""
     return await store.sessions(query), {folder.id: folder.name for folder in await store.places.folders()}
 
 
 def _print_rows(rows: list[SessionRow], folders: Mapping[int, str]) -> None:
-    rows = [row for row in rows if row.branches]  # one that nothing was said in is no session yet
+    rows = [row for row in rows if row.branches]  # empty sessions are not listed
     if not rows:
         click.echo("no session found", err=True)
         return
-    placed = any(row.folder_id in folders or row.tags for row in rows)  # no empty columns
+    placed = any(row.folder_id in folders or row.tags for row in rows)  # else those columns are left out
     table = headed("id", "title", "branches", "changed", *(("folder", "tags") if placed else ()), right=("id", "branches"))
     for row in rows:
         title = f"{one_line(row.title)} (sample)" if row.is_sample else one_line(row.title)
@@ -245,9 +245,9 @@ def export_command(
     given = (with_store(settings, lambda store: snapshot_of(store, session_id)),) if portable else ()
     instead = "export from its window (File > Export Session File with KV), or leave out --with-kv"
     with ExitStack() as stack:
-        if with_kv:  # before anything is written
+        if with_kv:  # locked before anything is written
             stack.enter_context(_locked(settings, "sessions export --with-kv", instead))
-        if to_stdout:  # whole or not at all, as a file
+        if to_stdout:  # via a file, so that it is whole or missing
             file = Path(stack.enter_context(TemporaryDirectory())) / f"session.{FORMATS[kind].format.ending}"
         made = stack.enter_context(kv_draft(file)) if with_kv else file
         with _bar("exporting") as progress:
@@ -295,10 +295,10 @@ def import_command(settings: Settings, file: Path, with_kv: bool) -> None:
 
 @contextmanager
 def _locked(settings: Settings, what: str, instead: str) -> Iterator[None]:
-    """Holds the data folder, so that no engine and no window has it.
+    """Holds the lock of the data folder, so that no window or engine uses it.
 
     Raises:
-        click.ClickException: Another process has it.
+        click.ClickException: Another process holds it.
     """
     lock = DataFolderLock(settings.data.root, what)
     if not lock.acquire():
@@ -339,7 +339,7 @@ def diff_command(settings: Settings, session: str, a: int | None, b: int | None)
 
 
 def console_out(text: Text) -> None:
-    """A line on stdout, with colours on a terminal."""
+    """Prints a line on stdout, with colours on a terminal."""
     from rich.console import Console
 
     out = Console()
@@ -349,13 +349,13 @@ def console_out(text: Text) -> None:
 
 
 async def _import(store: SessionStore, file: Path, progress: OnTransfer) -> tuple[list[bytes], int]:
-    """Imports and says so; the names of the KV blocks of what was imported, and the bytes that may be kept of all."""
+    """Imports a file and prints the sessions; returns the keys of their KV blocks, and the block file's byte limit."""
     async with store:
         await store.drop_unfinished_imports()
         imported = await store.import_file(file, progress)
         for session_id in imported.sessions:
             click.echo(f"{session_id}\t{one_line((await store.load_shape(session_id)).session.title)}")
-            for note in await what_is_taken(store, session_id):
+            for note in await foreign_models(store, session_id):
                 click.echo(f"note: {note}", err=True)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)

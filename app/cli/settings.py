@@ -1,4 +1,4 @@
-"""What the group knows before a command is chosen; kept apart so that neither imports the other."""
+"""The global options and text parameters, apart from the command group so that neither imports the other."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Settings(Struct, frozen=True):
     backend: str
 
     def chosen(self, model: str | None, backend: str | None) -> tuple[str, str]:
-        """A command's own model and backend, or else these. An empty name (of an unset variable) is refused at the load."""
+        """A command's own model and backend, else these. An empty name (an unset variable) is refused at the load."""
         return self.model if model is None else model, self.backend if backend is None else backend
 
 
 def utf8(text: str) -> str:
-    """A text as its bytes have it: Python decodes arguments and stdin by the locale, and keeps what it cannot as surrogates.
+    """Decodes a text as UTF-8, where Python decoded it by the locale and left surrogates.
 
     Raises:
         UnicodeError: The bytes are not UTF-8.
@@ -39,10 +39,10 @@ def utf8(text: str) -> str:
 
 
 class Utf8Text(click.types.StringParamType):
-    """A text that a model or a session gets, in contrast to a name or a path: UTF-8 under every locale."""
+    """A text for a model or a session (not a name or a path): UTF-8 under every locale."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuses other bytes than UTF-8, as files and stdin are."""
+        """Refuses bytes that are not UTF-8, as for files and stdin."""
         try:
             return utf8(super().convert(value, param, ctx))
         except UnicodeError:

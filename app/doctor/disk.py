@@ -34,7 +34,7 @@ PATIENCE: Final = 60.0
 
 
 def disk(_: str) -> Iterator[Finding]:
-    """Both, and on macOS whether a commit waits for the disk itself."""
+    """The store under killed writers and on a full disk, and on macOS whether a commit waits for the disk."""
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-") as room:
         yield _killed(Path(room))
         yield _full(Path(room))
@@ -42,7 +42,7 @@ def disk(_: str) -> Iterator[Finding]:
 
 
 def write(path: Path, turns: int) -> None:
-    """A child's work: turns into one session; a line with the id of each that was committed."""
+    """Writes turns into one session, in a child process; prints a line for each committed one."""
 
     async def work() -> None:
         async with SessionStore.open(path) as store:
@@ -71,14 +71,14 @@ def _killed(room: Path) -> Finding:
         time.sleep(float(draw.uniform(0, LONGEST_LIFE)))
         writer.kill()
         lines += writer.communicate()[0].splitlines()
-        told = _acknowledged(lines)
-        missing = asyncio.run(_missing(path, told))
-        kept, lost = kept + len(told) - missing, lost + missing
+        acknowledged = _acknowledged(lines)
+        missing = asyncio.run(_missing(path, acknowledged))
+        kept, lost = kept + len(acknowledged) - missing, lost + missing
     return held(f"{KILLS} killed writers", lost, 0, f"{lost} of {kept + lost:,} turns lost", "0 lost", ADVICE)
 
 
 def _acknowledged(lines: list[str]) -> list[tuple[int, int]]:
-    """Whole lines alone: the last may have been cut."""
+    """The turns of whole lines; the last line may be cut."""
     found = []
     for line in lines:
         with suppress(ValueError):
@@ -87,18 +87,18 @@ def _acknowledged(lines: list[str]) -> list[tuple[int, int]]:
     return found
 
 
-async def _missing(path: Path, told: list[tuple[int, int]]) -> int:
-    """Turns that were acknowledged and are not there; damage counts as well."""
+async def _missing(path: Path, acknowledged: list[tuple[int, int]]) -> int:
+    """Number of acknowledged turns that are missing, and of damaged rows."""
     async with SessionStore.open(path) as store:
         damage = len(await store.verify())
-        if not told:
+        if not acknowledged:
             return damage
-        there = {node.id for node in (await store.load_session(told[0][0])).nodes}
-        return damage + sum(node not in there for _, node in told)
+        there = {node.id for node in (await store.load_session(acknowledged[0][0])).nodes}
+        return damage + sum(node not in there for _, node in acknowledged)
 
 
 def _full(room: Path) -> Finding:
-    """A small disk of its own, where the system lets a user make one."""
+    """Fills a small disk, if the system lets this user make one."""
     name = f"a full disk of {SIZE}"
     try:
         with _small_disk(room) as folder, _writer(folder / "sessions.db", MOST) as writer:
@@ -109,26 +109,28 @@ def _full(room: Path) -> Finding:
                 return Finding(
                     name, f"not full in {PATIENCE} s", "0 lost", "failed", "the writer hangs, or the disk is very slow"
                 )
-            told = _acknowledged(lines)
+            acknowledged = _acknowledged(lines)
             shutil.copytree(folder, room / "copy", ignore=shutil.ignore_patterns(".*"))
     except NoSmallDiskError as error:
         return Finding(name, "not here", "", "skipped", f"no small disk can be made here: {error}")
-    if writer.returncode == 0 or not told:
-        return Finding(name, f"{len(told)} turns, exit status {writer.returncode}", "", "failed", "the disk did not fill")
+    if writer.returncode == 0 or not acknowledged:
+        return Finding(
+            name, f"{len(acknowledged)} turns, exit status {writer.returncode}", "", "failed", "the disk did not fill"
+        )
     try:
-        missing = asyncio.run(_missing(room / "copy" / "sessions.db", told))
+        missing = asyncio.run(_missing(room / "copy" / "sessions.db", acknowledged))
     except StoreError as error:
         return Finding(name, "cannot be opened again", "0 lost", "failed", f"{error}; {ADVICE}")
-    return held(name, missing, 0, f"{missing} of {len(told):,} turns lost", "0 lost", ADVICE)
+    return held(name, missing, 0, f"{missing} of {len(acknowledged):,} turns lost", "0 lost", ADVICE)
 
 
 class NoSmallDiskError(Exception):
-    """The system lets this user mount none."""
+    """This user cannot mount a disk."""
 
 
 @contextmanager
 def _small_disk(room: Path) -> Iterator[Path]:
-    """A mounted one, by `hdiutil` on macOS and as root on Linux.
+    """Mounts a small disk, by `hdiutil` on macOS and as root on Linux.
 
     Raises:
         NoSmallDiskError: With the system's reason.

@@ -1,4 +1,4 @@
-"""What a part of the machine check finds, and the table of them all."""
+"""The findings of the machine check, and its report."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PATH = re.compile(r"(?<![\w.~])~?(?:/[\w.@+ -]*[\w.@+-]){2,}/?|\b[A-Za-z]:\\\S+
 class Finding(msgspec.Struct, frozen=True):
     """One figure of the check."""
 
-    name: str  # what was looked at
-    figure: str  # what was found, with its unit
-    bar: str = ""  # what it is held against; "" for a figure without one
+    name: str
+    figure: str  # with its unit
+    bar: str = ""  # its limit, or ""
     # "ok", "missed" (the bar), "failed" (it could not be measured) or "skipped" (it does not apply here)
     verdict: Verdict = "ok"
     advice: str = ""  # what to do, or why it was skipped
 
 
 class Report(msgspec.Struct):
-    """Everything that was found so far."""
+    """All findings so far."""
 
     machine: dict[str, str]  # facts of the machine: no name of it, no paths
     findings: dict[str, list[Finding]]  # by part, in the order of the parts
@@ -68,5 +68,5 @@ def _table(rows: Sequence[Finding]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """One line, without the paths that a fault may name: they hold names of people and projects."""
+    """One line without paths, which may have names of people and projects."""
     return " ".join(_PATH.sub("(a path)", text).replace("|", "\\|").split())

@@ -1,4 +1,4 @@
-"""One row for each way in which Metal is known to end or harm a process; on a processor, those that can be tried there."""
+"""One row for each known way in which Metal ends or harms a process; on a CPU, those that apply there."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ Trial = Callable[[str, Reference, Path], Finding]
 
 
 def memory(backend: str) -> Iterator[Finding]:
-    """Every risk in turn, each on a model made for it."""
+    """Tries every risk, each on a model of its own."""
     [llama] = [reference for reference in references() if reference.name == "llama"]
     trials: list[tuple[str, Trial]] = [
-        ("estimated against measured memory", _estimated),  # first: a process says no more than what it held at most
+        ("estimated against measured memory", _estimated),  # first: it reads the peak of the whole process
         ("a model larger than memory", _guard),
         ("an answer larger than its memory", _overflow),
         (f"buffers with {EDGES:,} cached edges", _buffers),
@@ -79,13 +79,13 @@ def memory(backend: str) -> Iterator[Finding]:
                 found = trial(backend, llama, Path(room) / "model")
             except Unavailable as reason:
                 found = Finding(name, "not here", "", "skipped", str(reason))
-            except Exception as error:  # noqa: BLE001  # what a library raises is what this row is for
+            except Exception as error:  # noqa: BLE001  # the row reports whatever a library raises
                 found = Finding(name, type(error).__name__, "", "failed", f"{error}; {REPORT}")
             yield found
 
 
 class Unavailable(Exception):
-    """A trial that this machine has no use for, with the reason."""
+    """A trial does not apply to this machine; with the reason."""
 
 
 def _metal() -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def _wide(reference: Reference, folder: Path) -> Path:
 
 
 def _estimated(backend: str, _: Reference, __: Path) -> Finding:
-    """What loading the default model and reading a text take at most, against what is told before a load."""
+    """The peak memory of loading the default model and reading a text, against the estimate."""
     entry = next((each for each in list_models() if each.name == SMOLLM2 and each.complete), None)
     if entry is None:
         raise Unavailable(f"needs {SMOLLM2} on the shelf")
@@ -155,7 +155,7 @@ def _estimated(backend: str, _: Reference, __: Path) -> Finding:
 
 
 def _most_arrays(backend: str) -> int:
-    """Bytes that arrays on the GPU took at most."""
+    """Peak bytes of arrays on the GPU."""
     if backend == "mlx":
         return int(import_module("mlx.core").get_peak_memory())
     torch = import_module("torch")
@@ -165,10 +165,10 @@ def _most_arrays(backend: str) -> int:
 
 
 def _most_resident() -> int:
-    """Bytes that the process held at most."""
+    """Peak resident bytes of the process."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()  # where a child's maximum begins anew
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()  # unlike `ru_maxrss`, reset in a child
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
@@ -187,7 +187,7 @@ def _guard(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _overflow(backend: str, reference: Reference, folder: Path) -> Finding:
-    """An answer that needs more memory than there is for its KV is ended by our error, and the model goes on."""
+    """An answer that needs more than the KV budget: it must end with our error, and the model must go on."""
     name, bar = "an answer larger than its memory", "refused; the next is answered"
     options = GenerationOptions(max_tokens=CONTEXT // 2, ignore_eos=True)
     with _opened(backend, reference, folder, {"kv_cache_bytes": FULL}) as model:
@@ -203,7 +203,7 @@ def _overflow(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
-    """The arrays of a trie with very many edges."""
+    """The number of arrays of a trie with many edges."""
     name = f"buffers with {EDGES:,} cached edges"
     with _opened(backend, reference, folder) as model:
         stem = reference.text[:30]
@@ -220,7 +220,7 @@ def _buffers(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Buffers of many sizes, none of which fits the next: without a limit MLX keeps them all."""
+    """Freed buffers of many sizes, all of which MLX keeps without a limit."""
     if backend != "mlx":
         raise Unavailable("only MLX says what it keeps")
     import mlx.core as mx
@@ -235,7 +235,7 @@ def _freed(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Seconds between two reports of a long prefill: a command of the GPU is not longer."""
+    """The longest time between two reports of a long prefill, an upper bound for a GPU command."""
     with _opened(backend, reference, folder) as model:
         tokens = PROMPT if _on_gpu(model) else PROMPT_ON_A_PROCESSOR
         ids = np.random.default_rng(1).integers(3, 250, tokens).tolist()
@@ -252,7 +252,7 @@ def _longest_step(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Arrays belong to one thread; callers may be many."""
+    """Calls from many threads, though arrays belong to one."""
     with _opened(backend, reference, folder) as model:
         contexts = [reference.text[: 40 + number] for number in range(THREADS * 4)]
         expected = [model.next_token_logprobs_uncached(context) for context in contexts]
@@ -279,7 +279,7 @@ def _threads(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Memory at the peak of eight branches, in copies of the keys and values that they share."""
+    """Peak memory of eight branches, in multiples of their shared KV."""
     if backend != "mlx":
         raise Unavailable("only MLX says what its arrays took at most")
     import mlx.core as mx
@@ -291,7 +291,7 @@ def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
         async def branch() -> int:
             return len([record async for record in model.continue_many(stem, BRANCHES, options)])
 
-        asyncio.run(branch())  # the stem is in the cache, and every kernel compiled
+        asyncio.run(branch())  # fills the cache and compiles the kernels
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         tokens = asyncio.run(branch())
@@ -305,7 +305,7 @@ def _branches(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
-    """What the process keeps of models that were closed."""
+    """The memory that a process keeps after models were closed."""
     there = [entry for entry in list_models() if entry.name == SMOLLM2 and entry.complete]
     source: Any = SMOLLM2 if there else write_model(folder, reference.config, reference.shapes)
     process, sizes = psutil.Process(os.getpid()), []
@@ -322,7 +322,7 @@ def _returned(backend: str, reference: Reference, folder: Path) -> Finding:
 
 
 def _arrays_left(backend: str) -> int:
-    """Bytes of arrays that are alive, or kept for reuse: on a GPU they are no part of the process's own memory."""
+    """Bytes of live and reusable arrays, which on a GPU are not in the process's own memory."""
     if backend == "mlx":
         mx = import_module("mlx.core")
         return int(mx.get_active_memory() + mx.get_cache_memory())
@@ -331,7 +331,7 @@ def _arrays_left(backend: str) -> int:
 
 
 def _at_exit(backend: str, reference: Reference, folder: Path) -> Finding:
-    """Processes that end while an answer is computed: a library's threads must not abort them."""
+    """Processes that end during an answer, which a library's threads must not abort."""
     command = child_command("app.doctor.child", "leave", str(_wide(reference, folder)), backend)
     ends = [
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_SECONDS, check=False).returncode

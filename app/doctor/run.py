@@ -1,4 +1,4 @@
-"""Runs the parts of the machine check one after the other, each in a process of its own."""
+"""Runs the parts of the machine check in sequence, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from app.doctor.finding import Finding, Report
 from resources.processes import child_command, engine_environment
 from runtime import __version__, available_backends
 
-PARTS: Final = ("parity", "window", "disk", "memory", "speed")  # those that take long last
-SLEEP: Final = "sleep"  # a part that is run where it is asked for alone: it needs a person
+PARTS: Final = ("parity", "window", "disk", "memory", "speed")  # the longest last
+SLEEP: Final = "sleep"  # a part that needs a person, run only if named
 SECONDS: Final = {
     "parity": 150.0,
     "memory": 150.0,
@@ -35,22 +35,22 @@ SECONDS: Final = {
     SLEEP: 300.0,
 }
 TEN_MINUTES: Final = 600.0  # seconds of all parts but sleep
-WITH_MODELS: Final = ("parity", "memory", "speed")  # are run for each backend
+WITH_MODELS: Final = ("parity", "memory", "speed")  # run for each backend
 GRACE: Final = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What is being done."""
+    """The progress of the check."""
 
-    done: int  # parts that have ended
-    total: int  # of all
-    part: str  # the one that runs
-    last: str  # the name of its last finding; empty before the first
+    done: int  # ended parts
+    total: int  # all parts
+    part: str  # the running one
+    last: str  # the name of its last finding; "" before the first
 
 
 def machine() -> dict[str, str]:
-    """Facts for a report: nothing in them says whose machine it is."""
+    """Facts about the machine for a report, without its name."""
     memory = psutil.virtual_memory()
     here = [name for name, state in available_backends().items() if state is True and name in ("hf", "mlx")]
     return {
@@ -64,12 +64,12 @@ def machine() -> dict[str, str]:
 
 
 def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor: float = 1.0) -> Report:
-    """Every part, or those in `only`. Ctrl-C ends the part that runs; the report has what was found.
+    """Runs every part, or those in `only`. Ctrl-C ends the running part; the report has the findings so far.
 
     Args:
-        only: Names of `PARTS`, or `SLEEP`; none: all of `PARTS`.
-        tell: Hears what is being done.
-        factor: Of the seconds that a part, and all of them, may take.
+        only: Names of `PARTS`, or `SLEEP`; empty: all of `PARTS`.
+        tell: Gets the progress.
+        factor: Multiplies the time limits.
     """
     facts = machine()
     backends = [name for name in facts["backends"].split(", ") if name != "none"]
@@ -97,10 +97,10 @@ def check_machine(only: Iterable[str], tell: Callable[[Doing], None], *, factor:
 
 def _run(part: str, backend: str, seconds: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
     command = child_command("app.doctor.child", part, backend or "none")
-    environment = engine_environment(os.environ, backend, None)  # the numbers are those of an engine process
+    environment = engine_environment(os.environ, backend, None)  # as for an engine process
     pipe = subprocess.PIPE
     with tempfile.TemporaryDirectory(prefix="elsewise-doctor-", ignore_cleanup_errors=True) as room:
-        environment |= {"TMPDIR": room}  # what a child that is killed leaves behind goes with the folder
+        environment |= {"TMPDIR": room}  # removed with the files of a killed child
         try:
             with subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, process_group=0
@@ -111,14 +111,14 @@ def _run(part: str, backend: str, seconds: float, rows: list[Finding], tell: Cal
 
 
 def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding], tell: Callable[[str], None]) -> None:
-    """Takes the child's findings until it ends or its time is over."""
+    """Reads the child's findings until it ends or its time is over."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    said: list[bytes] = []
+    errors: list[bytes] = []
     assert child.stdout is not None
     assert child.stderr is not None
     readers = [
         threading.Thread(target=_pass_on, args=pair, daemon=True)
-        for pair in ((child.stdout, lines.put), (child.stderr, said.append))
+        for pair in ((child.stdout, lines.put), (child.stderr, errors.append))
     ]
     for reader in readers:
         reader.start()
@@ -133,7 +133,7 @@ def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding],
         status = child.wait(GRACE) if not late else 0
     finally:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)  # with the children that it has
+            os.killpg(child.pid, signal.SIGKILL)  # with its children
         child.wait()
         for reader in readers:
             reader.join(GRACE)
@@ -142,7 +142,7 @@ def _listen(child: subprocess.Popen[bytes], seconds: float, rows: list[Finding],
         rows.append(Finding("the rest of this part", f"not done in {seconds:.0f} s", "", "failed", advice))
     elif status:
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        last = b"".join(said).decode(errors="replace").strip().splitlines()[-1:]
+        last = b"".join(errors).decode(errors="replace").strip().splitlines()[-1:]
         rows.append(Finding("the rest of this part", f"its process ended: {how}", "", "failed", " ".join(last)))
 
 

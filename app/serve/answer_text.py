@@ -1,4 +1,4 @@
-"""A chat answer's text taken apart as it comes: reasoning, content, tool calls."""
+"""Splits the streamed text of a chat answer into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runtime import InvalidRequestError, ToolCall, ToolCallError, ToolCallReader
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
-_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # of a schema: values, in which nothing refers
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})  # keywords of a schema whose values have no references
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})  # schemas by name
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What became certain."""
+    """New text and calls that are certain."""
 
     reasoning: str = ""
     content: str = ""
@@ -26,12 +26,12 @@ class Delta:
 
 
 class AnswerReader:
-    """Parts an answer while it streams.
+    """Splits an answer while it streams.
 
     Args:
-        tools: Definitions that were offered; None: a call is text.
+        tools: The offered definitions; None: a call is text.
         thinking: Whether the prompt ends inside reasoning.
-        forced: Whether the answer is one call as a JSON object, which a grammar sees to.
+        forced: Whether a grammar makes the answer one call as a JSON object.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None, *, thinking: bool, forced: bool) -> None:
@@ -43,15 +43,15 @@ class AnswerReader:
         self._failed = False
 
     def feed(self, text: str) -> Delta:
-        """Some more of the answer."""
+        """Adds text of the answer."""
         reasoning, content = self._reasoning.feed(text)
         return self._parted(reasoning, content, ended=False)
 
     def finish(self, *, whole: bool) -> Delta:
-        """What is left at the end.
+        """The rest at the end.
 
         Args:
-            whole: Whether the answer came to its own end.
+            whole: Whether the answer ended by itself.
         """
         reasoning, content = self._reasoning.finish()
         if not self._forced:
@@ -61,7 +61,7 @@ class AnswerReader:
             return Delta(reasoning, text)
         try:
             return Delta(reasoning, "", (_call_of(text),))
-        except ToolCallError:  # names repeated in free parameters, which no grammar forbids
+        except ToolCallError:  # repeated names in free parameters, which no grammar forbids
             return Delta(reasoning, text)
 
     def _parted(self, reasoning: str, content: str, *, ended: bool) -> Delta:
@@ -76,7 +76,7 @@ class AnswerReader:
             found.append(self._reader.feed(content))
             if ended:
                 found.append(self._reader.finish())
-        except ToolCallError:  # what cannot be read as a call is text
+        except ToolCallError:  # not a valid call: it stays text
             self._failed = True
             found += [self._reader.certain(), ToolCalls("".join(self._read)[self._reader.begun :], ())]
         text = "".join(each.text for each in found)
@@ -84,7 +84,7 @@ class AnswerReader:
 
 
 def _call_of(text: str) -> ToolCall:
-    """The call that a grammar has made sure of; its id is made as the reader makes ids.
+    """The call of an answer that a grammar forced, with an id like the reader's.
 
     Raises:
         ToolCallError: There is none, or more than one.
@@ -96,14 +96,14 @@ def _call_of(text: str) -> ToolCall:
 
 
 class _ReasoningSplitter:
-    """``<think>...</think>`` at an answer's beginning is its reasoning; anywhere else it is text."""
+    """Splits ``<think>...</think>`` at the beginning of an answer from its content; elsewhere it is content."""
 
     def __init__(self, *, thinking: bool) -> None:
         self._state = "opened" if thinking else "start"
         self._rest = ""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """(reasoning, content) that is certain."""
+        """The certain part as (reasoning, content)."""
         if self._state == "content":
             return "", text
         self._rest += text
@@ -130,12 +130,12 @@ class _ReasoningSplitter:
         return "", self._after_gap()
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
+        """The text that was held back, as (reasoning, content)."""
         rest, self._rest = self._rest, ""
         return (rest, "") if self._state == "inside" else ("", rest if self._state == "start" else "")
 
     def _after_gap(self) -> str:
-        """The content without the blank lines that part it from the reasoning."""
+        """The content after the blank lines that follow the reasoning."""
         self._rest = self._rest.lstrip("\n")
         return self._leave() if self._rest else ""
 
@@ -150,7 +150,7 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
 
     Args:
         tools: Definitions.
-        name: The one that must be called; None: any of them.
+        name: The tool that must be called; None: any of them.
 
     Raises:
         InvalidRequestError: There is no such tool.
@@ -171,11 +171,11 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A schema that is to stand inside another: its references begin at `root`, the place where it stands."""
+    """A schema for use inside another one: its references are changed to begin at `root`, its place there."""
     if isinstance(schema, list):
         return [_moved(each, root) for each in schema]
     if not isinstance(schema, Mapping) or not str(schema.get("$id", "#")).startswith("#"):
-        return schema  # in one with an address of its own they begin there
+        return schema  # a schema with its own $id keeps its references
     moved: dict[str, Any] = {}
     for key, each in schema.items():
         if key in _NAMED and isinstance(each, Mapping):

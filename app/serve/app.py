@@ -1,4 +1,4 @@
-"""The HTTP server: routes, one endpoint's way from body to answer, and the run until a signal."""
+"""The HTTP server: routes, the handling of a request, and the run until a signal."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from runtime import RuntimeFault, __version__
 log = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 3  # for requests in flight when the server ends
 MOST_CONNECTIONS: Final = 1024
-SEND_SECONDS: Final = 60.0  # until a client has read enough for the next piece
-HEAD_SECONDS: Final = 20.0  # until the head of a connection's first, or next, request is whole
+SEND_SECONDS: Final = 60.0  # for a client to read enough for the next piece
+HEAD_SECONDS: Final = 20.0  # for the head of a connection's first or next request
 Handler = Callable[[Engine, Any], Awaitable[Answer]]
 
 
@@ -64,10 +64,10 @@ Handler = Callable[[Engine, Any], Awaitable[Answer]]
 class Posted:
     """An endpoint that takes JSON."""
 
-    path: str  # its path
-    schema: type[msgspec.Struct]  # the body's struct
-    handler: Handler  # answers it
-    answer: type[msgspec.Struct]  # the answer's struct
+    path: str
+    schema: type[msgspec.Struct]  # of the body
+    handler: Handler
+    answer: type[msgspec.Struct]
     streams: bool = False  # whether it can answer with events
 
 
@@ -147,7 +147,7 @@ async def _refused(request: Request, fault: Exception) -> Response:  # noqa: ARG
 
 
 class _Guard:
-    """Checks every request before its route is looked up, answers CORS preflights, and counts and logs the outcome."""
+    """Checks every request before routing, answers CORS preflights, and counts and logs the outcome."""
 
     def __init__(self, app: ASGIApp, engine: Engine, access: Access) -> None:
         self._app, self._engine, self._access = app, engine, access
@@ -162,7 +162,7 @@ class _Guard:
         status = 0
         headers = cors_headers(request.headers.get("origin"), self._access)
 
-        async def noting(message: Message) -> None:
+        async def send_within(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -177,22 +177,22 @@ class _Guard:
             if request.method == "OPTIONS" and headers:
                 asked = request.headers.get("access-control-request-headers", "authorization, content-type")
                 allowed = {"access-control-allow-methods": "GET, POST", "access-control-allow-headers": asked}
-                await Response(status_code=204, headers=allowed)(scope, receive, noting)
+                await Response(status_code=204, headers=allowed)(scope, receive, send_within)
                 return
             self._access.check(request)
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_within)
         except ApiError as error:
-            await _respond(error, scope, receive, noting)
+            await _respond(error, scope, receive, send_within)
         finally:
             known = scope.get("route")
             path = known.path if isinstance(known, Route) else "other"
             self._engine.responses[path, status] += 1
-            # the route's path, not the request's: what a client writes there is its own
+            # the route's path, not the request's, which may be private
             log.info("%s %s %d %.0f ms", request.method, path, status, (time.monotonic() - begun) * 1000)
 
 
 class _Endpoint:
-    """One path: reads the body, runs the handler, stops it when the client has gone."""
+    """One path: reads the body, runs the handler, and stops it when the client disconnects."""
 
     def __init__(self, engine: Engine, access: Access, kind: Posted | Read) -> None:
         self._engine, self._access, self._kind = engine, access, kind
@@ -209,15 +209,15 @@ class _Endpoint:
         except ConnectionResetError:
             return
         work = asyncio.create_task(self._answer(request, scope, receive, send))
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 self._engine.counts["disconnects"] += 1
         finally:
-            for task in (work, gone):
+            for task in (work, disconnected):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, disconnected, return_exceptions=True)
 
     async def _answer(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -233,25 +233,21 @@ class _Endpoint:
             async with aclosing(answer) as pieces:
                 first = await anext(pieces)
                 started = True
-                await _send_start(send)
+                sse = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+                await send({"type": "http.response.start", "status": 200, "headers": sse})
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 async for piece in pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except (ApiError, RuntimeFault) as fault:
             await _respond(api_error(fault), scope, receive, send)
-        except ConnectionResetError:  # the client has stopped to read
+        except ConnectionResetError:  # the client has stopped reading
             self._engine.counts["disconnects"] += 1
         except Exception as fault:  # noqa: BLE001  # the border: the client gets a status, the log the place
-            # the fault's own words may quote the request: the log has its kind and where it was raised
+            # without the message, which may quote the request
             log.error("%s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__)))
             if not started:
                 await _respond(api_error(fault), scope, receive, send)
-
-
-async def _send_start(send: Send) -> None:
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _respond(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -281,10 +277,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 class _Connection(H11Protocol):
-    """Closes a connection that sends no request or reads no answer, on which uvicorn would wait for ever.
-
-    It counts among `MOST_CONNECTIONS`.
-    """
+    """Closes a connection that sends no request or reads no answer, which uvicorn would keep in `MOST_CONNECTIONS`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -292,7 +285,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._late.cancel()
-        self._late = self._await_head()  # first: the next request may have come already, and begins within
+        self._late = self._await_head()  # first: `super` may begin a request that has come already
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -305,7 +298,7 @@ class _Connection(H11Protocol):
         def late() -> None:
             if self.cycle is answered:
                 self.timeout_keep_alive_handler()
-            if self.transport.is_closing():  # also by uvicorn, where an answer ended early
+            if self.transport.is_closing():  # maybe by uvicorn, after an answer that ended early
                 self._drop_unread()
             else:
                 self._late = self.loop.call_later(SEND_SECONDS, late)
@@ -313,7 +306,7 @@ class _Connection(H11Protocol):
         return self.loop.call_later(HEAD_SECONDS, late)
 
     def _drop_unread(self, left: float = math.inf) -> None:
-        """Ends a closed connection whose client reads nothing of what is left of its answer."""
+        """Aborts a closing connection if its client reads nothing of the rest of its answer."""
         size = self.transport.get_write_buffer_size()
         if size < left:
             self._late = self.loop.call_later(SEND_SECONDS, self._drop_unread, size)
@@ -322,7 +315,7 @@ class _Connection(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Says when it answers, and leaves signals to `serve`, which closes the engine after the port."""
+    """Sets `answers` when the port is open, and leaves signals to `serve`, which closes the engine after the port."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -350,16 +343,16 @@ async def serve(
 
     Args:
         engine: The model.
-        access: Which callers are answered.
+        access: The callers that are answered.
         bound: A bound socket; closed at the end.
         on_ready: Called when the port answers.
-        stop: Ends it.
+        stop: Ends the server when it is set.
         ssl: Paths of a certificate chain and its key.
     """
     stop = stop or asyncio.Event()
     try:
         await engine.model()
-    except BaseException:  # else the port stays taken
+    except BaseException:  # frees the port
         bound.close()
         raise
     config = uvicorn.Config(
@@ -381,7 +374,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     handled: list[signal.Signals] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(ValueError, RuntimeError, NotImplementedError):  # not on the main thread: its owner stops it
+        with suppress(ValueError, RuntimeError, NotImplementedError):  # not on the main thread: `stop` ends it
             loop.add_signal_handler(number, stop.set)
             handled.append(number)
     running = asyncio.create_task(server.serve(sockets=[bound]))
@@ -411,7 +404,7 @@ def bind(host: str, port: int) -> socket.socket:
         OSError: The port is taken, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named: with it, a kept connection answers 40 ms late
+    # asyncio turns Nagle's algorithm off only if the protocol is given; with it, a kept connection answers 40 ms late
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -66,10 +66,10 @@ async def chat(engine: Engine, request: ChatRequest) -> Answer:
 
 
 def conversation(given: Messages) -> Messages:
-    """Messages as templates take them: content as one text, arguments of calls as objects.
+    """Messages in the form of templates: content as one text, arguments of calls as objects.
 
     Raises:
-        ApiError: A message of another shape, or a part that is no text; its place is named.
+        ApiError: A message of another shape, or a part that is not text; with its place.
     """
     if not given:
         raise ApiError("messages is empty: give at least one", param="messages")
@@ -129,7 +129,7 @@ async def rendered(
 
 
 def _tools_of(request: ChatRequest) -> tuple[Messages | None, Grammar | None]:
-    """The tools to offer, and the grammar that a choice among them makes.
+    """The tools to offer, and the grammar of the answer, maybe from `tool_choice`.
 
     Raises:
         ApiError: A choice that cannot be made.
@@ -157,7 +157,7 @@ def _tools_of(request: ChatRequest) -> tuple[Messages | None, Grammar | None]:
 
 
 class _Work:
-    """One request: what is computed for it, in the shape that it asks for."""
+    """Computes the answer to one request, whole or as chunks."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Work:
         )
         opened = model.detokenize(ids[-THINK_TOKENS:]).rstrip().endswith(OPEN)
         own_end = grammar is not None and grammar.kind != "json_schema" and CLOSE in grammar.source
-        thinking = opened and (grammar is None or own_end)  # a grammar holds from the first token on
+        thinking = opened and (grammar is None or own_end)  # a grammar applies from the first token on
         forced = tools is not None and request.tool_choice not in (None, "auto")
         self._readers = [AnswerReader(tools, thinking=thinking, forced=forced) for _ in range(self._n)]
         self._spent = Spent(len(ids), engine.priority(request.priority), request.cache_salt or "")
@@ -197,7 +197,7 @@ class _Work:
         self._prompt_entries: list[PositionLogprobs] | None = None
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, ChatChoice, Delta], None]:
-        """Choices grow; the parts of a text that are not certain yet are held back."""
+        """Index, choice and new text of each run; text that may become a call or reasoning is held back."""
         request, model = self._request, self._model
         drawn: list[list[int]] = [[] for _ in range(self._n)]
         called = [False] * self._n
@@ -254,7 +254,7 @@ class _Work:
         return ChatCompletion(self._id, self._created, self._engine.name, choices, object=kind)
 
     async def chunks(self) -> AsyncGenerator[ChatCompletion, None]:
-        """The answer piece by piece; usage comes last, where it is asked for."""
+        """The answer in chunks, with usage last if requested."""
         kind = "chat.completion.chunk"
         usage = self._request.stream_options is not None and self._request.stream_options.include_usage
         begun: set[int] = set()
@@ -287,7 +287,6 @@ class _Work:
             yield last
 
     async def whole(self) -> ChatCompletion:
-        """The answer in one piece."""
         joined = [ChatChoice(index=index, logprobs=None, finish_reason=None) for index in range(self._n)]
         parts: list[list[Delta]] = [[] for _ in joined]
         async with aclosing(self._pieces()) as pieces:
@@ -316,7 +315,7 @@ class _Work:
 
 
 def _entry(call: ToolCall, index: int | None) -> ToolCallEntry:
-    """A call in OpenAI's shape; with its place in streams."""
+    """A call in OpenAI's shape, with its index in streams."""
     entry = ToolCallEntry(id=f"call_{call.id}", type="function", function=FunctionCall(call.name, arguments_text(call)))
     if index is not None:
         entry.index = index

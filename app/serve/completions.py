@@ -58,7 +58,7 @@ async def complete(engine: Engine, request: CompletionRequest) -> Answer:
 async def _prompts(model: LanguageModel, request: CompletionRequest) -> list[list[int]]:
     listed = listed_prompts(request.prompt, "prompt")
     choices = len(listed) * (request.n or 1)
-    if choices > MOST_CHOICES:  # before any of them is tokenised
+    if choices > MOST_CHOICES:  # checked before tokenising
         raise ApiError(f"{choices:,} choices are more than the {MOST_CHOICES:,} of one request", param="n")
     special = request.add_special_tokens is not False
     return [
@@ -69,7 +69,7 @@ async def _prompts(model: LanguageModel, request: CompletionRequest) -> list[lis
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice as far as it is."""
+    """The state of one choice."""
 
     prompt: list[int]
     length: int = 0  # characters of its text
@@ -77,7 +77,7 @@ class _Choice:
 
 
 class _Work:
-    """One request: what is computed for it, in the shape that it asks for."""
+    """Computes the answer to one request, whole or as chunks."""
 
     def __init__(self, engine: Engine, model: LanguageModel, request: CompletionRequest, prompts: list[list[int]]) -> None:
         self._engine, self._model, self._request, self._prompts = engine, model, request, prompts
@@ -99,10 +99,10 @@ class _Work:
         self._prompt_texts: dict[int, str] = {}
 
     def check(self) -> None:
-        """Refuses what can be refused before anything is computed.
+        """Checks the requested log-probabilities before anything is computed.
 
         Raises:
-            ApiError: Too many log-probabilities, or a number of them that cannot be.
+            ApiError: There are too many, or their number is not valid.
         """
         request = self._request
         if request.prompt_logprobs is not None and request.prompt_logprobs < -1:
@@ -111,12 +111,12 @@ class _Work:
             raise ApiError("prompt_logprobs come with a whole answer: leave out stream", param="prompt_logprobs")
         if self._wanted is not None:
             self._wanted.check(len(self._prompts) * self._n * self._max_tokens, "logprobs")
-        if self._prompt_wanted is not None:  # each choice repeats those of its prompt
+        if self._prompt_wanted is not None:  # each choice repeats its prompt's
             positions = self._spent.prompt * self._n
             self._prompt_wanted.check(positions, "prompt_logprobs" if request.prompt_logprobs else "logprobs")
 
     def _grown(self, choice: _Choice, run: TokenRun, positions: list[Position]) -> CompletionChoice:
-        """What a run adds to a choice, in the answer's shape."""
+        """Adds a run to a choice; returns the new part in the answer's shape."""
         ends = run.by_eos.tolist()
         pieces = ["" if end else text for text, end in zip(run.texts, ends, strict=True)]
         ids = run.ids.tolist()
@@ -144,7 +144,7 @@ class _Work:
                 made.top_logprobs.append(None)
                 continue
             top = {name: position.logprob}
-            for token, value in position.top:  # of tokens that are spelt alike the likeliest stays
+            for token, value in position.top:  # of tokens with equal text the likeliest stays
                 top.setdefault(token_text(self._model, token, as_id=as_id), value)
             made.top_logprobs.append(top)
         return made
@@ -155,7 +155,7 @@ class _Work:
                 self._echoed[place] = await prompt_positions(self._model, prompt, place, self._prompt_wanted, self._spent)
 
     def _echo(self, place: int) -> CompletionChoice:
-        """The prompt as the beginning of its choices."""
+        """The prompt as the first part of its choices."""
         prompt = self._prompts[place]
         text = self._model.detokenize(prompt)
         piece = CompletionChoice(text=text, finish_reason=None, logprobs=None)
@@ -167,7 +167,7 @@ class _Work:
         return piece
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
-        """The answer piece by piece; usage comes last, where it is asked for."""
+        """The answer in chunks, with usage last if requested."""
         usage = self._request.stream_options is not None and self._request.stream_options.include_usage
         async with aclosing(self._pieces()) as pieces:
             async for index, piece in pieces:
@@ -215,7 +215,6 @@ class _Work:
                 self._engine.count(self._spent.usage)
 
     async def whole(self) -> Completion:
-        """The answer in one piece."""
         joined = [CompletionChoice(index=index, text="", logprobs=None) for index in range(len(self._prompts) * self._n)]
         texts: list[list[str]] = [[] for _ in joined]
         async with aclosing(self._pieces()) as pieces:
@@ -235,7 +234,7 @@ class _Work:
 
 
 def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:
-    """Adds all of a piece but its text."""
+    """Adds everything of a piece except its text."""
     choice.finish_reason = piece.finish_reason
     if piece.prompt_token_ids is not None:
         choice.prompt_token_ids = piece.prompt_token_ids
@@ -251,7 +250,7 @@ def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:
 
 
 def finish_reason(finish: Finish) -> str | None:
-    """OpenAI's word for how an answer ended; None while it goes on."""
+    """OpenAI's finish reason; None while the answer runs."""
     if finish in (Finish.LENGTH, Finish.CONTEXT):
         return "length"
     return "stop" if finish.label is not None else None

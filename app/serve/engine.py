@@ -1,4 +1,4 @@
-"""The served model: started again after its process ended, under one name, with admission by the KV budget."""
+"""The served model, which is restarted after its process ended, with admission by the KV budget."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from app.serve.schemas import Usage
 from runtime import LanguageModel, Priority
 
 BUDGETS_IN_FLIGHT: Final = 2  # KV budgets that requests may need together: one runs, one waits
-TOKENS_AHEAD: Final = 512  # of an answer that are counted when it begins, however long it may become
+TOKENS_AHEAD: Final = 512  # the most tokens of an answer that admission counts
 
 
 class Engine:
-    """The model, and what is in flight on it. All members belong to one event loop.
+    """The model and the requests in flight. All members belong to one event loop.
 
     Args:
         start: Loads the model; called again after the engine process ended.
-        name: What clients call it; None: the model's own name.
-        shared: The model belongs to others, whose requests go first: `start` says at each request which one it is, and it
-            stays when the server ends.
+        name: The name for clients; None: the model's own name.
+        shared: Whether the model belongs to a window, whose requests go first: `start` gives it at each request, and it
+            stays loaded when the server ends.
     """
 
     def __init__(self, start: Callable[[], Awaitable[LanguageModel]], name: str | None = None, *, shared: bool = False) -> None:
@@ -37,10 +37,10 @@ class Engine:
         self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
 
     def priority(self, asked: int | None) -> Priority:
-        """The order in which prompts are read: vLLM's numbers, of which the smaller go first, in three levels.
+        """The priority for vLLM's number, of which smaller ones go first, in three levels.
 
         Raises:
-            ApiError: The model belongs to others, after whom all requests are equal.
+            ApiError: The model is shared: all requests have the lowest priority.
         """
         if not self._shared:
             return Priority.INSPECTOR if not asked else Priority.CHAT if asked < 0 else Priority.BACKGROUND
@@ -53,20 +53,20 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
+        """The model's name for clients."""
         assert self._model is not None  # started before the port is open
         return self._given_name or self._model.info.name
 
     @property
     def loaded(self) -> LanguageModel | None:
-        """The model, alive or not; None before the first start."""
+        """The model, even if its process ended; None before the first start."""
         return self._model
 
     async def model(self) -> LanguageModel:
-        """The model, alive.
+        """The model, restarted if its process ended.
 
         Raises:
-            ModelLoadError, EngineDiedError: It cannot be started again.
+            ModelLoadError, EngineDiedError: It cannot be restarted.
         """
         if self._shared:
             self._model = await self._start()
@@ -81,12 +81,12 @@ class Engine:
         return self._model
 
     async def close(self) -> None:
-        """Ends the engine, if it is the server's own."""
+        """Ends the engine, unless it is shared."""
         if self._model is not None and not self._shared:
             await self._model.close_async()
 
     async def model_for(self, name: str | None) -> LanguageModel:
-        """The model, if it is the one that a request names; a request may leave the name out.
+        """The model, if a request names it or none.
 
         Raises:
             ApiError: 404, another name.
@@ -102,7 +102,7 @@ class Engine:
         return model
 
     def count(self, usage: Usage) -> None:
-        """Adds the tokens of a request that has ended, whole or not."""
+        """Adds the tokens of an ended request to the counters."""
         self.counts["prompt_tokens"] += usage.prompt_tokens
         self.counts["cached_tokens"] += usage.prompt_tokens_details.cached_tokens
         self.counts["generation_tokens"] += usage.completion_tokens
@@ -112,12 +112,12 @@ class Engine:
         """Counts a request's KV while it is in flight.
 
         Args:
-            model: The model it runs on.
-            tokens: That it may hold: prompts once, and of each answer at most `TOKENS_AHEAD`.
+            model: The model.
+            tokens: Whose KV it may hold: each prompt once, and at most `TOKENS_AHEAD` of each answer.
 
         Raises:
-            ApiError: 429, the requests in flight and this one need more than `BUDGETS_IN_FLIGHT` KV budgets. A request alone is
-                always let in: the engine refuses with numbers what can never fit.
+            ApiError: 429, the requests in flight and this one need more than `BUDGETS_IN_FLIGHT` KV budgets. A single request
+                is always admitted: the engine refuses what can never fit.
         """
         given = model.info.options.get("kv_cache_bytes") or 0  # the counters come with the first step
         budget = (model.metrics().kv_budget or given) * BUDGETS_IN_FLIGHT

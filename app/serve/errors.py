@@ -40,7 +40,7 @@ class ApiError(Exception):
         message: For the client's user.
         status: HTTP status.
         param: The request's field at fault.
-        code: OpenAI's word for it, where there is one.
+        code: OpenAI's error code, if there is one.
         retry_after: Seconds, for the header of that name.
     """
 
@@ -69,7 +69,7 @@ class ApiError(Exception):
 
 
 def api_error(fault: BaseException) -> ApiError:
-    """What the client is told of a fault; of an unexpected one nothing but that it happened."""
+    """A fault as an error for the client; without details for an unexpected one."""
     match fault:
         case ApiError():
             return fault

@@ -1,4 +1,4 @@
-"""From a request's fields to token runs: options, grammars, several prompts at once, and the log-probabilities asked for."""
+"""From the fields of a request to token runs: options, grammars, several prompts at once, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +27,10 @@ from runtime import (
     check_fits,
 )
 
-MOST_RECORDED: Final = 1000  # alternatives that a token run holds; more are read from the whole row
+MOST_RECORDED: Final = 1000  # alternatives in a token run; more are read from whole rows
 MOST_ENTRIES: Final = 4_000_000  # log-probabilities in one answer, about 40 bytes of JSON each
-FLOOR: Final = -9999.0  # stands for minus infinity, which JSON lacks; as in vLLM
-UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {  # field: values that change nothing, and why others are refused
+FLOOR: Final = -9999.0  # in place of minus infinity, which JSON lacks; as in vLLM
+UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {  # field: values without effect, and why others are refused
     "min_tokens": ((None, 0), "no least length can be asked for; ignore_eos goes on to max_tokens"),
     "use_beam_search": ((None, False), "beam search is not served"),
     "include_stop_str_in_output": ((None, False), "an answer ends before its stop string"),
@@ -54,10 +55,10 @@ _SAMPLING: Final = (
 
 
 def refuse_unsupported(request: SamplingRequest) -> None:
-    """Refuses known fields that would change the answer and cannot be honoured.
+    """Refuses known fields that would change the answer but are not supported.
 
     Raises:
-        ApiError: The field and what to use in its place.
+        ApiError: With the field and what to use instead.
     """
     for name, (neutral, reason) in UNSUPPORTED.items():
         value = getattr(request, name, None)
@@ -77,10 +78,10 @@ def generation_options(
     recorded: int,
     grammar: Grammar | None,
 ) -> GenerationOptions:
-    """The library's options for a request; what it leaves out is resolved by the model's own settings, then the defaults.
+    """The library's options for a request; unset ones are left to the model's own settings, then the defaults.
 
     Raises:
-        ApiError: A key of `logit_bias` that is no token id.
+        ApiError: A key of `logit_bias` is not a token id.
         InvalidRequestError: A value out of range.
     """
     sampling: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING}
@@ -99,7 +100,7 @@ def generation_options(
         seed=request.seed,
         grammar=grammar,
     ).check()
-    if request.stop_token_ids:  # beside what ends an answer anyway
+    if request.stop_token_ids:  # in addition to the usual end tokens
         own = model.resolve_options(options).options
         eos = () if request.ignore_eos else own.eos_token_ids or ()
         options = replace(options, stop=own.stop, ignore_eos=False, eos_token_ids=(*eos, *request.stop_token_ids))
@@ -111,11 +112,11 @@ def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def grammar_of(request: SamplingRequest) -> Grammar | None:
-    """What the answer must look like; None where the request says nothing.
+    """The output format of the answer; None if the request has none.
 
     Raises:
-        ApiError: Two forms, or none where one is needed.
-        GrammarError: A schema that is none.
+        ApiError: Two formats, or `structured_outputs` without one.
+        GrammarError: The schema is not valid.
     """
     form, outputs = request.response_format, request.structured_outputs
     if form is not None and outputs is not None:
@@ -143,7 +144,7 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
 
 
 def _literal(text: str) -> str:
-    """A regular expression of Rust's that matches this text alone."""
+    """A Rust regular expression that matches only this text."""
     return _META.sub(lambda found: f"\\x{{{ord(found[0]):x}}}", text)
 
 
@@ -154,7 +155,7 @@ def listed_prompts(given: Prompts, param: str) -> list[str | list[int]]:
     """One or several prompts as a list.
 
     Raises:
-        ApiError: None, or texts and ids mixed.
+        ApiError: There is none, or texts and ids are mixed.
     """
     if isinstance(given, str):
         return [given]
@@ -173,10 +174,10 @@ async def text_ids(model: LanguageModel, text: str, param: str, *, add_special_t
     """The ids of a text.
 
     Args:
-        model: Whose tokenizer.
+        model: The model.
         text: Special strings in it are plain text.
         param: The request's field, for errors.
-        add_special_tokens: False leaves out what the tokenizer puts before every text.
+        add_special_tokens: Whether to add the tokens that the tokenizer puts before every text.
     """
     check_fits(model, text, stage=param)
     return await model.tokenize_async(text, add_special_tokens=add_special_tokens)
@@ -184,7 +185,7 @@ async def text_ids(model: LanguageModel, text: str, param: str, *, add_special_t
 
 @dataclass(slots=True)
 class Spent:
-    """How one request is worked on, and its tokens, counted as they come."""
+    """Priority and cache salt of a request, and its token counts so far."""
 
     prompt: int = 0
     priority: Priority = Priority.CHAT
@@ -193,27 +194,26 @@ class Spent:
     drawn: int = 0
     _known: set[int] = field(default_factory=set)  # prompts whose cached tokens are counted
 
-    def heard(self, place: int, progress: PromptProgress) -> None:
-        """How far prompt `place` is; the first operation on it decides what was cached."""
+    def on_progress(self, place: int, progress: PromptProgress) -> None:
+        """Counts the cached tokens of prompt `place`, when the first operation on it has read the prompt."""
         if progress.done == progress.total and place not in self._known:
             self._known.add(place)
             self.cached += progress.reused or 0
 
     @property
     def usage(self) -> Usage:
-        """In OpenAI's shape."""
         return Usage(self.prompt, self.drawn, self.prompt + self.drawn, PromptTokensDetails(self.cached))
 
 
 def tokens_needed(prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> int:
-    """Tokens whose KV a request may hold, as `Engine.admitted` counts them."""
+    """The tokens of a request for `Engine.admitted`."""
     return sum(map(len, prompts)) + len(prompts) * n * min(max_tokens, TOKENS_AHEAD)
 
 
 def branches(
     model: LanguageModel, prompts: Sequence[list[int]], n: int, options: GenerationOptions, spent: Spent
 ) -> AsyncGenerator[tuple[int, TokenRun], None]:
-    """Runs by choice as they come: choice ``i * n + k`` is answer k to prompt i. The first fault ends all."""
+    """Runs with their choice: ``i * n + k`` is answer k to prompt i. The first fault ends all."""
     answers = [_answers(model, prompts, place, n, options, spent) for place in range(len(prompts))]
     return answers[0] if len(answers) == 1 else _joined(answers)
 
@@ -233,15 +233,15 @@ async def _joined(sources: Sequence[AsyncGenerator[tuple[int, TokenRun], None]])
     try:
         left = len(readers)
         while left:
-            heard = await queue.get()
-            if heard is not None:
-                yield heard
+            item = await queue.get()
+            if item is not None:
+                yield item
                 continue
             left -= 1
             for reader in readers:
                 if reader.done() and not reader.cancelled() and (fault := reader.exception()) is not None:
                     raise fault
-        for reader in readers:  # a fault whose end of stream was read before its task had ended
+        for reader in readers:  # raises a fault of a task that had not ended when its None was read
             await reader
     finally:
         for reader in readers:
@@ -258,7 +258,7 @@ async def _answers(
         options,
         priority=spent.priority,
         cache_salt=spent.cache_salt,
-        on_progress=lambda heard: spent.heard(place, heard),
+        on_progress=partial(spent.on_progress, place),
     )
     async with aclosing(stream) as runs:
         async for branch, run in runs:
@@ -271,46 +271,46 @@ async def _answers(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One token's numbers: natural logarithms of the raw distribution."""
+    """The numbers of one token, in nats, of the raw distribution."""
 
     token: int
     logprob: float | None
     rank: int | None
-    top: list[tuple[int, float]]  # falling probability; then ids that were asked for by name
+    top: list[tuple[int, float]]  # by descending probability, then the requested ids
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Log-probabilities that a request asks for."""
+    """The log-probabilities that a request asks for."""
 
-    top: int  # alternatives a position; -1 is the whole vocabulary
-    chosen: tuple[int, ...]  # ids reported at every position beside them
+    top: int  # alternatives per position; -1 is the whole vocabulary
+    chosen: tuple[int, ...]  # more ids that are reported at every position
     vocab_size: int  # of the model
 
     @property
     def count(self) -> int:
-        """Alternatives a position."""
+        """Alternatives per position."""
         return self.vocab_size if self.top < 0 else min(self.top, self.vocab_size)
 
     @property
     def wide(self) -> bool:
-        """Whether runs do not hold enough, and whole rows are read."""
+        """Whether whole rows are needed, because runs do not have all."""
         return bool(self.chosen) or self.count > MOST_RECORDED
 
     @property
     def recorded(self) -> int:
-        """Alternatives that runs are asked to hold."""
+        """Alternatives recorded in runs."""
         return 0 if self.wide else self.count
 
     def longest(self, answers: int) -> int:
-        """Tokens that each of so many answers has where their numbers are as many as one request gets."""
+        """The most tokens of each of `answers` answers, by the limit on log-probabilities."""
         return max(MOST_ENTRIES // (answers * max(self.count, 1)), 1)
 
     def check(self, positions: int, param: str) -> None:
-        """Refuses answers that would be too large.
+        """Refuses an answer that would be too large.
 
         Raises:
-            ApiError: Also for ids outside the vocabulary.
+            ApiError: It is, or an id is outside the vocabulary.
         """
         if any(token >= self.vocab_size for token in self.chosen):
             raise ApiError(
@@ -324,7 +324,7 @@ class Wanted:
             )
 
     async def positions(self, model: LanguageModel, before: Sequence[int], run: TokenRun, spent: Spent) -> list[Position]:
-        """The numbers of a run that stands after `before`."""
+        """The numbers of a run after the ids `before`."""
         under: dict[str, Any] = {"priority": spent.priority, "cache_salt": spent.cache_salt}
         ids = run.ids.tolist()
         if not self.wide:
@@ -348,7 +348,7 @@ class Wanted:
             row = np.maximum(await model.next_token_logprobs(path, **under), np.float32(FLOOR))
             rank = int(np.count_nonzero(row > row[token])) + 1
             found.append(Position(token, float(row[token]), rank, self._top(row)))
-            await asyncio.sleep(0)  # a large vocabulary takes tens of ms: other streams go on in between
+            await asyncio.sleep(0)  # a large vocabulary takes tens of ms: other streams run in between
         return found
 
     def _top(self, row: npt.NDArray[np.float32]) -> list[tuple[int, float]]:
@@ -367,13 +367,13 @@ async def prompt_positions(model: LanguageModel, prompt: list[int], place: int, 
         wanted.recorded,
         priority=spent.priority,
         cache_salt=spent.cache_salt,
-        on_progress=lambda heard: spent.heard(place, heard),
+        on_progress=partial(spent.on_progress, place),
     )
     return await wanted.positions(model, (), run, spent)
 
 
 def prompt_entries(model: LanguageModel, positions: Sequence[Position]) -> list[PositionLogprobs]:
-    """VLLM's `prompt_logprobs`: by token id logprob, rank and text; null where nothing precedes."""
+    """VLLM's `prompt_logprobs`: logprob, rank and text by token id; null for the first token."""
     return [None if each.logprob is None else _entries(model, each) for each in positions]
 
 
@@ -388,11 +388,11 @@ def _entries(model: LanguageModel, position: Position) -> dict[str, dict[str, An
 
 
 def token_text(model: LanguageModel, token: int, *, as_id: bool = False) -> str:
-    """A token in words; bytes that are no UTF-8 alone become U+FFFD.
+    """The text of a token; bytes that are not UTF-8 become U+FFFD.
 
     Args:
-        model: Whose token.
+        model: The model.
         token: Its id.
-        as_id: In vLLM's spelling "token_id:42", which tells all tokens apart.
+        as_id: In vLLM's form "token_id:42", which is unique.
     """
     return f"token_id:{token}" if as_id else model.decode_token(token).decode(errors="replace")

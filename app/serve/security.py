@@ -1,4 +1,4 @@
-"""What a request must have before it is read: a known Host, no foreign Origin, a key, a JSON body of bounded size."""
+"""Checks of requests before they are read: Host, Origin, key, content type and size."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from app.serve.errors import ApiError
 
 LARGEST_BODY: Final = 32 << 20  # bytes
 BODY_SECONDS: Final = 30.0  # for all of it
-OPEN_PATHS: Final = frozenset({"/health"})  # no key needed: says nothing but that a server runs
+OPEN_PATHS: Final = frozenset({"/health"})  # without a key: they only show that a server runs
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which callers are answered."""
+    """The callers that are answered."""
 
-    keys: tuple[str, ...] = ()  # accepted keys; none: every caller
-    # names that a Host header may have beside localhost, IP addresses and, on other interfaces, this machine's name
+    keys: tuple[str, ...] = ()  # accepted keys; empty: no key is needed
+    # Host names beside localhost, IP addresses and, unless on loopback, this machine's names
     hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()  # web origins that may ask, such as ``http://localhost:3000``
+    origins: frozenset[str] = frozenset()  # allowed web origins, such as ``http://localhost:3000``
     loopback: bool = True  # whether only this machine can connect
-    salt_per_key: bool = False  # whether clients with different keys have caches apart
+    salt_per_key: bool = False  # whether clients with different keys have separate caches
 
     def check(self, request: Request) -> None:
-        """Refuses a request that may not ask.
+        """Refuses a request that is not allowed.
 
         Raises:
             ApiError: 403 for its Host or Origin, 401 for its key.
@@ -46,18 +46,18 @@ class Access:
             self._check_key(_key_of(request))
 
     def salt(self, request: Request, own: str | None) -> str | None:
-        """The salt of the cache for a request that was checked.
+        """The cache salt of a checked request.
 
         Args:
-            request: Its key is that of a cache, where keys have one.
-            own: The salt that it asks for itself: within the key's.
+            request: Its key becomes part of the salt with `salt_per_key`.
+            own: The salt in its body.
         """
         if not self.salt_per_key:
             return own
         return f"{hashlib.sha256(_key_of(request)).hexdigest()} {own or ''}"
 
     def _check_host(self, header: str) -> None:
-        """Refuses names that a foreign page could have pointed at this address (DNS rebinding); an address is no name."""
+        """Refuses unknown names, which a foreign page could have pointed at this address (DNS rebinding)."""
         name = "" if set(header) & set("/?#@\\") else _host_of(header)  # no delimiters of a URL, which would move its path
         if name in ("localhost", *self.hosts) or _is_address(name):
             return
@@ -66,7 +66,7 @@ class Access:
         raise ApiError("this Host is not served; `elsewise serve --allow-host` names those that are", 403)
 
     def _check_key(self, given: bytes) -> None:
-        matches = [hmac.compare_digest(given, known.encode()) for known in self.keys]  # all, so that time tells nothing
+        matches = [hmac.compare_digest(given, known.encode()) for known in self.keys]  # all: the time reveals nothing
         if not any(matches):
             raise ApiError("a valid key is needed: Authorization: Bearer KEY", 401, code="invalid_api_key")
 
@@ -77,13 +77,13 @@ def _key_of(request: Request) -> bytes:
 
 
 def machine_names() -> frozenset[str]:
-    """The names of this machine in its network."""
+    """The names of this machine on its network."""
     name = socket.gethostname().lower()
     return frozenset({name, name.partition(".")[0], f"{name.partition('.')[0]}.local"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server bound to it is reached from this machine alone."""
+    """Whether only this machine can reach a server bound to `host`."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
 
 
@@ -103,10 +103,10 @@ def _host_of(header: str) -> str:
 
 
 def checked_keys(texts: Iterable[str]) -> tuple[str, ...]:
-    """Keys, one a line; blank lines are left out.
+    """Keys, one per line; blank lines are left out.
 
     Raises:
-        ValueError: One is shorter than 16 characters, or holds something that no header can; it is not quoted.
+        ValueError: A key is shorter than 16 characters, or not valid in a header; the message does not quote it.
     """
     keys = tuple(line.strip() for text in texts for line in text.splitlines() if line.strip())
     for number, key in enumerate(keys, 1):
@@ -116,7 +116,7 @@ def checked_keys(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def cors_headers(origin: str | None, access: Access) -> Sequence[tuple[bytes, bytes]]:
-    """Headers that let a page of an allowed origin read the answer."""
+    """Headers that allow a page of an allowed origin to read the answer."""
     if origin is None or origin not in access.origins:
         return ()
     return ((b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"))
@@ -126,7 +126,8 @@ async def read_body(request: Request, receive: Receive) -> bytes:
     """The JSON body.
 
     Raises:
-        ApiError: 415 without a JSON content type, which a foreign page cannot send unasked; 413 too large; 408 too slow.
+        ApiError: 415 without a JSON content type, which a foreign page cannot send without a preflight; 413 too large; 408
+            too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

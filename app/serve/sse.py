@@ -20,9 +20,9 @@ Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 
 
 async def events(chunks: AsyncGenerator[Chunk, None], *, done: bool) -> AsyncGenerator[bytes, None]:
-    """Each chunk as an event; ``[DONE]`` at the end where `done`.
+    """Each chunk as an event, with ``[DONE]`` at the end if `done`.
 
-    A fault after the first chunk is an event with an error, for the status has been sent; before it, it is raised.
+    A fault before the first chunk is raised; later it becomes an event with an error, since the status has been sent.
     """
     begun = False
     async with aclosing(chunks) as each:

@@ -11,22 +11,21 @@ from typing import Any, Generic, TypeVar
 
 
 class BackgroundTasks:
-    """Tasks that no caller waits for; what is left of them at the end is cancelled."""
+    """Tasks that no caller waits for; those left at the end are cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     def __len__(self) -> int:
-        """How many are under way."""
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[asyncio.Task[None]]:
-        """Those of now."""
+        """A copy: tasks may end meanwhile."""
         return iter(tuple(self._tasks))
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Starts a task; after `close` none is started."""
+        """Starts a task, unless `close` was called."""
         if self._closing:
             work.close()
             return
@@ -35,26 +34,24 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Nothing is started any more."""
         self._closing = True
 
     def cancel(self) -> None:
-        """Ends what is left."""
         for task in list(self._tasks):
             task.cancel()
 
 
 P = TypeVar("P")
 T = TypeVar("T")
-REPORT_SECONDS = 0.05  # between two reports that are passed on
+REPORT_SECONDS = 0.05  # between two forwarded reports
 
 
 class _StoppedError(Exception):
-    """The result is not wanted any more."""
+    """The work was cancelled."""
 
 
 class _Reports(Generic[P]):
-    """What the work calls with how far it is; the last report of a moment is passed on."""
+    """The progress callback of blocking work: forwards at most one report per `REPORT_SECONDS` to the loop."""
 
     def __init__(self, tell: Callable[[P], object]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,10 +60,10 @@ class _Reports(Generic[P]):
         self._next = 0.0
 
     def __call__(self, report: P) -> None:
-        """On the work's thread.
+        """Called on the work's thread.
 
         Raises:
-            _StoppedError: It is to end.
+            _StoppedError: The work was cancelled.
         """
         if self._stopping.is_set():
             raise _StoppedError
@@ -76,7 +73,7 @@ class _Reports(Generic[P]):
             self._loop.call_soon_threadsafe(self._pass_on, report)
 
     def stop(self) -> None:
-        """The next report ends the work; none is passed on any more."""
+        """Ends the work at its next report, and forwards none any more."""
         self._stopping.set()
 
     def _pass_on(self, report: P) -> None:
@@ -85,14 +82,14 @@ class _Reports(Generic[P]):
 
 
 async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P], object]) -> T:
-    """Runs `work`, which is given what it reports to; cancelled, it stops it there and waits for its end.
+    """Runs blocking `work` on a thread; if cancelled, stops it at its next report and waits for its end.
 
     Args:
-        work: Blocks. It reports at least once a second, and lets what that raises through.
-        tell: Hears reports on the loop, at most twenty a second.
+        work: Takes the progress callback, calls it at least once a second, and lets its exception through.
+        tell: Gets reports on the loop, at most twenty per second.
     """
     reports: _Reports[Any] = _Reports(tell)
-    with ThreadPoolExecutor(1, thread_name_prefix="shelf") as pool:  # by its end the work has ended
+    with ThreadPoolExecutor(1, thread_name_prefix="shelf") as pool:  # its exit waits for the work
         running = asyncio.wrap_future(pool.submit(work, reports))
         try:
             return await asyncio.shield(running)
@@ -100,7 +97,7 @@ async def stoppable(work: Callable[[Callable[[P], None]], T], tell: Callable[[P]
             reports.stop()
             await asyncio.wait([running])
             if not running.cancelled():
-                running.exception()  # it is what stopped it
+                running.exception()  # retrieved: `_StoppedError`
             raise
         finally:
             reports.stop()

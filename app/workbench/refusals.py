@@ -1,4 +1,4 @@
-"""What is refused, in the words the window shows."""
+"""Faults of the store and the runtime as refusals, in the words that the window shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GONE = QT_TRANSLATE_NOOP("Workbench", "that turn is not part of this session any
 
 
 def form_refused(fault: GrammarError) -> str:
-    """That the form of a session's answers does not go with what an answer was to begin with."""
+    """The message for a place or token that the session's output format does not allow."""
     words = translate(
         "Workbench", "the output format here does not allow that ({0}); choose another place or token, or change the format"
     )
@@ -27,12 +27,10 @@ def form_refused(fault: GrammarError) -> str:
 
 
 def check_has(model: LanguageModel | None, control: str) -> None:
-    """Refuses what a control needs and the model does not have, in the words that stand beside the control.
-
-    Where none runs, nothing is known of it yet.
+    """Refuses a control that the model does not support, in the words beside the control; passes if no model runs.
 
     Raises:
-        Refusal: It lacks it.
+        Refusal: The model does not support it.
     """
     words = "" if model is None else lacking(control, model.info.name, model.lacks)
     if words:
@@ -40,7 +38,7 @@ def check_has(model: LanguageModel | None, control: str) -> None:
 
 
 async def stored(work: Coroutine[Any, Any, T]) -> T:
-    """What the store answers; its errors as refusals."""
+    """Awaits the store, and turns its errors into refusals."""
     try:
         return await work
     except StoreError as fault:
@@ -48,7 +46,7 @@ async def stored(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def intact(work: Coroutine[Any, Any, T | None]) -> T | None:
-    """What the store answers of something that is saved again in time, or can be done without; None where that is damaged."""
+    """Awaits the store for dispensable data; None, with a warning, if they are damaged."""
     try:
         return await work
     except StoreDamagedError as fault:
@@ -57,7 +55,7 @@ async def intact(work: Coroutine[Any, Any, T | None]) -> T | None:
 
 
 async def refused(work: Awaitable[T]) -> T:
-    """What the runtime answers; what it says no to as refusals."""
+    """Awaits the runtime, and turns its errors into refusals."""
     try:
         return await work
     except RuntimeFault as fault:
@@ -66,7 +64,7 @@ async def refused(work: Awaitable[T]) -> T:
 
 @asynccontextmanager
 async def refusing(supervisor: Supervisor, model: LanguageModel) -> AsyncIterator[None]:
-    """Faults of requests to a model as refusals; where its engine ended, the supervisor is told."""
+    """Turns faults of requests to a model into refusals, and reports a dead engine to the supervisor."""
     try:
         yield
     except EngineDiedError as fault:

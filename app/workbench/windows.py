@@ -1,4 +1,4 @@
-"""The windows that the workbench serves: what each shows, which listeners hear its events, and its status bar."""
+"""The windows that the workbench serves: the session, the listeners and the status bar of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from app.supervisor import Supervisor
 from app.workbench.tree.session import OpenSession
-from ui import BranchAdded, EngineState, Event, StatusChanged, StatusView
+from ui import BranchAdded, EngineState, Event, SessionChanged, StatusChanged, StatusView
 
 Listener = Callable[[Event], None]
 
@@ -22,17 +22,17 @@ class Window:
     shown: OpenSession | None = None
     status: StatusView = field(default_factory=lambda: StatusView(EngineState.NONE))
     listeners: list[Listener] = field(default_factory=list)
-    told: int = 0  # events so far: what was made before the last of them may be old
-    _opening: int | None = None  # a session that is being read for it
+    sent: int = 0  # events so far: a view made before the last of them may be out of date
+    _opening: int | None = None  # the session that is being read for it
 
     def tell(self, event: Event) -> None:
         """Sends an event to this window alone."""
-        self.told += 1
+        self.sent += 1
         for listener in list(self.listeners):
             listener(event)
 
     def holds(self, session_id: int) -> bool:
-        """Whether it shows that session, or is about to."""
+        """Whether it shows or opens that session."""
         return session_id == self._opening or (self.shown is not None and self.shown.id == session_id)
 
     @contextmanager
@@ -42,7 +42,7 @@ class Window:
         try:
             yield
         finally:
-            if self._opening == session_id:  # else another one was chosen meanwhile
+            if self._opening == session_id:  # else another one is being opened
                 self._opening = None
 
 
@@ -50,8 +50,8 @@ class Windows:
     """All windows; a session is shown in one of them at most.
 
     Attributes:
-        disk_note: Why KV is not saved whole; "" while it is. Part of each status.
-        serving: Where the model is served to other programs; "" while it is not. Likewise.
+        disk_note: Why not all KV is saved, or ""; part of each status.
+        serving: The address at which the model is served to other programs, or ""; part of each status.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -65,32 +65,33 @@ class Windows:
         return iter(tuple(self._all))
 
     def add(self) -> Window:
-        """One more, which shows nothing yet."""
+        """Adds a window without a session."""
         window = Window(status=self._status(None))
         self._all.append(window)
         return window
 
     def remove(self, window: Window) -> bool:
-        """Ends its events; whether it was the last."""
+        """Ends a window's events; returns whether it was the last."""
         window.shown, window.listeners = None, []
         if window in self._all:
             self._all.remove(window)
         return not self._all
 
     def tell(self, event: Event, *, but: Window | None = None) -> None:
-        """Sends an event to every window, or to every other one than `but`."""
+        """Sends an event to every window except `but`."""
         for window in self:
             if window is not but:
                 window.tell(event)
 
-    def tell_branch(self, session: OpenSession, before: int | None) -> None:
-        """Tells that another path is shown than the one to `before`, where that was left and is still there."""
+    def tell_path(self, session: OpenSession, before: int | None) -> None:
+        """Sends a session's view, first `BranchAdded` if its path no longer goes through the tip `before`."""
         tree, tip = session.tree, session.tip
         if before is not None and before in tree.nodes and tip is not None and not tree.goes_through(tip, before):
             self.tell(BranchAdded(session.id, before, tip))
+        self.tell(SessionChanged(session.view()))
 
     def refresh_status(self) -> None:
-        """Reads the engine's counters again, and the last answer of what each window shows."""
+        """Sends each window its status: the engine's counters, and the last answer of its session."""
         for window in self:
             window.status = self._status(window.shown)
             window.tell(StatusChanged(window.status))
@@ -99,22 +100,22 @@ class Windows:
         return replace(_status(self._supervisor, session), disk_note=self.disk_note, serving=self.serving)
 
     def holder(self, session_id: int, *, but: Window | None = None) -> Window | None:
-        """The window that has that session, where it is another one than `but`."""
+        """The window other than `but` that shows or opens a session, if any."""
         return next((window for window in self if window is not but and window.holds(session_id)), None)
 
     def shown(self) -> list[OpenSession]:
-        """The sessions that are shown."""
+        """The session of each window that has one."""
         return [window.shown for window in self if window.shown is not None]
 
     def follow(self, source_id: int, session: OpenSession) -> None:
-        """Windows that showed the first session show the second."""
+        """Shows `session` in the windows that show the session `source_id`."""
         for window in self:
             if window.shown is not None and window.shown.id == source_id:
                 window.shown = session
 
 
 def _status(supervisor: Supervisor, session: OpenSession | None) -> StatusView:
-    """What the engine does, and how the last answer of the shown session was made."""
+    """The engine's state, and the counters of the last answer of the shown session."""
     status = StatusView(supervisor.state, supervisor.reason, load_share=supervisor.load_share)
     model = supervisor.running
     if model is not None:

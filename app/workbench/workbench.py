@@ -1,4 +1,4 @@
-"""The use cases of the app (`ui.port.Workbench`): what all windows share, and what one window is given."""
+"""The use cases of the app (`ui.port.Workbench`): the services that all windows share, and the facade of one window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.workbench.answers.streaming import Streaming
 from app.workbench.background import BackgroundTasks
 from app.workbench.compare.comparison import Comparison
 from app.workbench.compare.similar import SimilarSearch
-from app.workbench.compare.similar_vectors import Vectors
+from app.workbench.compare.similar_vectors import VectorCache
 from app.workbench.kv.block_pins import BlockPins
 from app.workbench.kv.cache import Cache
 from app.workbench.kv.saving import BlockSaver
@@ -47,24 +47,24 @@ from ui import Event, StatusView
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.5  # for answers to end by themselves when the app is closed
+PATIENCE_SECONDS = 0.5  # for answers to end when the app is closed
 KEEP_SECONDS = 0.5  # then for KV to be written
-ENGINE_SECONDS = 1.8  # after which the engine is over, by itself or not; what follows is the store's
-TIDY_SECONDS = 2.0  # after the start: what the first view needs goes first
+ENGINE_SECONDS = 1.8  # until the engine is ended, from the beginning of the close
+TIDY_SECONDS = 2.0  # after the start: the first view goes first
 PRESET = GenerationOptions(max_tokens=1024, sampling=SamplingOptions(temperature=0.8, top_p=0.95, min_p=0.05))
 
 EMPTY_CALL: Mapping[str, Any] = MappingProxyType({})
 
 
 class Services:
-    """What all windows share. All members belong to the windows' loop.
+    """The services that all windows share. All members belong to the windows' loop.
 
     Args:
         store: The sessions.
         supervisor: The engine process.
-        preset: How answers are drawn where neither session nor settings say otherwise.
-        call: Options of every answer, by the names of `GenerationOptions.from_mapping`; they go before the session's.
-        reopens: Whether an engine that died under an answer is started again by itself, once, for the session's sake.
+        preset: The options of answers where session and settings choose none.
+        call: Options of every answer, by the names of `GenerationOptions.from_mapping`; they take precedence.
+        reopens: Whether an engine that died during an answer is restarted once.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class Services:
         self.shelf = Shelf(supervisor, self.settings, downloads, windows)
         self.transfers = Transfers(store, supervisor, windows)
         self.comparison = Comparison(supervisor, sessions, self.settings, adapters)
-        self.similar = SimilarSearch(store, supervisor, sessions, adapters, Vectors())
+        self.similar = SimilarSearch(store, supervisor, sessions, adapters, VectorCache())
 
     @property
     def unsaved(self) -> list[str]:
-        """What became of answers that could not be written before the end, a sentence for each; known after `close`."""
+        """A sentence for each answer that could not be saved; complete after `close`."""
         return self.sessions.unsaved
 
     def tidy_up(self) -> None:
-        """Clears unused rows away and backs up, in the background and a moment later; the store's thread does it in slices."""
+        """Deletes unused rows and makes a backup, a moment later in the background, in slices on the store's thread."""
         self.tasks.start(self._tidy_up(), "tidy up")
 
     async def _tidy_up(self) -> None:
@@ -132,8 +132,8 @@ class Services:
     async def close(self) -> None:
         """Saves and ends everything.
 
-        Text first: streams are stopped and written, then KV is kept as far as there is time, the engine and the store end.
-        An engine that does not answer is not waited for: its end ends the requests that wait for it.
+        Text goes first: answers are stopped and written; then KV is saved within a time limit, and the engine and the store
+        end. An engine that does not answer is killed, which ends the requests that wait for it.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + ENGINE_SECONDS
@@ -183,14 +183,14 @@ class AppWorkbench:
 
     @property
     def status(self) -> StatusView:
-        """The engine, and the last answer of what this window shows."""
+        """The engine's state, and the last answer of this window's session."""
         return self._window.status
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         self._window.listeners.append(listener)
 
     async def close(self) -> bool:
-        """Gives the window's session up; with the last window everything is saved and ends, which is what this returns."""
+        """Closes the window; the last one saves and ends everything. Returns whether it was the last."""
         if not self.services.windows.remove(self._window):
             return False
         await self.services.close()

@@ -109,15 +109,15 @@ def _found_table(found: tuple[HubModel, ...]) -> Table:
 
 
 def _here(model: HubModel) -> list[str]:
-    """The engines of this machine that can run it."""
+    """The engines of this machine that can run a model."""
     return [name for name in model.backends if available_backends().get(name) is True]
 
 
 def _catalogue_facts(model: CatalogueModel, context: int | None) -> dict[str, Any]:
     plain = asdict(model) | {"source": model.source, "context": model.context, "for_this_machine": model.variant().source}
-    for variant, told in zip(model.variants, plain["variants"], strict=True):
-        del told["config"]
-        told["backends"] = list(variant.backends)
+    for variant, facts in zip(model.variants, plain["variants"], strict=True):
+        del facts["config"]
+        facts["backends"] = list(variant.backends)
     return plain | {"fit": fit_facts([model.fit(context=context)])}
 
 
@@ -183,8 +183,8 @@ class FetchBar:
         )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("look up", total=None, speed="")
-        self._said: set[str] = set()
-        self._under_way: dict[str, None] = {}  # files that come side by side, the first one first
+        self._printed: set[str] = set()
+        self._under_way: dict[str, None] = {}  # parallel files, in the order of their begin
 
     def __enter__(self) -> FetchBar:
         self._progress.start()
@@ -205,18 +205,18 @@ class FetchBar:
         self._progress.update(self._task, description=shown, completed=step.done, total=step.total or None, speed=speed)
         taken = f"{step.file}: {step.file_total:,} bytes" if step.state == "fetch" and step.total else ""
         line = f"{note}; waiting to ask again" if note else taken
-        if line and line not in self._said and not console.is_terminal:
-            self._said.add(line)
+        if line and line not in self._printed and not console.is_terminal:
+            self._printed.add(line)
             click.echo(line, err=True)
 
 
 def rate_text(rate: float) -> str:
-    """Bytes a second for people."""
+    """Bytes per second in words."""
     return f"{rate / 1e6:,.1f} MB/s"
 
 
 def time_left(seconds: float | None) -> str:
-    """Seconds for people."""
+    """Remaining seconds in words."""
     if seconds is None:
         return "time unknown"
     minutes, rest = divmod(round(seconds), 60)

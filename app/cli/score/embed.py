@@ -92,11 +92,11 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
     """The texts of a file, in order.
 
     Raises:
-        click.ClickException: It cannot be read, is empty, or a line holds no text; the line is named.
+        click.ClickException: It cannot be read, is empty, or a line has no text; with the number of the line.
     """
     lines = read_text(file).split("\n")
     if not lines[-1].strip("\r"):
-        lines.pop()  # what follows the last line's end
+        lines.pop()  # the empty rest after the last line
     if not any(line.strip() for line in lines):
         raise click.ClickException(f"{file}: empty; there is nothing to embed")
     texts = []
@@ -109,7 +109,7 @@ def read_texts(file: str, *, jsonl: bool) -> list[str]:
 
 
 def _by_line(message: str, file: str) -> str:
-    """The runtime counts texts from 0, readers of a file count lines from 1."""
+    """Replaces the index of a text, which counts from 0, by the number of its line."""
     return re.sub(r"^texts\[(\d+)\]", lambda found: f"{file}, line {int(found[1]) + 1:,}", message)
 
 
@@ -125,14 +125,14 @@ def _text_of(line: str, where: str) -> str:
 
 
 def json_lines(texts: list[str], vectors: npt.NDArray[np.float32]) -> Iterator[str]:
-    """One object a line; the numbers with as many digits as float32 needs to come back as they were."""
+    """One object per line; the numbers have enough digits to restore the float32 values."""
     for text, vector in zip(texts, vectors, strict=True):
         numbers = ", ".join(vector.astype(np.str_).tolist())
         yield f'{{"text": {json.dumps(text, ensure_ascii=False)}, "vector": [{numbers}]}}'
 
 
 def _write(out: Path, texts: list[str], vectors: npt.NDArray[np.float32]) -> None:
-    """Whole or not at all: written beside the file, then put in its place."""
+    """Writes a temporary file and renames it, so that the output is whole or missing."""
     part = out.with_name(f".{out.name}.part{os.getpid()}")
     try:
         if out.suffix.lower() == ".npy":

@@ -29,13 +29,13 @@ from resources.files import open_regular
 from runtime import LanguageModel, RuntimeFault, TokenRun, __version__
 
 FORMATS: Final = (".parquet", ".jsonl", ".csv")
-FLUSHED_TOKENS: Final = 20_000  # that are held before they are written
-FLUSHED_SECONDS: Final = 5.0  # after which what is held is written in any case
-GROUPED_ROWS: Final = 20_000  # of OUT that are written at once,
-GROUPED_BYTES: Final = 64 << 20  # or so many bytes
-LEFT_OUT: Final = ("origin", "finish_reason", "draw")  # of a run's columns: they say nothing of a text that was given
+FLUSHED_TOKENS: Final = 20_000  # held before they are written
+FLUSHED_SECONDS: Final = 5.0  # after which held tokens are written in any case
+GROUPED_ROWS: Final = 20_000  # of a row group of OUT,
+GROUPED_BYTES: Final = 64 << 20  # or its bytes
+LEFT_OUT: Final = ("origin", "finish_reason", "draw")  # columns of a run without meaning for a given text
 LONGEST_LINE: Final = 1 << 27  # bytes of a line, characters of a field in CSV
-IN_ORDER: Final = 1 << 10  # rows of an input in Parquet that are read at a time
+IN_ORDER: Final = 1 << 10  # rows of a Parquet input that are read at a time
 OF_ONE_TEXT: Final = {
     "text": "string",
     "tokens": "int64",
@@ -49,7 +49,7 @@ NO_NUMBERS: Final = frozenset(("threads", "kv_cache_bytes", "offload", "offload_
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One text, and where it is from: the row of a table counts from 1, a text file has one."""
+    """One text and its source: rows count from 1, a text file has one."""
 
     file: str
     row: int
@@ -57,10 +57,10 @@ class Input:
 
 
 def check_out(out: Path, files: tuple[str, ...], *, resume: bool) -> None:
-    """Refuses a name that nothing can be written under, and inputs that cannot be resumed; says which library is missing.
+    """Checks the output's name, whether the inputs can be resumed, and that pyarrow is installed.
 
     Raises:
-        click.ClickException, click.UsageError: See above.
+        click.ClickException, click.UsageError: One of these fails.
     """
     if out.suffix.lower() not in FORMATS:
         raise click.UsageError(f"{out}: choose a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
@@ -88,13 +88,13 @@ def score_files(
     """Scores every text of the files.
 
     Args:
-        model: What scores them.
+        model: The model.
         files: The inputs.
-        out: The file that is made.
+        out: The output file.
         top_k: Alternatives of each token.
         per_text: Whether a row is a text, or a token.
-        resume: Whether what an earlier run has done is taken over.
-        loading: The load options that were given: what is resumed must have the same.
+        resume: Whether to keep the results of earlier runs.
+        loading: The given load options, which must be those of a resumed run.
 
     Raises:
         click.ClickException: A file that cannot be read, a full disk, or a partial file of something else.
@@ -111,7 +111,7 @@ def score_files(
         "loading": {name: value for name, value in loading.items() if name not in NO_NUMBERS},
         "inputs": [_state(file) for file in files],
     }
-    metadata = json.loads(json.dumps(metadata))  # as it is read back
+    metadata = json.loads(json.dumps(metadata))  # as `_batches` reads it back
     part = _Part(out.with_name(f".{out.name}.part"), metadata, per_text=per_text)
     if resume and not part.paths() and out.exists():
         if not _made_with(out, metadata):
@@ -136,7 +136,7 @@ def score_files(
 
     try:
         part.open(resume=resume)
-        told = f"{len(part.done):,} texts are done already; " if part.done else ""
+        before = f"{len(part.done):,} texts are done already; " if part.done else ""
         stream = model.score_many_sync(
             texts(), top_k, skip=part.done, ordered=True, progress=console.is_terminal, on_fault=left_out
         )
@@ -153,16 +153,16 @@ def score_files(
     except OSError as error:
         left = f"; the results so far are in {part.path}{again}" if part.paths() else ""
         raise click.ClickException(f"{out}: {error.strerror or error}{left}") from error
-    click.echo(f"{told}{part.texts:,} texts scored, {rows:,} rows in {out}", err=True)
+    click.echo(f"{before}{part.texts:,} texts scored, {rows:,} rows in {out}", err=True)
 
 
 def _readable_again(file: str) -> bool:
-    """Whether a second run can read the same of it; a file that is missing is refused where it is read."""
+    """Whether a second run can read the same input; a missing file is refused when it is read."""
     return file != "-" and (Path(file).is_file() or not Path(file).exists())
 
 
 def _state(file: str) -> list[Any]:
-    """Name, bytes and time of the last change of an input."""
+    """Name, size in bytes and modification time of an input."""
     if not Path(file).is_file():
         return [file, 0, 0]
     info = Path(file).stat()
@@ -170,7 +170,7 @@ def _state(file: str) -> list[Any]:
 
 
 def _made_with(out: Path, metadata: Mapping[str, Any]) -> bool:
-    """Whether a file says of itself that it was made so; one in CSV says nothing."""
+    """Whether a file has this metadata; a CSV file has none."""
     try:
         with open_regular(out) as file:
             if out.suffix.lower() == ".jsonl":
@@ -183,11 +183,11 @@ def _made_with(out: Path, metadata: Mapping[str, Any]) -> bool:
     return False
 
 
-# ---- what is read --------------------------------------------------------------------------------------------------------
+# ---- inputs --------------------------------------------------------------------------------------------------------------
 
 
 def inputs(files: tuple[str, ...]) -> Iterator[Input]:
-    """The texts of all files, in order: a .txt file is one text; the others have a column or name "text".
+    """The texts of all files, in order: of .jsonl, .csv and .parquet files each "text", of other files all as one.
 
     Raises:
         click.ClickException: A file cannot be read; the place is named.
@@ -263,32 +263,32 @@ def _lines(file: str) -> Iterator[str]:
         raise click.ClickException(f"{file}: {error.strerror}") from error
 
 
-# ---- what is written -----------------------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Part:
-    """The results so far, in streams of Arrow batches: one of each run. A text's rows are in one batch."""
+    """The results so far, in one stream of Arrow batches per run. A text's rows are in one batch."""
 
-    path: Path  # of the first
+    path: Path  # of the first stream
     metadata: Mapping[str, Any]
     per_text: bool
     texts: int = 0  # added in this run
-    done: set[int] = field(default_factory=set)  # numbers of the texts of runs before
+    done: set[int] = field(default_factory=set)  # numbers of the texts of earlier runs
     _held: list[Any] = field(default_factory=list)
     _held_tokens: int = 0
-    _flushed: float = 0.0  # when
+    _flushed: float = 0.0  # time of the last write
     _file: IO[bytes] | None = None
     _writer: Any = None
     _broken: bool = False
 
     def paths(self) -> list[Path]:
-        """The streams that are there, in order."""
+        """The existing streams, in order."""
         names = (self.path if n == 1 else self.path.with_name(f"{self.path.name}{n}") for n in count(1))
         return list(takewhile(Path.exists, names))
 
     def open(self, *, resume: bool) -> None:
-        """Begins a stream; with `resume` behind those that are there, whose texts are done, else in their place.
+        """Begins a stream, after the existing ones with `resume`, else in their place.
 
         Raises:
             click.ClickException: They are of another model, other options or other files.
@@ -297,14 +297,14 @@ class _Part:
             for table in self._batches():
                 self.done.update(_numbers(table))
         else:
-            for path in reversed(self.paths()):  # so that no gap hides the rest if this is cut off
+            for path in reversed(self.paths()):  # last first, so that an interruption leaves no gap
                 path.unlink()
         there = len(self.paths())
         self._file = (self.path.with_name(f"{self.path.name}{there + 1}") if there else self.path).open("xb")
         self._flushed = time.monotonic()
 
     def add(self, number: int, given: Input, run: TokenRun) -> None:
-        """The scores of one text."""
+        """Adds the scores of one text."""
         arrow = _arrow()
         if self.per_text:
             scored = run.surprisal_bits[1:]
@@ -329,11 +329,11 @@ class _Part:
             self._flush()
 
     def close(self) -> None:
-        """What is held is written, and the file closed; one with nothing in it is removed."""
+        """Writes the held rows and closes the stream; removes an empty one."""
         if self._file is None:
             return
         with closing(self._file):
-            if not self._broken:  # else what is added now would be read as the rest of what was cut off
+            if not self._broken:  # else new rows would be read as the rest of a cut batch
                 self._flush()
                 if self._writer is not None:
                     self._writer.close()
@@ -341,7 +341,7 @@ class _Part:
             Path(self._file.name).unlink()
 
     def finish(self, out: Path) -> int:
-        """Makes the file of it; how many rows it has.
+        """Writes the output file from the streams; returns the number of rows.
 
         Raises:
             click.ClickException: Not all texts could be read back; the streams stay.
@@ -390,7 +390,7 @@ class _Part:
         self._file.flush()
 
     def _batches(self) -> Iterator[Any]:
-        """The tables of all streams, of each up to where it was cut off."""
+        """The tables of all streams, of a cut one up to the cut."""
         arrow = _arrow()
         for path in self.paths():
             with path.open("rb") as file:
@@ -406,18 +406,18 @@ class _Part:
                 except arrow.ArrowInvalid:  # cut off
                     continue
                 except OSError as error:
-                    if error.errno is not None:  # the disk's: pyarrow's own, of a stream that was cut off, has none
+                    if error.errno is not None:  # of the disk: pyarrow's error for a cut stream has none
                         raise
 
 
 def _numbers(table: Any) -> list[int]:
-    """Of the texts whose rows a table has."""
+    """The numbers of a table's texts."""
     numbers: list[int] = table.column("text_id").unique().to_pylist()
     return numbers
 
 
 def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in fewer tables: each becomes a row group of a Parquet file."""
+    """Joins tables until each is large enough for a row group of a Parquet file."""
     held: list[Any] = []
     rows = size = 0
     for table in tables:
@@ -431,12 +431,12 @@ def _grouped(tables: Iterable[Any]) -> Iterator[Any]:
 
 
 def _texts_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata as a Parquet file has them."""
+    """The metadata of a Parquet file."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
 
 
 def _written(tables: Iterator[Any], file: IO[bytes], suffix: str, metadata: Mapping[str, Any]) -> int:
-    """Writes all tables in a format; how many rows there are."""
+    """Writes all tables in a format; returns the number of rows."""
     rows = 0
     writer: Any = None
     if suffix == ".jsonl":
@@ -445,7 +445,9 @@ def _written(tables: Iterator[Any], file: IO[bytes], suffix: str, metadata: Mapp
         for table in tables:
             rows += len(table)
             if suffix == ".jsonl":
-                file.writelines(json.dumps(_plain(row), ensure_ascii=False).encode() + b"\n" for row in table.to_pylist())
+                for row in table.to_pylist():
+                    plain = {name: json_value(value) for name, value in row.items()}
+                    file.write(json.dumps(plain, ensure_ascii=False).encode() + b"\n")
                 continue
             if writer is None:
                 schema = table.schema.with_metadata(_texts_of(metadata))
@@ -461,16 +463,12 @@ def _written(tables: Iterator[Any], file: IO[bytes], suffix: str, metadata: Mapp
     return rows
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for JSON: bytes as hexadecimal digits, infinite numbers as null."""
-    return {name: _value(value) for name, value in row.items()}
-
-
-def _value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A value for JSON: bytes as hexadecimal digits, infinite numbers and NaN as null, also in lists."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list):
-        return [_value(each) for each in value]
+        return [json_value(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -480,7 +478,7 @@ def _flat(table: Any) -> Any:
     for at, name in enumerate(table.column_names):
         kind = str(table.schema.field(name).type)
         if kind.startswith(("list", "binary")):
-            values = [_value(value) for value in table.column(name).to_pylist()]
+            values = [json_value(value) for value in table.column(name).to_pylist()]
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
             table = table.set_column(at, name, arrow.array(texts, "string"))
     return table

@@ -94,7 +94,7 @@ def lens(
 
 
 def cost_words(cost: LensCost, tokens: int) -> str:
-    """What the command is about to compute."""
+    """The expected cost, in words."""
     where = "1 position" if cost.positions == 1 else f"{cost.positions:,} positions"
     return (
         f"{where} of {tokens:,} tokens, {cost.head_rows:,} rows of the vocabulary: about as long as "
@@ -103,13 +103,13 @@ def cost_words(cost: LensCost, tokens: int) -> str:
 
 
 def spent_words(cost: LensCost, seconds: float) -> str:
-    """What it took, the text before the positions included."""
+    """The actual time, with that of the text before the positions, in words."""
     each, size = 1000 * seconds / cost.positions, cost.answer_bytes // cost.positions
     return f"{seconds:,.2f} s: {each:,.1f} ms and {size:,} bytes of answer for each position"
 
 
 def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) -> dict[str, Any]:
-    """A position of a run, for programs: null where nothing follows it."""
+    """A position of a run as JSON values."""
 
     def text(token: int) -> str:
         return model.decode_token(token).decode(errors="replace")
@@ -141,7 +141,7 @@ def position_of(run: LensRun, row: int, ids: list[int], model: LanguageModel) ->
 
 
 def _write_table(found: dict[str, Any]) -> None:
-    """A line for each layer, under what is followed and where it takes the lead."""
+    """Prints a line per layer, after the followed tokens and the layers from which they lead."""
     last = len(found["layers"]) - 1
     click.echo(f"after token {found['position']:,} {shown(found['after']['text'])}")
     for token in found["followed"]:
@@ -161,10 +161,10 @@ def _write_table(found: dict[str, Any]) -> None:
 
 
 def _places(given: str) -> range:
-    """The positions that an option names.
+    """The positions of an option.
 
     Raises:
-        click.UsageError: No number and no range, or one that is longer than any text.
+        click.UsageError: Not a number or a range, or longer than any text.
     """
     first, dash, last = given.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else True)):

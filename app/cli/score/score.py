@@ -28,7 +28,7 @@ from app.cli.options import (
     weights_of,
 )
 from app.cli.printing import shown, token_table
-from app.cli.score.files import check_out, score_files
+from app.cli.score.files import check_out, json_value, score_files
 from app.cli.settings import Settings
 from runtime import (
     ContextOverflowError,
@@ -167,15 +167,15 @@ def score(
         precision = precision_note(loaded)
     total = [r.logprob for r in run if r.logprob is not None]
     if total:
-        told = f", {precision}" if precision else ""
+        suffix = f", {precision}" if precision else ""
         mean = sum(total) / len(total)
         click.echo(
-            f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{told}", err=True
+            f"{len(run):,} tokens, log-probability {sum(total):,.2f} nats, perplexity {math.exp(-mean):,.2f}{suffix}", err=True
         )
 
 
 def _check_size(model: LanguageModel, file: str, text: str, stride: int | None) -> None:
-    """Refuses by its size a text that is too long, before it is tokenised.
+    """Refuses a text that is too long by its size, before it is tokenised.
 
     Raises:
         click.ClickException: It cannot fit into the context, or with `stride` is longer than `LONGEST_IN_WINDOWS`.
@@ -193,7 +193,7 @@ def _check_size(model: LanguageModel, file: str, text: str, stride: int | None) 
 
 
 async def _scored(model: LanguageModel, ids: list[int], top_k: int, stride: int | None, on_progress: OnProgress) -> TokenRun:
-    context = model.info.context_length - (not model.has("kv"))  # a server answers with a token behind the text
+    context = model.info.context_length - (not model.has("kv"))  # a server generates a token after the text
     if stride is None and len(ids) > context:
         raise click.ClickException(
             f"{len(ids):,} tokens do not fit into the context of {context:,}; score them in windows: --stride {context // 2}"
@@ -254,14 +254,14 @@ FIELDS = ("text", "bytes", "tokens", "logprob", "against_tokens", "against_logpr
 
 
 def write_json(found: ModelComparison) -> None:
-    """One object a span, then one that sums it up."""
+    """Prints one object per span, then a summary."""
     for row in rows_of(found):
         click.echo(json.dumps(row, ensure_ascii=False))
     click.echo(json.dumps(summary(found), ensure_ascii=False))
 
 
 def write_csv(found: ModelComparison) -> None:
-    """A row for each span, with a header."""
+    """Prints a row per span, with a header."""
     names = [*FIELDS, "likeliest", "against_likeliest", "disagree", *(["kl"] if found.kl is not None else [])]
     writer = csv.writer(sys.stdout)
     writer.writerow(names)
@@ -270,7 +270,7 @@ def write_csv(found: ModelComparison) -> None:
 
 
 def write_table(found: ModelComparison) -> None:
-    """A line for each span; a star where the two would have gone on differently."""
+    """Prints a line per span, with a star where the likeliest tokens differ."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     names = ["", "text", "A", "B", "B - A", "rank A", "rank B", "A says", "B says", ""]
     if found.kl is not None:
@@ -295,7 +295,7 @@ def write_table(found: ModelComparison) -> None:
 
 
 def words(found: ModelComparison) -> list[str]:
-    """What the comparison comes to, in lines for stderr."""
+    """The totals of the comparison, in lines for stderr."""
     lines = [
         f"{letter} {side.name}: log-probability {total.logprob:,.2f} nats over {total.tokens:,} tokens, "
         f"perplexity {_number(total.perplexity)} a token, {_number(total.byte_perplexity)} a byte"
@@ -308,15 +308,15 @@ def words(found: ModelComparison) -> list[str]:
 
 
 def rows_of(found: ModelComparison) -> list[dict[str, Any]]:
-    """The spans; null where nothing is known."""
+    """The spans as JSON values, null if unknown."""
     return [
-        {name: _field(value) for name, value in row.items() if name != "position"}
+        {name: json_value(value) for name, value in row.items() if name != "position"}
         for row in found.rows()
     ]  # fmt: skip
 
 
 def summary(found: ModelComparison) -> dict[str, Any]:
-    """The sums, for programs."""
+    """The totals as JSON values."""
     sides = [
         {
             "model": side.name,
@@ -336,12 +336,6 @@ def summary(found: ModelComparison) -> dict[str, Any]:
         "left": sides[0],
         "right": sides[1],
     }
-
-
-def _field(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: float | None) -> str:

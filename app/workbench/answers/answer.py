@@ -1,15 +1,16 @@
-"""An answer in work, as plain data; all answers in work, one for each session; the places where they begin."""
+"""Running answers: the state of one, the registry that locks its session, and the nodes where answers begin."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Given(Struct, frozen=True):
-    """Tokens that a node begins with before any model is asked, and the model their numbers are of."""
+    """Tokens that a node begins with before a model runs, and the fingerprint of the model that scored them."""
 
     run: TokenRun
     fingerprint: str | None
@@ -36,47 +37,47 @@ class Given(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer in work, from the moment its session is claimed."""
+    """A running answer, from the moment its session is claimed."""
 
     session: WholeSession
     node_id: int = -1
     before: int | None = None  # the end of the path when it was claimed
     given: Given = field(default_factory=lambda: Given(EMPTY, None))
-    options: GenerationOptions = field(default_factory=GenerationOptions)  # how it is drawn, the model's own say included
-    began: float = field(default_factory=time.monotonic)  # when there was a model to ask
-    seed: int | None = None  # drawn for it alone, where the chosen one would say the same again
+    options: GenerationOptions = field(default_factory=GenerationOptions)  # resolved, with the model's defaults
+    began: float = field(default_factory=time.monotonic)  # when a model was there
+    seed: int | None = None  # of a regeneration: the chosen seed would repeat the answer
     stopping: bool = False
     finish: str = "cancelled"
-    incomplete: bool = False  # the model ended it before it had its form
+    incomplete: bool = False  # the model ended it before its output format was complete
     message: str = ""
-    back: int | None = None  # where the session goes back to if its form lets nothing begin here; None: it stays, failed
-    refused: str = ""  # that it did, in words
+    back: int | None = None  # the tip to return to if the output format allows nothing here; None: the failed node stays
+    refused: str = ""  # the message for that case
     overflow: bool = False  # the prompt did not fit into the context
     foreign: bool = False  # the path's tokens are another tokenizer's
-    unloaded: bool = False  # there was no model that could be loaded
-    hopeless: bool = False  # the same again can only fail again
+    unloaded: bool = False  # no model could be loaded
+    hopeless: bool = False  # a retry under this model can only fail
     model: LanguageModel | None = None
     recorder: Recorder | None = None
     reused: int = 0  # tokens of the prompt found in the cache
-    computed: int = 0  # tokens of the prompt pushed through the model
-    prompt: int = 0  # its tokens
-    request: int = 0  # its number, by which the model knows what it took
-    guesses: tuple[int, int] | None = None  # tokens guessed ahead, and the right ones; None: no guesses, or cut off
-    made_with: Mapping[str, Any] = field(default_factory=dict)  # see `making`; empty where no model was asked
-    strands: list[Answer] = field(default_factory=list)  # drawn side by side in its stead
-    stack: tuple[AdapterChoice, ...] | None = None  # it keeps these adapters to its end
-    repeats: Repeat | None = None  # the answer that this one is to be again
-    continues: Continued | None = None  # the answer that this one goes on with
-    changed: Sequence[str] = ()  # what it does not have of that one, in words
+    computed: int = 0  # tokens of the prompt that were computed
+    prompt: int = 0  # tokens of the prompt
+    request: int = 0  # number of the request in the model's metrics
+    guesses: tuple[int, int] | None = None  # drafted and accepted tokens; None: no speculation, or cut off
+    made_with: Mapping[str, Any] = field(default_factory=dict)  # see `provenance.made_with`; empty without a model
+    strands: list[Answer] = field(default_factory=list)  # the continuations drawn in its place
+    stack: tuple[AdapterChoice, ...] | None = None  # its adapters, which stay loaded until it ends
+    repeats: Repeat | None = None  # the answer to be repeated exactly
+    continues: Continued | None = None  # the stopped answer to be continued
+    changed: Sequence[str] = ()  # options that differ from that one's, in words
     first_token: float | None = None
     last_token: float = 0.0
-    made: int = 0  # tokens
-    logprob: float = 0.0  # nats, of the tokens made; NaN where one of them has none
-    told: float = 0.0  # when the status bar last heard
+    made: int = 0  # tokens generated
+    logprob: float = 0.0  # nats, their sum; NaN if one has no log-probability
+    reported: float = 0.0  # when the status bar was last updated
     task: asyncio.Task[None] | None = None
 
     async def work(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Lets `work` be its task; returns when that has ended, which a cancelled caller makes it do at once."""
+        """Runs `work` as the answer's task until it ends; cancelling the caller cancels the task."""
         self.task = asyncio.create_task(work, name=name)
         if self.stopping:
             self.task.cancel()
@@ -86,9 +87,22 @@ class Answer:
             self.task.cancel()
             await asyncio.wait([self.task])
 
+    def take(self, run: TokenRun, now: float) -> bool:
+        """Adds and counts tokens that arrived `now`; returns whether they end the answer."""
+        self.last_token = now
+        self.first_token = self.first_token or now
+        self.made += len(run)
+        self.logprob += float(np.sum(run.logprob))
+        self.session.runs.extend(self.node_id, run)
+        finish = Finish(int(run.finish[-1]))
+        if finish is Finish.NONE:
+            return False
+        self.finish, self.incomplete = finish.label or "", finish.incomplete
+        return True
+
 
 def live_stats(answer: Answer) -> TurnStats:
-    """How a stream is doing."""
+    """Counters of a running answer."""
     first = answer.first_token or answer.last_token
     seconds = answer.last_token - first
     return TurnStats(
@@ -101,12 +115,12 @@ def live_stats(answer: Answer) -> TurnStats:
 
 
 def last_message(answer: Answer) -> int:
-    """Tokens of the question that is being answered, with the header of its answer."""
+    """Tokens of the question and of the header of its answer."""
     turns = answer.session.tree.turns(answer.node_id)[-2:]
     return sum(answer.session.turn_length(turn) for turn in turns)
 
 
-OnNote = Callable[[str], None]  # takes a note for all answers that were made side by side
+OnNote = Callable[[str], None]  # sets one note for all continuations of a place
 OnEnd = Callable[[Sequence[Answer], OnNote | None], None]
 
 
@@ -118,8 +132,8 @@ class RunningAnswers:
         adapters: An answer keeps those on its stack to its end.
 
     Attributes:
-        on_end: Listeners, each called with answers that have ended and are written: one, or those of one place.
-        on_idle: Called when no session is locked any more.
+        on_end: Listeners, called with an answer that has ended and is written, or with all continuations of a place.
+        on_idle: Called when the last session is unlocked.
     """
 
     def __init__(self, store: SessionStore, adapters: Adapters) -> None:
@@ -132,15 +146,13 @@ class RunningAnswers:
         self.on_idle: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._by_session)
 
     def __iter__(self) -> Iterator[Answer]:
-        """Those of now."""
+        """A copy: answers may end meanwhile."""
         return iter(tuple(self._by_session.values()))
 
     def __contains__(self, session_id: int) -> bool:
-        """Whether an answer is made in that session."""
         return session_id in self._by_session
 
     @contextmanager
@@ -148,7 +160,7 @@ class RunningAnswers:
         """Locks a session for one answer.
 
         Raises:
-            Refusal: It is locked for another one.
+            Refusal: It is locked already.
         """
         self.check_idle(session.id)
         answer = self._by_session[session.id] = Answer(session, before=session.tip)
@@ -163,32 +175,42 @@ class RunningAnswers:
             self._adapters.drop(("answer", session.id))
             self._adapters.free(answer.stack or ())
 
+    @asynccontextmanager
+    async def begin(self, session: WholeSession) -> AsyncIterator[Answer]:
+        """Locks a session for one answer, and retries the last write of the answer before, where it failed.
+
+        Raises:
+            Refusal: It is locked already, or the write fails again.
+        """
+        with self.claim(session) as answer:
+            await self.settle(session)
+            yield answer
+
     def take_stack(self, answer: Answer, stack: tuple[AdapterChoice, ...] | None) -> None:
-        """The adapters of an answer, which stay loaded to its end."""
+        """Keeps these adapters loaded until the answer ends."""
         answer.stack = stack
         self._adapters.use(("answer", answer.session.id), stack or ())
 
     def report_end(self, answers: Sequence[Answer], note_all: OnNote | None = None) -> None:
-        """Tells the listeners."""
         for listener in self.on_end:
             listener(answers, note_all)
 
     def check_idle(self, session_id: int) -> None:
-        """Refuses where an answer is in work."""
+        """Raises `Refusal` while an answer runs in the session."""
         if session_id in self._by_session:
             raise Refusal(translate("Workbench", BUSY))
 
     def options_of(self, node_id: int) -> GenerationOptions | None:
-        """How the answer is drawn that is being written into a node; None where none is."""
-        at_work = (one for answer in self for one in (answer, *answer.strands))
-        return next((one.options for one in at_work if one.node_id == node_id), None)
+        """Options of the running answer that writes into a node; None if there is none."""
+        running = (one for answer in self for one in (answer, *answer.strands))
+        return next((one.options for one in running if one.node_id == node_id), None)
 
     async def ended(self) -> None:
-        """Returns when no answer is in work."""
+        """Waits until no answer runs."""
         await self._idle.wait()
 
     def stop(self, session_id: int) -> None:
-        """Ends a stream; what arrived is kept."""
+        """Cancels a session's answer; the tokens so far are kept."""
         answer = self._by_session.get(session_id)
         if answer is not None:
             answer.stopping = True
@@ -196,10 +218,10 @@ class RunningAnswers:
                 answer.task.cancel()
 
     async def settle(self, session: OpenSession) -> None:
-        """Writes what could not be written at the end of an answer.
+        """Retries the last write of an answer, where it failed.
 
         Raises:
-            Refusal: It still cannot be written.
+            Refusal: It fails again.
         """
         ending = session.unsaved
         if ending is None:
@@ -217,14 +239,14 @@ class RunningAnswers:
         session.notes.pop(ending.node_id, None)
 
 
-def point(session: WholeSession, node_id: int, index: int | None) -> NewNode:
-    """A continuation of an answer in front of token `index`, or of its end, as a node to be added.
+def continuation_node(session: WholeSession, node_id: int, index: int | None) -> NewNode:
+    """The node to add for a continuation of an answer before token `index`, or at its end.
 
     Raises:
         Refusal: It cannot be continued there.
     """
     if index is not None:
-        return beside(session, node_id, index)
+        return sibling_node(session, node_id, index)
     node = session.tree.nodes.get(node_id)
     if node is None:
         raise Refusal(translate("Workbench", GONE))
@@ -240,11 +262,11 @@ def point(session: WholeSession, node_id: int, index: int | None) -> NewNode:
     return NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
 
 
-def beside(session: WholeSession, node_id: int, index: int) -> NewNode:
-    """A run that leaves an answer in front of token `index`.
+def sibling_node(session: WholeSession, node_id: int, index: int) -> NewNode:
+    """The node to add for a branch that leaves an answer before token `index`.
 
     Raises:
-        Refusal: There is no such token, or it is not the answer's own.
+        Refusal: There is no such token, or the template or the user wrote it.
     """
     place = session.locate(node_id, index)
     if place is None:
@@ -257,6 +279,6 @@ def beside(session: WholeSession, node_id: int, index: int) -> NewNode:
         raise Refusal(translate("Workbench", "this token belongs to the template, not to the answer"))
     byte = len(content_of(run[:offset]).encode())
     new = NewNode(session.id, node.id, "assistant", at_token=offset, at_byte=byte, turn_start=False, status="open")
-    if offset == 0 and not node.turn_start:  # beside the run, not inside it
+    if offset == 0 and not node.turn_start:  # a sibling of the run, not a branch inside it
         return replace(new, parent_id=node.parent_id, at_token=node.at_token, at_byte=node.at_byte)
     return new

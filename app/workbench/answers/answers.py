@@ -1,4 +1,4 @@
-"""What starts an answer: a message, another token, another try, going on; and answers that a person writes."""
+"""The commands that start an answer (send, branch, regenerate, continue), and answers that a person writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer, Given, RunningAnswers, beside
+from app.workbench.answers.answer import Answer, Given, RunningAnswers, sibling_node
 from app.workbench.answers.provenance import Repeat, stack_made_with
 from app.workbench.answers.provenance_text import how_made, refusal
 from app.workbench.answers.resolve_options import Continued
@@ -33,29 +33,29 @@ from runtime import EngineDiedError, Finish, InvalidRequestError, LanguageModel,
 from storage import NewNode, NodeRow, StoreError
 from ui import Made, OnTransfer, Refusal, SessionBegun, SessionChanged, SessionsChanged, translate
 
-EDITED: Final = "edited"  # why an answer ends that a person wrote
+EDITED: Final = "edited"  # the finish reason of an answer that a person wrote
 
 
 @dataclass(eq=False, repr=False)
 class Answers:
-    """The use cases that end in an answer (`ui.port.AnswerCommands`); each returns when it has ended."""
+    """The use cases that make an answer (`ui.port.AnswerCommands`); each returns when the answer has ended."""
 
     _supervisor: Supervisor  # knows the model that runs
     _sessions: OpenSessions  # the open sessions
     _adapters: Adapters  # in the engine
-    _copies: Copies  # take changes of the sample
-    _running: RunningAnswers  # the answers in work
-    _streaming: Streaming  # streams one
-    _tokeniser: Tokeniser  # turns what was typed into ids
-    _vocabulary: Vocabulary  # knows the bytes of an alternative
-    _windows: Windows  # hear of what changed
-    # model fingerprint and text of those asked for last
+    _copies: Copies  # of the sample, which is never changed
+    _running: RunningAnswers
+    _streaming: Streaming  # streams one answer
+    _tokeniser: Tokeniser  # text to ids
+    _vocabulary: Vocabulary  # bytes of alternatives
+    _windows: Windows  # are told of changes
+    # model fingerprint and text of the last call of `tokenise` or `write`, and its tokens
     _words: tuple[tuple[str, str], asyncio.Task[TokenRun]] | None = field(default=None, init=False)
 
     async def send(self, session_id: int, text: str, replaces: int | None = None) -> None:
         """Saves the user's turn (beside `replaces`, an earlier version of it), then streams an answer.
 
-        Beside a turn of the model's it is another version of that one, and nothing is streamed.
+        Where `replaces` is an answer, the text becomes another version of it, and nothing is streamed.
         """
         session = await self._sessions.whole(session_id, replaces)
         if replaces is not None and session.role_of(replaces) == "assistant":
@@ -68,8 +68,7 @@ class Answers:
             raise Refusal(translate("Workbench", "this turn cannot be edited"))
         target = await self._copies.target(session)
         session, replaces = target.session, target.of(replaces)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             failed = None if session.overflowed(session.tip) else session.tip
             parent, at = session.place(replaces)
             if parent is None and session.tip is None:
@@ -86,7 +85,7 @@ class Answers:
             self._windows.tell(SessionBegun(session.id))
 
     async def answer_call(self, session_id: int, node_id: int, results: Sequence[str]) -> None:
-        """The results of the calls in an answer, each as a tool's turn; then streams an answer to them."""
+        """Saves the results of an answer's tool calls, one tool turn each, then streams an answer to them."""
         session = await self._sessions.whole(session_id, node_id)
         results = [_as_stored(text) for text in results]
         if not results or not all(text.strip() for text in results):
@@ -103,8 +102,7 @@ class Answers:
             )
         target = await self._copies.target(session)
         session, parent = target.session, target.of(node_id)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             for text in results:
                 parent = (await self._sessions.add(session, NewNode(session.id, parent, "tool", text=text))).id
             reply = await self._sessions.add(session, NewNode(session.id, parent, "assistant", status="open"))
@@ -112,42 +110,40 @@ class Answers:
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
     async def _answer_last(self, session: WholeSession) -> None:
-        """Streams an answer to the question that ends the path, where it ends with one."""
+        """Streams an answer if the path ends with a question or a tool result."""
         last = session.tree.nodes.get(session.tip) if session.tip is not None else None
         if last is None or last.role not in ("user", "tool"):
             return
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             reply = await self._sessions.add(session, NewNode(session.id, last.id, "assistant", status="open"))
             await self._stream(answer, reply, partial(self._tokeniser.after_user, session, reply))
 
     async def branch(self, session_id: int, node_id: int, index: int, token_id: int) -> None:
-        """A sibling that has another token at `index`, and goes on from there."""
+        """Adds a sibling with another token at `index`, and streams from there."""
         session = await self._sessions.whole(session_id, node_id)
         model = self._supervisor.running
         check_has(model, "branch")
-        if model is not None:  # another one may have been used last
+        if model is not None:  # the vocabulary may be another model's
             async with refusing(self._supervisor, model):
                 await stored(self._vocabulary.learn(model))
                 check_tokens(model, session, session.tree.path(node_id))
         if token_id < 0:
             raise Refusal(translate("Workbench", "there is no token {0}").format(token_id))
-        new = beside(session, node_id, index)
+        new = sibling_node(session, node_id, index)
         place = session.locate(node_id, index)
-        assert place is not None  # or there were nothing beside it
+        assert place is not None  # else `sibling_node` refuses
         node, offset = place
         picked = pick(session.runs[node.id], offset, token_id, self._vocabulary.bytes_of(token_id))
         new = replace(new, text=picked.text)
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(new), Given(picked, node.kv_fingerprint))
 
     async def write(self, session_id: int, node_id: int, index: int, text: str) -> None:
-        """A sibling that has these words from `index` on, and goes on from there."""
+        """Adds a sibling with these words from `index` on, and streams from there."""
         session = await self._sessions.whole(session_id, node_id)
         check_has(self._supervisor.running, "branch")
-        new = beside(session, node_id, index)
+        new = sibling_node(session, node_id, index)
         text = _as_stored(text)
         if not text:
             raise Refusal(translate("Workbench", "write what the answer should say from here on"))
@@ -155,28 +151,27 @@ class Answers:
         model = await self._streaming.model()
         try:
             check_tokens(model, session, session.tree.path(node_id))
-            speaker = await self._adapters.speaker(session, model)
-            given = Given(await self._tokens_of(model, text), speaker.numbers)
+            adapted = await self._adapters.adapted(session, model)
+            given = Given(await self._tokens_of(model, text), adapted.fingerprint)
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             await self._go_on(answer, target.place(replace(new, text=text)), given)
 
     async def tokenise(self, text: str) -> None:
-        """Looks up the tokens of words that `write` may be asked for next: the answer need not wait for them."""
+        """Tokenises words ahead of `write`, so that the answer need not wait for it."""
         model = self._supervisor.running
-        if model is not None and model.has("kv"):  # a server is not sent what was not sent
+        if model is not None and model.has("kv"):  # text that was not sent stays on this machine
             try:
                 await self._tokens_of(model, _as_stored(text))
             except EngineDiedError:
                 await self._supervisor.died(model)
             except RuntimeFault:
-                pass  # writing them says why
+                pass  # `write` reports it
 
     async def regenerate(self, session_id: int, node_id: int) -> None:
-        """Another answer beside the model's turn; with a seed of its own, also where one was chosen for the session."""
+        """Streams another version of an answer, always with a fresh seed."""
         session = await self._sessions.whole(session_id, node_id)
         opening = session.tree.opening(self._node(session, node_id))
         if opening.role != "assistant":
@@ -186,8 +181,7 @@ class Answers:
         target = await self._copies.target(session)
         new = target.place(NewNode(session.id, opening.parent_id, "assistant", at_token=opening.at_token, status="open"))
         session, failed = target.session, target.of(node_id)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             answer.seed = fresh_seed()
             if len(header):
                 await self._go_on(answer, new, Given(header, opening.kv_fingerprint), instead_of=failed)
@@ -197,7 +191,7 @@ class Answers:
                 await self._stream(answer, node, partial(self._tokeniser.after_user, session, node))
 
     async def regenerate_exactly(self, session_id: int, node_id: int) -> None:
-        """The same answer once more, beside the turn: with the options, the seed and the model that it was made with."""
+        """Repeats an answer as another version, with the same options, seed and model."""
         session = await self._sessions.whole(session_id, node_id)
         node = self._node(session, node_id)
         if node.role != "assistant":
@@ -221,13 +215,12 @@ class Answers:
         )  # fmt: skip
         target = await self._copies.target(session)
         of = target.of(node_id)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             answer.repeats = repeat if of is None else replace(repeat, of=of)
             await self._go_on(answer, target.place(new), Given(known, node.kv_fingerprint))
 
     async def continue_turn(self, session_id: int, node_id: int) -> None:
-        """Goes on with an answer that was stopped, with what it was made with (see `continuing`)."""
+        """Continues a stopped answer with its own options (see `Continued.under`)."""
         session = await self._sessions.whole(session_id, node_id)
         node = self._node(session, node_id)
         run = session.runs.get(node_id, EMPTY)
@@ -239,19 +232,17 @@ class Answers:
             raise Refusal(translate("Workbench", "the answer is complete; the model ended it itself"))
         new = NewNode(session.id, node_id, "assistant", turn_start=False, status="open")
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as answer:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as answer:
             answer.continues = Continued.read(session.tree, node)
             await self._go_on(answer, target.place(new), Given(EMPTY, session.tree.nodes[node_id].kv_fingerprint))
 
     async def score(self, session_id: int, progress: OnTransfer) -> int:
-        """Numbers for the tokens of the path that have none; how many got some. What is text so far gets tokens first."""
+        """Scores the tokens of the path that have no numbers, text first tokenised; returns how many were scored."""
         session = await self._sessions.whole(session_id)
         if session.tip is None:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = _scored(session)
-        with self._running.claim(session) as answer:
-            await self._running.settle(session)
+        async with self._running.begin(session) as answer:
             try:
                 await answer.work(self._score(session, progress), f"score {session_id}")
             finally:
@@ -259,7 +250,7 @@ class Answers:
                 self._windows.tell(SessionChanged(session.view()))
                 self._windows.refresh_status()
             assert answer.task is not None
-            answer.task.result()  # raises what it met
+            answer.task.result()  # raises the task's exception
         return _scored(session) - before
 
     async def _score(self, session: WholeSession, progress: OnTransfer) -> None:
@@ -269,31 +260,30 @@ class Answers:
         check_has(model, "score")
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(session.tip))
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             try:
-                await self._tokeniser.along(session, speaker, session.tip)
-                await self._streaming.score(session, speaker, lambda now: progress(now.done, now.total))
+                await self._tokeniser.along(session, adapted, session.tip)
+                await self._streaming.score(session, adapted, lambda now: progress(now.done, now.total))
             except StoreError as fault:
                 raise Refusal(str(fault)) from fault
 
     async def _cut(self, session: WholeSession, node: NodeRow) -> TokenRun:
-        """The tokens of an answer that is text so far, on the disk when they come back."""
-        with self._running.claim(session):
-            await self._running.settle(session)
+        """Tokenises an answer that is only text, and saves its tokens."""
+        async with self._running.begin(session):
             session.check_sound(session.tree.path(node.id))
             model = await self._streaming.model()
             try:
                 check_tokens(model, session, session.tree.path(node.id))
-                await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
+                await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
             except (RuntimeFault, StoreError) as fault:
                 raise Refusal(str(fault)) from fault
             await self._sessions.refresh(session)
         return session.runs[node.id]
 
     async def _edit_answer(self, session: WholeSession, node_id: int, text: str) -> None:
-        """Another version of the model's turn, in other words; the model can go on with it, and answers nothing now.
+        """Saves another version of an answer, written by a person; nothing is streamed.
 
-        The words are on the disk first; they get their tokens at once where a model runs, else when one goes on from them.
+        The text is saved first. It is tokenised at once if a model runs, else when a model continues from it.
         """
         opening = session.tree.opening(self._node(session, node_id))
         text = _as_stored(text)
@@ -306,21 +296,19 @@ class Answers:
         )  # fmt: skip
         session = target.session
         before = session.tip
-        with self._running.claim(session):
-            await self._running.settle(session)
+        async with self._running.begin(session):
             written = await self._sessions.add(session, target.place(new))
             await self._sessions.drop_failed(session, target.of(node_id))
             self._windows.tell(SessionsChanged())
             await self._tokenise_written(session, written)
         await self._sessions.refresh(session)
-        self._windows.tell_branch(session, before)
-        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell_path(session, before)
         self._windows.refresh_status()
 
     async def open_as_text(self, session_id: int, node_id: int) -> None:
-        """The path to a turn once more, as another beginning without tokens: any model can go on with what it says.
+        """Copies the path to a turn under another root, as text without tokens, which any model can continue.
 
-        An answer that said nothing is left out at its end; a question there is answered.
+        An empty answer at its end is left out; a question at its end is answered.
         """
         session = await self._sessions.whole(session_id, node_id)
         self._node(session, node_id)
@@ -333,28 +321,23 @@ class Answers:
         if not said:
             raise Refusal(translate("Workbench", "there are no messages here yet"))
         before = session.tip
-        with self._running.claim(session):
-            await self._running.settle(session)
+        async with self._running.begin(session):
             await begin_with(self._sessions, session, root, said, {AS_TEXT: len(said)})
-        self._windows.tell_branch(session, before)
-        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell_path(session, before)
         self._windows.tell(SessionsChanged())
         await self._answer_last(session)
         self._windows.refresh_status()
 
     async def suggest_title(self, session_id: int) -> str:
-        """What the model calls the path shown."""
         return await title_from_model(self._supervisor, await self._sessions.whole(session_id))
 
     def stop(self, session_id: int) -> None:
-        """What arrived is kept."""
         self._running.stop(session_id)
 
     def how_made(self, session_id: int, node_id: int) -> Made | None:
-        """How an answer was made, as stored with it."""
         session = self._sessions.find(session_id)
         node = session.tree.nodes.get(node_id) if session else None
-        return how_made(node) if node is not None and node.whole else None  # one that is shown was read
+        return how_made(node) if node is not None and node.whole else None  # a node that is shown has been read
 
     def token_text(self, session_id: int, token_ids: Sequence[int]) -> Sequence[bytes]:  # noqa: ARG002  # one vocabulary so far
         """Bytes of any token, without the engine."""
@@ -364,10 +347,10 @@ class Answers:
         """Tokens that contain a text."""
         return self._vocabulary.containing(text, most)
 
-    # ---- how ----------------------------------------------------------------------------------------------------------
+    # ---- helpers ------------------------------------------------------------------------------------------------------
 
     async def _tokens_of(self, model: LanguageModel, text: str) -> TokenRun:
-        """The tokens of words that a person writes inside an answer."""
+        """Tokenises words that a person writes inside an answer; the last result is kept."""
         key = model.info.model_fingerprint, text
         words = self._words
         if words is None or words[0] != key:
@@ -379,11 +362,11 @@ class Answers:
             raise
 
     async def _go_on(self, answer: Answer, new: NewNode, given: Given, *, instead_of: int | None = None) -> None:
-        """An answer that begins with tokens which are known already."""
+        """Adds a node that begins with known tokens, and streams its answer."""
         session = answer.session
         answer.back = session.tip if instead_of is None else None
         begins = None
-        if given.fingerprint is not None and began(given.run):  # a chosen token is not its text: it may be half a character
+        if given.fingerprint is not None and began(given.run):  # the id is saved: its text may be half a character
             begins = chunk(given.run, given.fingerprint)
         node = await self._sessions.add(session, new, begins)
         await self._sessions.drop_failed(session, instead_of)
@@ -392,7 +375,7 @@ class Answers:
         await self._stream(answer, node, partial(self._tokeniser.from_known, given, session, node))
 
     async def _stream(self, answer: Answer, node: NodeRow, prepare: Prepare) -> None:
-        """Streams into an open node that has just become the tip."""
+        """Streams into an open node that is the tip."""
         session = answer.session
         try:
             await self._streaming.run(answer, node.id, prepare)
@@ -408,22 +391,21 @@ class Answers:
             ) from fault
         finally:
             await self._sessions.refresh(session)
-            self._windows.tell_branch(session, answer.before)
-            self._windows.tell(SessionChanged(session.view()))
+            self._windows.tell_path(session, answer.before)
             self._windows.tell(SessionsChanged())
             self._windows.refresh_status()
 
     async def _tokenise_written(self, session: WholeSession, node: NodeRow) -> None:
-        """Tokenises an answer that a person wrote, where a model runs that can; else it stays text."""
+        """Tokenises an answer that a person wrote, if a model runs that can; else it stays text."""
         model = self._supervisor.running
         if model is None:
             return
         try:
             check_tokens(model, session, session.tree.path(node.id))
-            await self._tokeniser.own_words(session, await self._adapters.speaker(session, model), node)
+            await self._tokeniser.own_words(session, await self._adapters.adapted(session, model), node)
         except EngineDiedError:
             await self._supervisor.died(model)
-        except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # the next answer after it says so
+        except (RuntimeFault, InvalidRequestError, StoreError, Refusal):  # the next answer on this path reports it
             return
 
     def _node(self, session: WholeSession, node_id: int) -> NodeRow:
@@ -434,11 +416,11 @@ class Answers:
 
 
 def _as_stored(text: str) -> str:
-    """A text that was typed, as the store keeps it."""
+    """Typed text without the characters that the store does not take."""
     return clean_text(text).replace("\0", "\ufffd")
 
 
 def _scored(session: WholeSession) -> int:
-    """Tokens of the path that have numbers."""
+    """Number of tokens of the path that have a log-probability."""
     runs = (session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in session.tree.path(session.tip))
     return sum(int(np.count_nonzero(~np.isnan(run.logprob))) for run in runs)

@@ -1,4 +1,4 @@
-"""Several continuations of one place in work, as plain data: where they leave, what each has said, what the window sees."""
+"""The running continuations of one place, as plain data: the place, the tokens of each, and the window's view."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from msgspec.structs import replace
 
 from app.workbench.answers.answer import Answer
@@ -15,7 +14,7 @@ from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
 from app.workbench.tree.turn_notes import ending_note
-from runtime import BeamOptions, Finish, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
+from runtime import BeamOptions, GenerationOptions, LanguageModel, Origin, TokenRun, texts_of
 from storage import NewNode, SessionStore, StoreError
 from ui import QT_TRANSLATE_NOOP, BeamRules, Column, ColumnKind, Columns, translate
 
@@ -25,22 +24,22 @@ CUT_OFF = QT_TRANSLATE_NOOP("Workbench", "cut off when the engine stopped")
 
 @dataclass(slots=True, weakref_slot=True)
 class Fan:
-    """Continuations in work."""
+    """The running continuations of one place."""
 
     session: WholeSession  # where they are saved
-    new: NewNode  # each begins as such a node
+    new: NewNode  # the node that each begins with
     kind: ColumnKind  # drawn, or found by a beam search
     wanted: int  # how many
-    rules: BeamRules = field(default_factory=BeamRules)  # what a beam search goes by
-    note: str = ""  # what happens to all
-    strands: list[Answer] = field(default_factory=list)  # those that have a node, each as an answer of its own
+    rules: BeamRules = field(default_factory=BeamRules)  # length penalty and early stopping of a beam search
+    note: str = ""  # progress or fault, in words
+    strands: list[Answer] = field(default_factory=list)  # those that have a node
     scores: list[float] = field(default_factory=list)  # of beams, in the order of `strands`
-    beams: tuple[Column, ...] = ()  # what a search that has not ended looks at, best first
-    running: bool = True  # more is expected
-    ended: set[int] = field(default_factory=set)  # nodes of the strands that came to their end
+    beams: tuple[Column, ...] = ()  # the beams of a running search, best first
+    running: bool = True
+    ended: set[int] = field(default_factory=set)  # nodes of the strands that have ended
     reused: int = 0  # tokens of the prompt found in the cache
-    computed: int = 0  # those pushed through the model
-    began: float = field(default_factory=time.monotonic)  # when there was a model to ask
+    computed: int = 0  # tokens of the prompt that were computed
+    began: float = field(default_factory=time.monotonic)  # when a model was there
 
     def segments(self) -> list[Segment]:
         """The path up to the place."""
@@ -50,7 +49,7 @@ class Fan:
         return path
 
     def before(self) -> str:
-        """The last words in front of the place."""
+        """The last words before the place."""
         text = ""
         for segment in reversed(self.segments()):
             text = content_of(self.session.segment_run(segment)) + text
@@ -81,50 +80,42 @@ class Fan:
         )
 
     def say(self, words: str) -> None:
-        """What happens to those that the engine took down, once for all; each says that it is one of them."""
+        """Sets the common note, and marks each continuation that an engine fault ended."""
         self.note = words
         for strand in self.strands:
             if strand.finish == "engine_died":
                 strand.message = translate("Workbench", CUT_OFF)
 
     def take(self, strand: Answer, run: TokenRun) -> bool:
-        """Tokens of one strand arrived: whether it has come to its end."""
-        now = time.monotonic()
-        strand.first_token = strand.first_token or now
-        strand.last_token = now
-        strand.made += len(run)
-        strand.logprob += float(np.sum(run.logprob))
-        self.session.runs.extend(strand.node_id, run)
-        finish = Finish(int(run.finish[-1]))
-        if finish is Finish.NONE:
-            return False
-        strand.finish, strand.incomplete = finish.label or "", finish.incomplete
-        self.ended.add(strand.node_id)
-        return True
+        """Takes new tokens of one strand; returns whether it has ended."""
+        ended = strand.take(run, time.monotonic())
+        if ended:
+            self.ended.add(strand.node_id)
+        return ended
 
 
 @dataclass(slots=True)
 class Endings:
-    """The last writes of several strands, as one that can be tried again; what was written is not written twice."""
+    """The last writes of several strands, which can be retried together; none is written twice."""
 
     left: list[Ending]
     session: WholeSession
 
     @property
     def node_id(self) -> int:
-        """The strand whose end is waited for first."""
+        """The node of the first write that is left."""
         return self.left[0].node_id if self.left else -1
 
     @property
     def texts(self) -> list[str]:
-        """What is left, in words."""
+        """The texts that are still to be written."""
         return [ending.text for ending in self.left]
 
     async def save(self, store: SessionStore) -> None:
-        """Writes what is left.
+        """Writes all that are left.
 
         Raises:
-            StoreError: It cannot be written now; nothing of it is lost.
+            StoreError: Some could not be written; they are kept for the next call.
         """
         failed: list[Ending] = []
         fault: StoreError | None = None
@@ -141,26 +132,26 @@ class Endings:
             raise fault
 
 
-SEARCHED_TOKENS = 32  # of one beam at most; the one that is kept can go on
+SEARCHED_TOKENS = 32  # of one beam at most; a kept one can be continued
 
 
-def beams_as(asked: GenerationOptions, fan: Fan) -> BeamOptions:
-    """The search for what may stand there: in the form of the session's answers, ended by what ends those."""
+def beam_options(asked: GenerationOptions, fan: Fan) -> BeamOptions:
+    """Options of the beam search: grammar, end tokens and stop texts as for the session's answers."""
     return BeamOptions(
         width=fan.wanted,
         length_penalty=fan.rules.length_penalty,
         early_stopping=fan.rules.early_stopping,
         max_tokens=SEARCHED_TOKENS,
-        eos_token_ids=asked.eos_token_ids,  # those of the chat format among them; None beside a form
+        eos_token_ids=asked.eos_token_ids,  # with those of the chat format; None beside a grammar
         ignore_eos=asked.ignore_eos,
         stop=asked.stop,
         grammar=asked.grammar,
-        grammar_prefix=0 if asked.grammar is None else said(fan),
+        grammar_prefix=0 if asked.grammar is None else own_tokens_before(fan),
     )
 
 
-def said(fan: Fan) -> int:
-    """Tokens of the answer that stand in front of the place, without the template's."""
+def own_tokens_before(fan: Fan) -> int:
+    """Tokens of the answer before the place, without the template's."""
     own = 0
     for segment in reversed(fan.segments()):
         run = fan.session.segment_run(segment)
@@ -170,7 +161,7 @@ def said(fan: Fan) -> int:
     return own
 
 
-def spelt(model: LanguageModel, ids: Sequence[int]) -> TokenRun:
-    """Ids as a run without numbers."""
+def unscored_run(model: LanguageModel, ids: Sequence[int]) -> TokenRun:
+    """Sampled ids as a run without log-probabilities."""
     data = [b"" if model.is_eos(token) else model.decode_token(token) for token in ids]
     return TokenRun.unscored(ids, data, texts_of(data), Origin.SAMPLED)

@@ -1,4 +1,4 @@
-"""How an answer ended: what the disk and the turn's footer get to know of it."""
+"""The end of an answer: its last write, its stored statistics, and what a failure is called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -34,16 +34,13 @@ from runtime import (
 from storage import SessionStore, StoreError
 from ui import Refusal, in_window, translate
 
-if TYPE_CHECKING:
-    from app.workbench.answers.answer import Answer
-
-
+log = logging.getLogger(__name__)
 CUTS = {"cancelled": Finish.CANCELLED, "engine_died": Finish.ENGINE_DIED, "error": Finish.ERROR}
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 class Ending(Struct, frozen=True):
-    """The last write of an answer; where it fails it can be tried again."""
+    """The last write of an answer, which can be retried."""
 
     node_id: int
     finish: str
@@ -51,18 +48,17 @@ class Ending(Struct, frozen=True):
     stats: Mapping[str, Any]
     text: str
     recorder: Recorder | None
-    cut: Finish = Finish.NONE  # what ended it, where the model did not
+    cut: Finish = Finish.NONE  # what ended it, if not the model
 
     @property
     def texts(self) -> list[str]:
-        """What is to be written, in words."""
         return [self.text]
 
     async def save(self, store: SessionStore) -> None:
-        """Writes the tokens that are left, then closes the node.
+        """Writes the remaining tokens, then closes the node.
 
         Raises:
-            StoreError: It cannot be written now; nothing of it is lost.
+            StoreError: It cannot be written now; nothing is lost.
         """
         if self.recorder is not None:
             await self.recorder.close(self.cut)
@@ -72,10 +68,9 @@ class Ending(Struct, frozen=True):
 
 
 def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path | None:
-    """Writes answers that the store has no room for into a file of its owner's alone; where it is.
+    """Writes answers that the store has no room for into a file that only its owner can read; returns its path.
 
-    Tried are the home, the temporary folder and the working folder: one of them may be on another disk. None where no
-    folder takes it.
+    Tries the home, the temporary and the working folder, one of which may be on another disk; None if all fail.
     """
     parts = [f"# {title}", f"user: {question}", *(f"assistant: {answer}" for answer in answers)]
     data = ("\n\n".join(parts) + "\n").encode("utf-8", "replace")
@@ -97,15 +92,15 @@ def write_elsewhere(title: str, question: str, answers: Sequence[str]) -> Path |
 
 
 def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
-    """How the answer was made, as stored with it."""
+    """How an answer was made, as it is stored with the node."""
     options = answer.options
     seconds = answer.last_token - (answer.first_token or 0.0)
-    own = run.logprob[len(run) - answer.made :] if answer.made else run.logprob[:0]
+    logprob = float(np.sum(run.logprob[len(run) - answer.made :])) if answer.made else math.nan
     stats: dict[str, Any] = {
         "generated": answer.made,
         "first_token_seconds": None if answer.first_token is None else answer.first_token - answer.began,
         "tokens_per_second": (answer.made - 1) / seconds if answer.made > 1 and seconds > 0 else None,
-        "logprob": finite(float(np.sum(own))) if answer.made else None,
+        "logprob": logprob if math.isfinite(logprob) else None,  # JSON has no NaN
         "seed": options.seed,
         "sampling": {n: getattr(options.sampling, n) for n in SAMPLING if getattr(options.sampling, n) is not None},
     }
@@ -117,33 +112,19 @@ def stats_of(answer: Answer, run: TokenRun) -> dict[str, Any]:
         stats[REPEATED] = answer.repeats.outcome(ids, ended=answer.finish not in CUT_SHORT)
     if answer.changed:
         stats[CHANGED] = list(answer.changed)
-    if answer.reused or answer.computed:  # else nothing of the prompt was read
+    if answer.reused or answer.computed:  # else the prompt was not read
         stats |= {"reused": answer.reused, "computed": answer.computed}
     if answer.guesses is not None:
         stats["drafted"], stats["accepted"] = answer.guesses
-    if answer.overflow:
-        stats[OVERFLOW] = True
-    if answer.foreign:
-        stats[FOREIGN] = True
-    if answer.unloaded:
-        stats[UNLOADED] = True
-    if answer.hopeless:
-        stats[HOPELESS] = True
+    flags = {OVERFLOW: answer.overflow, FOREIGN: answer.foreign, UNLOADED: answer.unloaded, HOPELESS: answer.hopeless}
+    stats |= {name: True for name, is_set in flags.items() if is_set}
     if answer.message:
         stats["message"] = answer.message
     return stats
 
 
-def finite(value: float) -> float | None:
-    """The value, or None for what JSON cannot hold."""
-    return value if math.isfinite(value) else None
-
-
-log = logging.getLogger(__name__)
-
-
-def judge(answer: Answer) -> None:
-    """Writes into an answer whose task is done how that ended."""
+def record_outcome(answer: Answer) -> None:
+    """Sets the finish reason, the message and the failure flags of an answer whose task is done."""
     task = answer.task
     assert task is not None
     if task.cancelled():
@@ -177,7 +158,7 @@ def judge(answer: Answer) -> None:
 
 
 def _another_tokenizer(fault: OtherTokenizerError) -> str:
-    """That a path's tokens mean something else to the model in use, and the ways on."""
+    """The message for a path that another tokenizer wrote, with the ways on."""
     if fault.name:
         words = translate(
             "Workbench",

@@ -12,18 +12,18 @@ from weakref import WeakValueDictionary
 
 from app.faults import STOPPED
 from app.supervisor import Supervisor
-from app.workbench.answers.answer import Answer, RunningAnswers, point
-from app.workbench.answers.columns import Endings, Fan, beams_as, said, spelt
-from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
+from app.workbench.answers.answer import Answer, RunningAnswers, continuation_node
+from app.workbench.answers.columns import Endings, Fan, beam_options, own_tokens_before, unscored_run
+from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
 from app.workbench.answers.provenance import found_with, plain_options
-from app.workbench.answers.resolve_options import seeded
+from app.workbench.answers.resolve_options import with_seed
 from app.workbench.answers.streaming import STARTING, Streaming, reading_note
 from app.workbench.prompt.prompt import Tokeniser, check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, score_prompt
 from app.workbench.refusals import check_has
 from app.workbench.sessions.copying import Copies
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, content_of
 from app.workbench.windows import Windows
@@ -54,22 +54,22 @@ DRAWN_TOKENS = 64  # of one column at most; the one that is kept can go on
 
 @dataclass(eq=False, repr=False)
 class Continuations:
-    """The use cases that end in several siblings (`ui.port.ContinuationCommands`); each returns when all have ended."""
+    """The use cases that make several siblings (`ui.port.ContinuationCommands`); each returns when all have ended."""
 
-    _store: SessionStore  # where nodes and tokens go
-    _supervisor: Supervisor  # gives the model
-    _sessions: OpenSessions  # the open sessions
-    _setups: Setups  # what they ask for
-    _copies: Copies  # take changes of the sample
-    _running: RunningAnswers  # the answers in work
-    _streaming: Streaming  # says how an answer is drawn
-    _tokeniser: Tokeniser  # turns what was typed into ids
-    _windows: Windows  # hear of columns and their tokens
-    # of each session, while anything happens to it
+    _store: SessionStore
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _setups: Setups  # options and adapters of sessions
+    _copies: Copies  # of the sample, which is never changed
+    _running: RunningAnswers
+    _streaming: Streaming  # resolves options
+    _tokeniser: Tokeniser  # text to ids
+    _windows: Windows  # are told of columns and their tokens
+    # the last one of each session, while anything refers to it
     _last: WeakValueDictionary[int, Fan] = field(default_factory=WeakValueDictionary, init=False)
 
     async def continue_many(self, session_id: int, node_id: int, index: int | None, n: int) -> None:
-        """Draws several continuations in front of token `index` of a turn, or of its end."""
+        """Draws several continuations before token `index` of a turn, or at its end."""
         await self._run(session_id, node_id, index, ColumnKind.DRAWS, n)
 
     async def beams(self, session_id: int, node_id: int, index: int | None, width: int, rules: BeamRules | None = None) -> None:
@@ -84,23 +84,22 @@ class Continuations:
         wanted: int,
         rules: BeamRules | None = None,
     ) -> None:
-        """Raises `Refusal` where it cannot go on from there, or nothing came of it; nothing was changed."""
+        """Raises `Refusal`, with nothing changed, if the place cannot be continued or no continuation has a token."""
         session = await self._sessions.whole(session_id, node_id)
         if not 2 <= wanted <= MOST_COLUMNS:
             raise Refusal(translate("Workbench", "{0} continuations: ask for 2 to {1}").format(wanted, MOST_COLUMNS))
         self._running.check_idle(session_id)
         if index is not None:
             check_has(self._supervisor.running, "branch")
-        new = point(session, node_id, index)
+        new = continuation_node(session, node_id, index)
         target = await self._copies.target(session)
-        with self._running.claim(target.session) as claimed:
-            await self._running.settle(target.session)
+        async with self._running.begin(target.session) as claimed:
             fan = Fan(target.session, target.place(new), kind, wanted, rules or BeamRules())
             self._last[fan.session.id] = fan
             fan.note = translate("Workbench", STARTING) if self._supervisor.running is None else ""
             self._show(fan)
-            asked = self._setups.asked(target.session)  # now: it may be set anew while a model is loaded
-            claimed.options, claimed.back = seeded(asked.preset), fan.new.parent_id
+            asked = self._setups.asked(target.session)  # now: they may change while a model is loaded
+            claimed.options, claimed.back = with_seed(asked.preset), fan.new.parent_id
             self._running.take_stack(claimed, asked.adapters)
             work = self._draw(fan, claimed, asked) if kind is ColumnKind.DRAWS else self._search(fan, claimed, asked)
             try:
@@ -112,27 +111,27 @@ class Continuations:
         self._windows.tell(ColumnsChanged(fan.session.id, fan.view()))
 
     def _say(self, fan: Fan, words: str) -> None:
-        """What happens to those that the engine took down."""
+        """Sets the note of continuations that an engine fault ended."""
         fan.say(words)
         if fan.strands and self._last.get(fan.session.id) is fan:
             self._show(fan)
 
-    # ---- how ----------------------------------------------------------------------------------------------------------
+    # ---- helpers ------------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[Speaker, list[int]]:
-        """The model, and the ids before the place, all of them with their numbers."""
+    async def _prompt(self, fan: Fan, claimed: Answer) -> tuple[AdaptedModel, list[int]]:
+        """The model, and the ids before the place, all scored."""
         model = claimed.model = await self._supervisor.model()
         fan.note, fan.began = "", time.monotonic()
         self._supervisor.busy(True)
         self._show(fan)
-        speaker = await self._streaming.speaker(claimed, model)
+        adapted = await self._streaming.adapted(claimed, model)
         segments = fan.segments()
         check_tokens(model, fan.session, segments)
-        assert fan.new.parent_id is not None  # it goes on from an answer, or stands beside one
-        await self._tokeniser.before(fan.session, speaker, fan.new.parent_id)
+        assert fan.new.parent_id is not None  # the child of an answer, or its sibling
+        await self._tokeniser.before(fan.session, adapted, fan.new.parent_id)
         prompt = fan.session.path_ids(segments)
-        await score_prompt(speaker, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
-        return speaker, prompt
+        await score_prompt(adapted, self._store, fan.session, segments, prompt, partial(self._read_on, fan, 0))
+        return adapted, prompt
 
     def _read_on(self, fan: Fan, before: int, progress: PromptProgress) -> None:
         if progress.computed is not None and progress.reused is not None:
@@ -144,20 +143,20 @@ class Continuations:
             self._show(fan)
 
     async def _draw(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model, options = speaker.model, self._streaming.resolve(claimed, asked, speaker)
+        adapted, prompt = await self._prompt(fan, claimed)
+        model, options = adapted.model, self._streaming.resolve(claimed, asked, adapted)
         most = min(options.max_tokens or DRAWN_TOKENS, DRAWN_TOKENS)
-        options = replace(options, max_tokens=most, speculative=None)  # several are one forward a step already
+        options = replace(options, max_tokens=most, speculative=None)  # they share one forward per step already
         if options.sampling.temperature == 0.0:
             raise Refusal(
                 translate("Workbench", "the temperature is 0, so all continuations would be the same. Raise it, or use beams")
             )
         if options.grammar is not None:
-            options = replace(options, grammar_prefix=said(fan))
+            options = replace(options, grammar_prefix=own_tokens_before(fan))
         first = max(options.branch, await self._sessions.next_branch(fan.session, options.seed))
         options = replace(options, branch=first)
         claimed.strands = fan.strands
-        strands = [await self._strand(fan, speaker, replace(options, branch=first + k)) for k in range(fan.wanted)]
+        strands = [await self._strand(fan, adapted, replace(options, branch=first + k)) for k in range(fan.wanted)]
         for strand in strands:
             strand.made_with = {**claimed.made_with, "options": plain_options(strand.options)}
             strand.prompt = len(prompt)
@@ -174,42 +173,42 @@ class Continuations:
                     self._show(fan)
 
     async def _search(self, fan: Fan, claimed: Answer, asked: Asked) -> None:
-        speaker, prompt = await self._prompt(fan, claimed)
-        model = speaker.model
+        adapted, prompt = await self._prompt(fan, claimed)
+        model = adapted.model
         watched: list[list[int]] = [[]]
 
         def on_step(step: BeamStep) -> None:
             watched[:] = [[*watched[p], t] for p, t in zip(step.parents, step.tokens, strict=True)]
             if fan.running:
                 beams = zip(watched, step.logprobs, strict=True)
-                fan.beams = tuple(Column(-1 - i, spelt(model, ids), p) for i, (ids, p) in enumerate(beams))
+                fan.beams = tuple(Column(-1 - i, unscored_run(model, ids), p) for i, (ids, p) in enumerate(beams))
                 self._show(fan)
 
-        options = beams_as(self._streaming.resolve(claimed, asked, speaker), fan)
+        options = beam_options(self._streaming.resolve(claimed, asked, adapted), fan)
         read_on = partial(self._read_on, fan, fan.computed)
-        found = await model.beam_generate(prompt, options, adapters=speaker.adapters, on_progress=read_on, on_step=on_step)
+        found = await model.beam_generate(prompt, options, adapters=adapted.adapters, on_progress=read_on, on_step=on_step)
         fan.scores = [hypothesis.score for hypothesis in found]
         for hypothesis in found:
-            strand = await self._strand(fan, speaker, GenerationOptions(adapters=speaker.adapters))
+            strand = await self._strand(fan, adapted, GenerationOptions(adapters=adapted.adapters))
             assert strand.recorder is not None
             strand.made_with, strand.prompt = found_with(options, claimed.made_with), len(prompt)
             fan.take(strand, hypothesis.run)
             strand.recorder.add(hypothesis.run)
             strand.logprob = hypothesis.logprob
 
-    async def _strand(self, fan: Fan, speaker: Speaker, options: GenerationOptions) -> Answer:
-        """One continuation, with a node of its own; the path that is shown stays."""
+    async def _strand(self, fan: Fan, adapted: AdaptedModel, options: GenerationOptions) -> Answer:
+        """Adds a node for one continuation; the path shown does not change."""
         adding = asyncio.create_task(self._sessions.add(fan.session, fan.new, current=False), name="add a continuation")
         stopped = False
-        while not adding.done():  # the store ends what it has begun: a node that is added is one of the fan's
+        while not adding.done():  # the store finishes a write it has begun: the node must not be lost
             try:
                 await asyncio.wait([adding])
             except asyncio.CancelledError:
                 stopped = True
         node = adding.result()
         fan.session.runs[node.id] = EMPTY
-        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=speaker.model)
-        strand.recorder = Recorder(self._store, node.id, speaker.numbers)
+        strand = Answer(fan.session, node.id, options=options, began=fan.began, model=adapted.model)
+        strand.recorder = Recorder(self._store, node.id, adapted.fingerprint)
         fan.strands.append(strand)
         if stopped:
             raise asyncio.CancelledError
@@ -218,8 +217,8 @@ class Continuations:
     # ---- the end ------------------------------------------------------------------------------------------------------
 
     async def _end(self, fan: Fan, claimed: Answer) -> None:
-        """Everything that was said is written; what said nothing is taken away again."""
-        judge(claimed)
+        """Writes all continuations, and removes those without a token."""
+        record_outcome(claimed)
         finish, message = claimed.finish, claimed.message
         if finish == "engine_died":
             message = message or STOPPED
@@ -236,7 +235,7 @@ class Continuations:
         await self._drop_silent(fan)
         if fan.strands:
             self._running.report_end(fan.strands, partial(self._say, fan))
-        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # no strand said anything
+        elif claimed.finish == "engine_died" and fan.session.tip is not None:  # no continuation has a token
             claimed.node_id = fan.session.tip
             self._running.report_end([claimed], partial(self._say, fan))
         if finish == "engine_died" and claimed.model is not None:
@@ -265,13 +264,13 @@ class Continuations:
         return Ending(strand.node_id, strand.finish, strand.incomplete, stats, content_of(run), strand.recorder, cut)
 
     async def _drop_silent(self, fan: Fan) -> None:
-        """Takes away strands that ended before they said anything."""
+        """Removes continuations that ended before their first token."""
         for strand in list(fan.strands):
             if strand.made:
                 continue
             try:
                 await self._store.discard_node(strand.node_id)
-            except StoreError as fault:  # it stays where it is, empty
+            except StoreError as fault:  # the empty node stays
                 log.info("an empty continuation stays: %s", fault)
             else:
                 fan.session.forget(strand.node_id)

@@ -1,4 +1,4 @@
-"""How a token was drawn, from what is stored; and, where a model is asked, everything it might have said there."""
+"""How a token was drawn, from stored data; with a model also its whole distribution, its layers, and previews."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import RunningAnswers
-from app.workbench.answers.provenance import MADE, beams_of
+from app.workbench.answers.provenance import beams_of, made_of
 from app.workbench.answers.provenance_text import stack_words
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import GONE, intact, refusing, stored
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import mapping_of, spoken_name, with_weights
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
@@ -28,8 +28,8 @@ from storage import NodeRow, SessionStore
 from ui import QT_TRANSLATE_NOOP, Drawing, Refusal, TurnDepth, TurnDepthCost, translate
 
 NO_MODEL = QT_TRANSLATE_NOOP("Workbench", "no model runs; send a message, or choose a model, and it starts")
-MOST_FOLLOWED = 64  # tokens that `LanguageModel.lens` ranks in each layer; a run of the command line may have more
-UNKNOWN_LAYER = -2  # of a token that nothing stands before
+MOST_FOLLOWED = 64  # tokens that `LanguageModel.lens` ranks in each layer
+UNKNOWN_LAYER = -2  # of the first token of a path
 _SETTINGS = {field.name for field in fields(SamplingOptions)}
 
 
@@ -37,12 +37,12 @@ _SETTINGS = {field.name for field in fields(SamplingOptions)}
 class Drawings:
     """Looks up draws (`ui.port.DrawingCommands`)."""
 
-    _store: SessionStore  # knows the names of models
-    _supervisor: Supervisor  # knows the model that runs
-    _sessions: OpenSessions  # the open sessions
-    _vocabulary: Vocabulary  # knows the bytes of tokens
-    _adapters: Adapters  # of a session, brought into the model
-    _running: RunningAnswers  # the options of answers in work
+    _store: SessionStore  # has the names of models
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _vocabulary: Vocabulary
+    _adapters: Adapters  # loads a session's adapters
+    _running: RunningAnswers  # has the options of running answers
 
     async def find(self, session_id: int, node_id: int, index: int) -> Drawing | None:
         session = await self._sessions.whole(session_id, node_id)
@@ -52,8 +52,8 @@ class Drawings:
         node, offset = place
         model = self._supervisor.running
         mine = None if model is None else await self._numbers_now(session, model)
-        theirs = node.kv_fingerprint or mine  # a node that is being written is the running model's
-        made = _made(node)
+        theirs = node.kv_fingerprint or mine  # the running model writes an open node
+        made = made_of(node)
         said = mapping_of(made.get("options")) or node.stats
         seed, branch, sampling = (said.get(name) for name in ("seed", "branch", "sampling"))
         options = self._running.options_of(node.id)
@@ -71,16 +71,12 @@ class Drawings:
         )
 
     async def whole_row(self, session_id: int, node_id: int, index: int, *, here: bool = False) -> npt.NDArray[np.float32]:
-        """Raw log-probabilities before a token, from the model that runs.
+        """Raw log-probabilities ``(vocab,) float32`` of the token at `index` of a turn, from the running model.
 
-        Args:
-            session_id: Which session.
-            node_id: The turn.
-            index: The token.
-            here: Only from a model of this machine: nothing is sent to a server.
+        With `here`, only from a model of this machine: nothing is sent to a server.
 
         Raises:
-            Refusal: None runs, or it cannot.
+            Refusal: No model runs, or it cannot compute them.
         """
         session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
@@ -94,20 +90,16 @@ class Drawings:
             raise Refusal(translate("Workbench", NO_MODEL))
         if here and not model.has("kv"):
             raise Refusal(translate("Workbench", "the model is on a server, which is asked only on request"))
-        async with self._speaking(model, session, place[0]) as speaker:
-            return await model.next_token_logprobs(ids, adapters=speaker.adapters)
+        async with self._query(model, session, place[0]) as adapted:
+            return await model.next_token_logprobs(ids, adapters=adapted.adapters)
 
     async def depth(self, session_id: int, node_id: int, index: int, also: Sequence[int] = ()) -> LensRun:
-        """What each layer of the model that runs would answer before a token.
+        """What each layer of the running model predicts for the token at `index` of a turn.
 
-        Args:
-            session_id: Which session.
-            node_id: The turn.
-            index: The token.
-            also: Ids whose ranks are wanted, before those of its stored alternatives.
+        The ids in `also` are ranked too, before its stored alternatives.
 
         Raises:
-            Refusal: None runs, another one wrote the token, or its layers cannot be read.
+            Refusal: No model runs, another one wrote the token, or its layers cannot be read.
         """
         session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
@@ -121,28 +113,24 @@ class Drawings:
         record = session.runs[node.id].record(offset)
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             followed = dict.fromkeys([*also, *record.top_ids])
             tokens = [token for token in followed if token != record.token_id][:MOST_FOLLOWED]
             path = [*ids, record.token_id]
-            return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=speaker.adapters)
+            return await model.lens(path, [len(ids) - 1], tokens=tokens, adapters=adapted.adapters)
 
     async def turn_depth_cost(self, session_id: int, node_id: int) -> TurnDepthCost:
-        """What `turn_depth` would take.
-
-        Raises:
-            Refusal: As `turn_depth`.
-        """
+        """The cost of `turn_depth`, which raises the same refusals."""
         session = await self._sessions.whole(session_id, node_id)
         nodes, count = _turn(session, node_id)
         model = await self._maker_of(session, *nodes)
         return TurnDepthCost(count, LensCost.of(model.info, count, 0).like_tokens)
 
     async def turn_depth(self, session_id: int, node_id: int, on_progress: Callable[[int, int], None]) -> TurnDepth:
-        """At which layer of the model that runs each token of a turn was decided.
+        """The layer of the running model at which each token of a turn was decided.
 
         Raises:
-            Refusal: None runs, another one wrote the turn, or its layers cannot be read.
+            Refusal: No model runs, another one wrote the turn, or its layers cannot be read.
         """
         session = await self._sessions.whole(session_id, node_id)
         nodes, count = _turn(session, node_id)
@@ -150,22 +138,22 @@ class Drawings:
         async with refusing(self._supervisor, model):
             path = session.tree.path(node_id)
             check_tokens(model, session, path)
-            speaker = await self._adapters.speaker(session, model)
+            adapted = await self._adapters.adapted(session, model)
             ids = session.path_ids(path)
             places = range(max(len(ids) - count - 1, 0), len(ids) - 1)
             leads = np.full(count, UNKNOWN_LAYER, np.int32)
             if places:
                 run = await model.lens(
-                    ids, places, top_k=0, adapters=speaker.adapters, on_progress=lambda p: on_progress(p.done, p.total)
+                    ids, places, top_k=0, adapters=adapted.adapters, on_progress=lambda p: on_progress(p.done, p.total)
                 )
                 leads[count - len(places) :] = run.leads_from()
             return TurnDepth(leads, model.info.layers)
 
     async def preview(self, session_id: int, node_id: int, index: int, token_id: int, most: int) -> Sequence[bytes]:
-        """The likeliest tokens after another token at a place, by queries, which answers go before. Nothing is saved.
+        """At most `most` likeliest tokens after `token_id` at a place; saved nowhere, and answers go first.
 
         Raises:
-            Refusal: There is no model, or it cannot.
+            Refusal: No model can be loaded, or it fails.
         """
         session = await self._sessions.whole(session_id, node_id)
         place = session.locate(node_id, index)
@@ -177,18 +165,18 @@ class Drawings:
             raise Refusal(not_loaded(fault)) from fault
         ids = [*ids_before(session, *place), token_id]
         words: list[bytes] = []
-        async with self._speaking(model, session, place[0]) as speaker:
+        async with self._query(model, session, place[0]) as adapted:
             while len(words) < most and not model.is_eos(ids[-1]) and len(ids) < model.info.context_length:
-                top = await model.top_logprobs(ids, 1, adapters=speaker.adapters)
+                top = await model.top_logprobs(ids, 1, adapters=adapted.adapters)
                 ids.append(int(top.ids[0]))
                 words.append(b"" if model.is_eos(ids[-1]) else model.decode_token(ids[-1]))
         return [word for word in words if word]
 
     async def _maker_of(self, session: WholeSession, *nodes: NodeRow) -> LanguageModel:
-        """The model that runs, if its layers decided the tokens of all these nodes.
+        """The running model, if it generated the tokens of all these nodes.
 
         Raises:
-            Refusal: None runs, or another one wrote them.
+            Refusal: No model runs, or another one wrote them.
         """
         model = self._supervisor.running
         if model is None:
@@ -200,7 +188,7 @@ class Drawings:
                 words = translate(
                     "Workbench", "these tokens were made with {0}; the layers of {1}, which is in use, did not decide them"
                 )
-                raise Refusal(words.format(maker, in_use(session, model, _made(node))))
+                raise Refusal(words.format(maker, in_use(session, model, made_of(node))))
         return model
 
     async def _name_of(self, fingerprint: str | None, model: LanguageModel | None) -> str:
@@ -213,25 +201,25 @@ class Drawings:
         return with_weights(name, known.get("quantisation")) if isinstance(name, str) else ""
 
     async def _numbers_now(self, session: WholeSession, model: LanguageModel) -> str:
-        """What the model's numbers are filed under in a session; where its adapters cannot be used, nothing is."""
+        """The fingerprint of the model under a session's adapters; "" if these cannot be used."""
         try:
-            return (await self._adapters.speaker(session, model)).numbers
+            return (await self._adapters.adapted(session, model)).fingerprint
         except RuntimeFault:
             return ""
 
     @asynccontextmanager
-    async def _speaking(self, model: LanguageModel, session: WholeSession, node: NodeRow) -> AsyncIterator[Speaker]:
-        """The model as it reads a turn.
+    async def _query(self, model: LanguageModel, session: WholeSession, node: NodeRow) -> AsyncIterator[AdaptedModel]:
+        """The model under the session's adapters, for a query about a turn.
 
         Raises:
-            Refusal: The path was written with another tokenizer, or the model or an adapter cannot be used.
+            Refusal: Another tokenizer wrote the path, or the model or an adapter cannot be used.
         """
         async with refusing(self._supervisor, model):
             check_tokens(model, session, session.tree.path(node.id))
-            yield await self._adapters.speaker(session, model)
+            yield await self._adapters.adapted(session, model)
 
     def _settings(self, held: object) -> SamplingOptions | None:
-        """Stored settings; what a newer version wrote beside them is passed over."""
+        """Stored sampling options without unknown names (of a newer version); None if they are not valid."""
         if not isinstance(held, Mapping):
             return None
         values: dict[str, Any] = {name: value for name, value in held.items() if name in _SETTINGS}
@@ -250,7 +238,7 @@ class Drawings:
 
 
 def _turn(session: WholeSession, node_id: int) -> tuple[list[NodeRow], int]:
-    """The nodes of the turn that a node ends, and how many tokens it has on the path.
+    """The nodes of the turn that `node_id` ends, and the number of its tokens on the path.
 
     Raises:
         Refusal: There is no such turn, or it has no tokens.
@@ -263,18 +251,13 @@ def _turn(session: WholeSession, node_id: int) -> tuple[list[NodeRow], int]:
     return [segment.node for segment in segments], count
 
 
-def _made(node: NodeRow) -> Mapping[str, Any]:
-    held = node.stats.get(MADE)
-    return held if isinstance(held, Mapping) else {}
-
-
 def _maker(made: Mapping[str, Any]) -> str:
     name = made.get("model")
     return with_weights(str(name), made.get("quantisation")) if name else ""
 
 
 def in_use(session: WholeSession, model: LanguageModel, made: Mapping[str, Any]) -> str:
-    """The model in use, where another one made the answer; with its adapters, where only they differ."""
+    """The name of the model in use for a message about another one; with its adapters if only these differ."""
     if made.get("base") != model.info.kv_fingerprint:
         return spoken_name(model.info)
     choices = session.values.adapters if session.values is not None else ()
@@ -283,7 +266,7 @@ def in_use(session: WholeSession, model: LanguageModel, made: Mapping[str, Any])
 
 
 def ids_before(session: WholeSession, node: NodeRow, offset: int) -> list[int]:
-    """The ids of the path to token `offset` of a node, without it."""
+    """The ids of the path before token `offset` of a node."""
     path = session.tree.path(node.id)
     own: list[int] = session.runs.get(node.id, EMPTY).ids.tolist()
     return session.path_ids(path[:-1]) + own[:offset]

@@ -1,4 +1,4 @@
-"""How an answer was made: stored with it as plain data, read back, and made again; in words see `made_words`."""
+"""Provenance of answers: stored as plain data, read back, and used to repeat them; in words see `provenance_text`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from app.workbench.setup.adapters import Speaker, engine_name
-from app.workbench.setup.values import DEFAULT
+from app.workbench.setup.adapters import AdaptedModel, engine_name
+from app.workbench.setup.values import DEFAULT, mapping_of
 from runtime import BeamOptions, GenerationOptions, InvalidRequestError, TokenRun, __version__
 from storage import NodeRow
 from ui import AdapterChoice, translate
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 Int32 = npt.NDArray[np.int32]
 MADE = "made"  # in a stored answer's stats
-REPEATED = "repeated"  # there too: which answer it repeats, and where it parts from it
-CHANGED = "changed"  # there too: what it does not have of the answer that it goes on with
-CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # ends that the model did not come to by itself
+REPEATED = "repeated"  # likewise: the answer that it repeats, and where it differs
+CHANGED = "changed"  # likewise: options that differ from those of the answer that it continues
+CUT_SHORT = frozenset({"cancelled", "engine_died", "error", "app_ended"})  # finish reasons of answers that were cut off
 
 _BEAMS = BeamOptions()
-SEARCHED = "beams"  # the kind of what a beam search found
+SEARCHED = "beams"  # the kind of an answer that a beam search found
 
 
-def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
-    """What is stored of an answer at its beginning: every option that holds with its source, the seed, and the model."""
-    info = speaker.model.info
+def made_with(resolved: ResolvedOptions, adapted: AdaptedModel, asked: Asked, *, seed_was_chosen: bool) -> dict[str, Any]:
+    """The provenance of an answer that begins: every option with its source, the seed, and the model."""
+    info = adapted.model.info
     sources: dict[str, list[str]] = {}
     for name, source in resolved.sources.items():
         if source != DEFAULT and (name != "seed" or seed_was_chosen):
@@ -45,9 +45,9 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
         "device": info.device,
         "dtype": info.precision,
         "quantisation": info.quantisation,
-        "fingerprint": speaker.numbers,
+        "fingerprint": adapted.fingerprint,
         "base": info.kv_fingerprint,
-        "adapters": [list(use) for use in (info.lora_stack if speaker.adapters is None else speaker.adapters)],
+        "adapters": [list(use) for use in (info.lora_stack if adapted.adapters is None else adapted.adapters)],
         "stack": None if asked.adapters is None else [_kept(choice, info) for choice in asked.adapters if choice.on],
         "preset": asked.preset_name,
         "version": __version__,
@@ -55,11 +55,11 @@ def made_with(resolved: ResolvedOptions, speaker: Speaker, asked: Asked, *, seed
 
 
 def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of what a beam search found.
+    """The provenance of an answer that a beam search found.
 
     Args:
-        options: The search's.
-        made: What `made_with` says of the session's answers; of its options only those hold that a search has.
+        options: Of the search.
+        made: The provenance of a drawn answer; the options that a search does not have are left out.
     """
     plain = {f.name: _plain(getattr(options, f.name)) for f in fields(options)}
     plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
@@ -70,8 +70,13 @@ def found_with(options: BeamOptions, made: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "kind": SEARCHED, "options": plain, "sources": sources}
 
 
+def made_of(node: NodeRow) -> Mapping[str, Any]:
+    """The stored provenance of an answer; empty if there is none."""
+    return mapping_of(node.stats.get(MADE))
+
+
 def beams_of(node: NodeRow) -> int:
-    """How many beams the search had that found an answer; 0 where none did."""
+    """The width of the beam search that found an answer; 0 for other answers."""
     width = node.stats.get("beams")
     return width if isinstance(width, int) else 0
 
@@ -82,7 +87,7 @@ def _kept(choice: AdapterChoice, info: ModelInfo) -> list[Any]:
 
 
 def plain_options(options: GenerationOptions) -> dict[str, Any]:
-    """Every field as JSON has it; see `options_of`."""
+    """Every option as JSON values; `options_of` reads them back."""
     plain: dict[str, Any] = {f.name: _plain(getattr(options, f.name)) for f in fields(options) if f.name != "sampling"}
     plain["grammar"] = None if options.grammar is None else asdict(options.grammar)
     plain["speculative"] = None if options.speculative is None else asdict(options.speculative)
@@ -93,7 +98,7 @@ def options_of(made: Mapping[str, Any]) -> GenerationOptions:
     """The options an answer was made with.
 
     Raises:
-        InvalidRequestError: They are not what this version knows.
+        InvalidRequestError: This version cannot read them.
     """
     return GenerationOptions.from_mapping(made["options"])
 
@@ -108,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 
 def next_branch(nodes: Iterable[NodeRow], seed: int | None) -> int:
-    """The first number of a branch that no stored answer was drawn with under a seed: its draws are none of theirs."""
+    """The lowest branch number under a seed that no stored answer has: its random numbers are unused."""
     taken = (_branch_under(node, seed) for node in nodes)
     return max((branch + 1 for branch in taken if branch is not None), default=0)
 
@@ -125,7 +130,7 @@ def _branch_under(node: NodeRow, seed: int | None) -> int | None:
 
 
 def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None:
-    """The adapters that a session had on its stack for an answer, none at all too; None: it left that to the model."""
+    """The session's adapter stack of an answer, maybe empty; None: the model's own stack was used."""
     stored = made.get("stack")
     if not isinstance(stored, list) or (not stored and made.get("adapters")):  # earlier versions stored both as []
         return None
@@ -138,19 +143,19 @@ def stack_made_with(made: Mapping[str, Any]) -> tuple[AdapterChoice, ...] | None
 
 
 class Repeat(Struct, frozen=True):
-    """An answer that is made once more."""
+    """An answer to be repeated exactly."""
 
     of: int  # the node of the original
     made: Mapping[str, Any]  # what is stored of it; see `made_with`
-    options: GenerationOptions  # those it was made with
-    ids: Int32  # the tokens that the model made of it, ``(n,)``
+    options: GenerationOptions  # the original's
+    ids: Int32  # the original's generated tokens, ``(n,)``
 
     @classmethod
     def read(cls, node: NodeRow, run: TokenRun) -> Repeat:
-        """What the store says of an answer that can be repeated (see `refusal`), and its run.
+        """Reads a stored answer that can be repeated (see `refusal`).
 
         Raises:
-            InvalidRequestError: It is not what this version knows.
+            InvalidRequestError: This version cannot read it.
         """
         made, count = node.stats[MADE], int(node.stats["generated"])
         try:
@@ -161,16 +166,16 @@ class Repeat(Struct, frozen=True):
         if not 0 < count <= len(run):
             words = translate("Workbench", "{0:,} tokens were generated but {1:,} are left; regenerate the answer instead")
             raise InvalidRequestError(words.format(count, len(run)))
-        if node.finish_reason in CUT_SHORT:  # it is compared as far as it was written
+        if node.finish_reason in CUT_SHORT:  # compared as far as it was written
             options = replace(options, max_tokens=count)
         return cls(node.id, made, options, run.ids[len(run) - count :])
 
     def outcome(self, ids: Int32, *, ended: bool) -> dict[str, Any]:
-        """What is stored with the repeated answer.
+        """The comparison that is stored with the repeated answer.
 
         Args:
-            ids: The tokens made this time, ``(m,)``.
-            ended: Whether it came to its end; one that was stopped is compared as far as it came.
+            ids: The tokens generated this time, ``(m,)``.
+            ended: Whether the repetition ended by itself; a stopped one is compared as far as it came.
         """
         same = min(len(ids), len(self.ids))
         differing = np.flatnonzero(ids[:same] != self.ids[:same])

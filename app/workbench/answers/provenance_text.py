@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.workbench.answers.provenance import MADE, REPEATED, beams_of, stack_made_with
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.values import (
     DEFAULT,
     mapping_of,
@@ -40,8 +40,8 @@ ENDS = {  # what ended an answer, by its stored name
 }
 
 
-def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> str:
-    """Why an answer cannot be made again exactly; empty where it can."""
+def refusal(node: NodeRow, adapted: AdaptedModel | LanguageModel | None = None) -> str:
+    """Why an answer cannot be repeated exactly; "" if it can."""
     if beams_of(node):
         return translate("Workbench", FOUND)
     made = node.stats.get(MADE)
@@ -55,22 +55,22 @@ def refusal(node: NodeRow, speaker: Speaker | LanguageModel | None = None) -> st
     if strange:
         words = translate("Workbench", "this imported answer was made with {0}: add that adapter and regenerate it")
         return words.format(str(strange[0])[:80])
-    return "" if speaker is None else _another(made, speaker)
+    return "" if adapted is None else _another(made, adapted)
 
 
-def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
-    """Why what speaks now is not what made an answer; empty where it is."""
-    model = speaker.model if isinstance(speaker, Speaker) else speaker
-    numbers = speaker.numbers if isinstance(speaker, Speaker) else model.info.numbers_fingerprint
+def _another(made: Mapping[str, Any], adapted: AdaptedModel | LanguageModel) -> str:
+    """Why the model now is not the one that made an answer; "" if it is the same."""
+    model = adapted.model if isinstance(adapted, AdaptedModel) else adapted
+    numbers = adapted.fingerprint if isinstance(adapted, AdaptedModel) else model.info.numbers_fingerprint
     if numbers == made.get("fingerprint"):
         return ""
     same_base = model.info.kv_fingerprint == made.get("base")
-    if stack_made_with(made) is not None and same_base:  # its adapters can be brought in
+    if stack_made_with(made) is not None and same_base:  # its adapters can be loaded
         changed = translate(
             "Workbench",
             "an adapter of this answer has changed since; restore the old one, or regenerate it",
         )
-        return changed if isinstance(speaker, Speaker) else ""
+        return changed if isinstance(adapted, AdaptedModel) else ""
     if same_base:
         was, now = stack_words(made.get("adapters")), stack_words(model.info.lora_stack)
         return translate("Workbench", "this answer was made with {0}, now it would be {1}").format(was, now)
@@ -83,7 +83,7 @@ def _another(made: Mapping[str, Any], speaker: Speaker | LanguageModel) -> str:
 
 
 def stack_words(adapters: Any) -> str:
-    """The adapters that were in force, each a name and a scale."""
+    """Adapters (pairs of name and scale) in words."""
     uses = []
     for use in adapters if isinstance(adapters, list | tuple) else ():
         match use:
@@ -95,29 +95,29 @@ def stack_words(adapters: Any) -> str:
 
 
 def repeat_note(stats: Mapping[str, Any]) -> str:
-    """What a repeated answer says of itself."""
-    told = stats.get(REPEATED)
-    if not isinstance(told, Mapping):
+    """How a repeated answer compares with its original; "" for other answers."""
+    outcome = stats.get(REPEATED)
+    if not isinstance(outcome, Mapping):
         return ""
-    at, compared = told.get("parts_at"), told.get("compared")
+    at, compared = outcome.get("parts_at"), outcome.get("compared")
     if isinstance(at, int):
         return translate("Workbench", "differs from the original from token {0:,} on").format(at + 1)
-    if told.get("ended"):
+    if outcome.get("ended"):
         return translate("Workbench", "the same, token for token")
     return translate("Workbench", "the same for {0:,} tokens").format(compared if isinstance(compared, int) else 0)
 
 
 def how_made(node: NodeRow) -> Made | None:
-    """What is known of how an answer was made, for the window; None for one from before that was stored."""
+    """The provenance of an answer for the window; None if it was not stored."""
     made, stats = node.stats.get(MADE), node.stats
     if not isinstance(made, Mapping):
         return None
     options = mapping_of(made.get("options"))
-    said_by = stored_sources(made)
+    sources = stored_sources(made)
     named = named_options(options).items()
-    told = [(n.removeprefix("sampling."), words(v), said_by.get(n, DEFAULT)) for n, v in named]
-    told.sort(key=lambda setting: setting[2] == DEFAULT)
-    seed = "{0}" if "seed" in said_by else translate("Workbench", "{0} (drawn)")
+    shown = [(n.removeprefix("sampling."), words(v), sources.get(n, DEFAULT)) for n, v in named]
+    shown.sort(key=lambda setting: setting[2] == DEFAULT)
+    seed = "{0}" if "seed" in sources else translate("Workbench", "{0} (drawn)")
     found = translate("Workbench", "a beam search of {0} beams").format(beams_of(node))
     facts = {
         translate("Workbench", "model"): str(made.get("model")),
@@ -137,12 +137,12 @@ def how_made(node: NodeRow) -> Made | None:
         translate("Workbench", "ended by"): _ended_by(str(node.finish_reason or "")),
         translate("Workbench", "repeats"): repeat_note(stats),
     }
-    settings = tuple(Setting(name, value, source_words(source)) for name, value, source in told)
+    settings = tuple(Setting(name, value, source_words(source)) for name, value, source in shown)
     return Made({name: words for name, words in facts.items() if words}, settings)
 
 
 def words(value: Any) -> str:
-    """A stored value, for people."""
+    """A stored value in words."""
     match value:
         case None:
             return translate("Workbench", "none")

@@ -1,4 +1,4 @@
-"""An engine that died under an answer: the session is opened again from what is on the disk, once, and says so."""
+"""Restarts an engine that died during an answer, and reads the session into it again: once, with a note."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ AGAIN = QT_TRANSLATE_NOOP(
 
 
 class _Lost(Struct, frozen=True):
-    """What an engine took down with it."""
+    """The answers that an engine took with it."""
 
     session: WholeSession
     node_ids: Sequence[int]
     note_all: OnNote | None
 
     @property
-    def standing(self) -> int | None:
-        """Where to go on: what the engine took down, or where the session is, if that was taken away meanwhile."""
+    def tip(self) -> int | None:
+        """The first lost answer that is still in the tree, else the session's tip."""
         nodes = self.session.tree.nodes
         return next((node_id for node_id in self.node_ids if node_id in nodes), self.session.tip)
 
 
 @dataclass(eq=False, repr=False)
 class Reopening:
-    """Starts an engine anew for the session whose answer it took down. All members belong to the window's loop."""
+    """Restarts the engine for the session whose answer it took with it. All members belong to the window's loop."""
 
-    _sessions: OpenSessions  # the open sessions
+    _sessions: OpenSessions
     _supervisor: Supervisor  # starts the engine
-    _adapters: Adapters  # of the session, brought into the new engine
-    _running: RunningAnswers  # tells of answers that have ended; one in work starts the engine by itself
-    _tasks: BackgroundTasks  # reopen in the background
-    _windows: Windows  # hear of it
-    # sessions that were reopened, and in which nothing has gone well since
+    _adapters: Adapters  # loads the session's adapters
+    _running: RunningAnswers  # reports ended answers; a running one starts the engine by itself
+    _tasks: BackgroundTasks
+    _windows: Windows  # are told of it
+    # sessions that were reopened, without a good answer since
     _tried: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._running.on_end.append(self._after)
 
     def _after(self, answers: Sequence[Answer], note_all: OnNote | None) -> None:
-        """Where the engine died under an answer, its session is reopened soon, unless it was just before."""
+        """Reopens the session of an answer that an engine fault ended, unless it was just reopened."""
         session = answers[0].session
         died = [answer for answer in answers if answer.finish == "engine_died"]
         if not died:
-            if any(answer.made and answer.finish != "error" for answer in answers):  # one that says nothing proves nothing
+            if any(answer.made and answer.finish != "error" for answer in answers):  # an empty answer proves nothing
                 self._tried.discard(session.id)
-        elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it was loaded
+        elif died[0].model is not None and session.id not in self._tried:  # else the engine died while it loaded
             self._tried.add(session.id)
             lost = _Lost(session, [answer.node_id for answer in died], note_all)
             self._tasks.start(self._reopen(lost), f"reopen session {session.id}")
@@ -80,11 +80,11 @@ class Reopening:
         model = None
         try:
             model = await self._supervisor.model()
-            speaker = await self._adapters.speaker(session, model)
-            whole = await self._sessions.whole(session.id, lost.standing)
-            ids = whole.path_ids(session.tree.path(lost.standing))
+            adapted = await self._adapters.adapted(session, model)
+            whole = await self._sessions.whole(session.id, lost.tip)
+            ids = whole.path_ids(session.tree.path(lost.tip))
             if 0 < len(ids) <= model.info.context_length:
-                await model.cache_kv_async(ids, adapters=speaker.adapters)
+                await model.cache_kv_async(ids, adapters=adapted.adapters)
         except EngineDiedError as fault:
             if model is not None:
                 await self._supervisor.died(model)
@@ -98,7 +98,7 @@ class Reopening:
             self._say(lost, translate("Workbench", DONE))
 
     def _say(self, lost: _Lost, words: str) -> None:
-        """Under each turn that still stands, and with the others beside it."""
+        """Sets the note of each lost turn that is still in the tree, and of its continuations."""
         session = lost.session
         for node_id in lost.node_ids:
             if node_id in session.tree.nodes and node_id not in session.states:

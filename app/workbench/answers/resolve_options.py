@@ -1,4 +1,4 @@
-"""How an answer is made, down to the last option: what the call, the session, its preset and the model say, in that order."""
+"""Resolves the options of an answer: call, session, preset and model, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 from app.workbench.answers.answer import Answer
 from app.workbench.answers.provenance import MADE, beams_of, made_with, options_of, plain_options, stack_made_with
 from app.workbench.answers.provenance_text import refusal, stack_words, words
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.setups import Asked
 from app.workbench.setup.values import guessed_by, without_lacking
 from app.workbench.tree.tree import Tree
@@ -20,58 +20,58 @@ from storage import NodeRow
 from ui import translate
 
 
-def settled(answer: Answer, asked: Asked, speaker: Speaker, call: Mapping[str, Any]) -> GenerationOptions:
-    """The options of an answer, which are stored with it (`Answer.made_with`).
+def resolve_answer(answer: Answer, asked: Asked, adapted: AdaptedModel, call: Mapping[str, Any]) -> GenerationOptions:
+    """Resolves the options of an answer, and sets its `options`, `made_with` and `changed`.
 
     Args:
-        answer: It gets them; its options are those of its preset so far (see `seeded`), or those that it repeats.
-        asked: What its session asked for when it began.
-        speaker: The model that answers.
-        call: By the names of `GenerationOptions.from_mapping`; goes before the session.
+        answer: Its options so far are its preset's (see `with_seed`), or those of the answer that it repeats.
+        asked: The session's options and adapters when it began.
+        adapted: The model that answers.
+        call: By the names of `GenerationOptions.from_mapping`; takes precedence over the session.
 
     Raises:
-        InvalidRequestError: It is to be another answer again, which this model cannot.
+        InvalidRequestError: It repeats another answer, and this model cannot.
     """
     if answer.repeats is not None:
-        why = refusal(answer.session.tree.nodes[answer.repeats.of], speaker)  # another one may have come meanwhile
+        why = refusal(answer.session.tree.nodes[answer.repeats.of], adapted)  # the model may have changed meanwhile
         if why:
             raise InvalidRequestError(why)
         answer.made_with = {**answer.repeats.made, "options": plain_options(answer.options)}
         return answer.options
-    guessed = guessed_by(asked.session, speaker.model)
-    layer = guessed if speaker.adapters is None else {**guessed, "adapters": speaker.adapters}
+    guessed = guessed_by(asked.session, adapted.model)
+    layer = guessed if adapted.adapters is None else {**guessed, "adapters": adapted.adapters}
     said = call if answer.seed is None else {**call, "seed": answer.seed}
-    preset = without_lacking(answer.options, speaker.model)
-    resolved = speaker.model.resolve_options(said, session=layer, preset=preset)
+    preset = without_lacking(answer.options, adapted.model)
+    resolved = adapted.model.resolve_options(said, session=layer, preset=preset)
     chosen = answer.seed is None and [asked.preset.seed, asked.session.get("seed"), call.get("seed")] != [None] * 3
     if answer.continues is not None:
-        lacks = speaker.model.lacks
+        lacks = adapted.model.lacks
         resolved, answer.changed, chosen = answer.continues.under(resolved, asked, lacks, seed_was_chosen=chosen)
-    answer.made_with = made_with(resolved, speaker, asked, seed_was_chosen=chosen)
+    answer.made_with = made_with(resolved, adapted, asked, seed_was_chosen=chosen)
     answer.options = resolved.options
     return answer.options
 
 
-def seeded(preset: GenerationOptions) -> GenerationOptions:
-    """The preset, with a fresh seed where none was chosen, and with the stages of each draw."""
+def with_seed(preset: GenerationOptions) -> GenerationOptions:
+    """The preset, with a fresh seed if it has none, and with the stages of each draw recorded."""
     return replace(preset, seed=fresh_seed() if preset.seed is None else preset.seed, stages=True)
 
 
-_PLAIN: Final = ("stop", "seed", "branch")  # not max_tokens, which holds for each part
+_PLAIN: Final = ("stop", "seed", "branch")  # not max_tokens, which counts from each continuation on
 _BY_HAND: Final = frozenset({"call", "session"})
 _OF_A_MODEL: Final = frozenset({"model", "format"})
 
 
 class Continued(Struct, frozen=True):
-    """What is stored of an answer that another one continues."""
+    """The provenance of an answer to be continued."""
 
-    made: Mapping[str, Any]  # how it was made; see `making.made_with`
-    options: GenerationOptions  # those it was made with
-    again: bool  # whether something goes on from there already, with the same draws
+    made: Mapping[str, Any]  # see `provenance.made_with`
+    options: GenerationOptions
+    again: bool  # whether it was continued before: the same draws would repeat that continuation
 
     @classmethod
     def read(cls, tree: Tree, node: NodeRow) -> Continued | None:
-        """Of a node; None where it was not stored, nothing was drawn, or this version cannot read it."""
+        """The provenance of a node; None if none is stored, nothing was drawn, or this version cannot read it."""
         made = node.stats.get(MADE)
         if not isinstance(made, Mapping) or beams_of(node):
             return None
@@ -85,15 +85,15 @@ class Continued(Struct, frozen=True):
     def under(
         self, now: ResolvedOptions, asked: Asked, lacks: Collection[str], *, seed_was_chosen: bool
     ) -> tuple[ResolvedOptions, list[str], bool]:
-        """How it goes on: options, what of them was changed since in words, and whether the seed was chosen.
+        """Options of the continuation, those that differ from the answer's in words, and whether the seed was chosen.
 
-        What the session (or the command) says now and did not say then holds, and so does another preset that was chosen for
-        the session; what a preset itself says by now does not. What belongs to a model is that of the model which goes on,
-        and settings that it lacks are left out, as they are of a preset.
+        The answer's options are kept, except those that the session or the call has set or unset since, those of another
+        preset chosen since, and those that come from the model or its format. An edit of the preset itself changes nothing.
+        Settings that the model lacks are left out, as they are of a preset.
 
         Args:
-            now: What an answer that begins now is made with.
-            asked: What its session asks for.
+            now: The options of an answer that begins now.
+            asked: The session's options and adapters.
             lacks: Settings that the model does not have (`LanguageModel.lacks`).
             seed_was_chosen: Whether the seed of `now` was chosen.
         """
@@ -116,7 +116,7 @@ class Continued(Struct, frozen=True):
                 taken[name], sources[name] = value, then.get(name, "default")
         try:
             options = _with(now.options, taken)
-        except InvalidRequestError:  # it contradicts what was set since
+        except InvalidRequestError:  # they contradict options set since
             options, sources = now.options, dict(now.sources)
         if self.again and (options.seed, options.branch) == (self.options.seed, self.options.branch):
             options, sources["seed"] = replace(options, seed=fresh_seed(), branch=0), "default"
@@ -124,12 +124,12 @@ class Continued(Struct, frozen=True):
         return ResolvedOptions(options, sources), changed, sources.get("seed", "default") != "default"
 
     def _sources(self) -> dict[str, str]:
-        told = self.made.get("sources")
-        listed = told.items() if isinstance(told, Mapping) else ()
+        stored = self.made.get("sources")
+        listed = stored.items() if isinstance(stored, Mapping) else ()
         return {str(name): str(source) for source, names in listed for name in names}
 
     def _others(self, now: GenerationOptions, asked: Asked) -> list[str]:
-        """What else is another one than then; of these what is set now always holds."""
+        """Output format and adapters, in words, if they differ; the current ones are used."""
         found = [] if now.grammar == self.options.grammar else [translate("Workbench", "the output format")]
         stack = stack_made_with(self.made)
         if _uses(stack) != _uses(asked.adapters):

@@ -1,4 +1,4 @@
-"""Answers in work: one per session, from first to last token, on the screen and on the disk."""
+"""Streams answers, one per session, from the first to the last token, to the screen and to the disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace as replace_struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
 from app.workbench.answers.answer import Answer, RunningAnswers, live_stats
-from app.workbench.answers.completion import CUTS, Ending, judge, stats_of
+from app.workbench.answers.completion import CUTS, Ending, record_outcome, stats_of
 from app.workbench.answers.provenance import stack_made_with
-from app.workbench.answers.resolve_options import seeded, settled
+from app.workbench.answers.resolve_options import resolve_answer, with_seed
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.recorder import Recorder, ended_by, first_unscored, score_prompt
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.setups import Asked, Setups
 from app.workbench.tree.runs import EMPTY, began, content_of, leading_template
 from app.workbench.tree.session import WholeSession
@@ -45,54 +44,54 @@ from ui import (
 
 log = logging.getLogger(__name__)
 
-STATUS_SECONDS = 0.25  # between two looks at the counters while a stream runs
+STATUS_SECONDS = 0.25  # between two updates of the status bar while an answer runs
 STARTING = QT_TRANSLATE_NOOP("Workbench", "starting the engine…")
-LONG_PROMPT = 256  # tokens still to be read that are worth a line
+LONG_PROMPT = 256  # tokens still to be read from which on progress is shown
 
-Prepare = Callable[[Speaker], Awaitable[TokenRun]]  # gives the tokens a node begins with: header, picked token
+Prepare = Callable[[AdaptedModel], Awaitable[TokenRun]]  # the tokens that a node begins with: header, picked token
 
 
 @dataclass(eq=False, repr=False)
 class Streaming:
     """Streams answers into open sessions."""
 
-    _store: SessionStore  # where nodes and tokens go
-    _supervisor: Supervisor  # gives the model
-    _setups: Setups  # what sessions ask for
-    _adapters: Adapters  # are brought in for an answer
-    _running: RunningAnswers  # the answers in work
-    # by the names of `GenerationOptions.from_mapping`; goes before the session, which goes before its preset
+    _store: SessionStore
+    _supervisor: Supervisor
+    _setups: Setups  # options and adapters of sessions
+    _adapters: Adapters  # loads an answer's adapters
+    _running: RunningAnswers
+    # options by the names of `GenerationOptions.from_mapping`; they take precedence over the session's
     _call: Mapping[str, Any]
-    _windows: Windows  # hear of tokens and turns
+    _windows: Windows  # are told of tokens and turns
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._tell_start)
 
     async def model(self) -> LanguageModel:
-        """The model that would answer.
+        """The model that would answer, loaded first if none runs.
 
         Raises:
-            Refusal: There is none.
+            Refusal: It cannot be loaded.
         """
         try:
             return await self._supervisor.model()
         except RuntimeFault as fault:
             raise Refusal(not_loaded(fault)) from fault
 
-    async def speaker(self, answer: Answer, model: LanguageModel) -> Speaker:
-        """The model under the adapters of an answer, which are brought in, and stay to its end.
+    async def adapted(self, answer: Answer, model: LanguageModel) -> AdaptedModel:
+        """The model under the adapters of an answer, which are loaded, and stay loaded until it ends.
 
         Raises:
             RuntimeFault: One of them cannot be used.
         """
-        return Speaker.of(model, await self._adapters.bring(model, answer.stack))
+        return AdaptedModel.of(model, await self._adapters.bring(model, answer.stack))
 
-    def resolve(self, answer: Answer, asked: Asked, speaker: Speaker) -> GenerationOptions:
-        """How an answer is drawn (see `resolve_options.settled`)."""
-        return settled(answer, asked, speaker, self._call)
+    def resolve(self, answer: Answer, asked: Asked, adapted: AdaptedModel) -> GenerationOptions:
+        """The options of an answer (see `resolve_answer`)."""
+        return resolve_answer(answer, asked, adapted, self._call)
 
     async def run(self, answer: Answer, node_id: int, prepare: Prepare) -> None:
-        """Streams the answer of an open node; returns when it has ended, however it did.
+        """Streams the answer of an open node; returns when it has ended, also where it failed.
 
         Raises:
             StoreError: Its end could not be written; `settle` tries again.
@@ -101,7 +100,7 @@ class Streaming:
         if self._supervisor.running is None:
             answer.session.notes[node_id] = translate("Workbench", STARTING)
         asked = self._setups.asked(answer.session)
-        answer.options = seeded(asked.preset)
+        answer.options = with_seed(asked.preset)
         if answer.repeats is not None:
             answer.options = answer.repeats.options
             asked = replace_struct(asked, adapters=stack_made_with(answer.repeats.made))
@@ -110,20 +109,20 @@ class Streaming:
         try:
             await answer.work(self._stream(answer, asked, prepare), f"answer {node_id}")
         finally:
-            judge(answer)
+            record_outcome(answer)
             await self._finish(answer)
             if not answer.refused:
                 self._running.report_end([answer])
 
-    async def score(self, session: WholeSession, speaker: Speaker, on_progress: Callable[[PromptProgress], None]) -> None:
-        """Gives the tokens of a session's path that have no numbers theirs, on the disk when it returns.
+    async def score(self, session: WholeSession, adapted: AdaptedModel, on_progress: Callable[[PromptProgress], None]) -> None:
+        """Scores the tokens of a session's path that have no numbers, and saves them.
 
         Raises:
-            RuntimeFault: The model cannot give them.
-            StoreError: They cannot be saved.
+            RuntimeFault: The model fails.
+            StoreError: The numbers cannot be saved.
         """
         segments = session.tree.path(session.tip)
-        await score_prompt(speaker, self._store, session, segments, session.path_ids(segments), on_progress)
+        await score_prompt(adapted, self._store, session, segments, session.path_ids(segments), on_progress)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
 
@@ -135,23 +134,23 @@ class Streaming:
         finally:
             if session.notes.get(node_id, "").startswith(translate("Workbench", STARTING)):
                 del session.notes[node_id]
-        speaker = await self.speaker(answer, model)
-        options = settled(answer, asked, speaker, self._call)
+        adapted = await self.adapted(answer, model)
+        options = self.resolve(answer, asked, adapted)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
         segments = session.tree.path(node_id)
         check_tokens(model, session, segments)
         before = [session.runs.get(segment.node.id) for segment in segments]
-        known = await prepare(speaker)
+        known = await prepare(adapted)
         self._supervisor.busy(True)
         session.runs[node_id] = known
         prompt = session.path_ids(segments)
         answer.prompt = len(prompt)
-        recorder = answer.recorder = Recorder(self._store, node_id, speaker.numbers)
+        recorder = answer.recorder = Recorder(self._store, node_id, adapted.fingerprint)
         ends = bool(len(known)) and Finish(int(known.finish[-1])).by_eos
         typed = model.has("scores") and not ends and first_unscored(session, segments) == len(prompt) - 1
         try:
             if not typed:
-                await score_prompt(speaker, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
+                await score_prompt(adapted, self._store, session, segments, prompt, partial(self._read_on, answer, 0))
         finally:
             recorder.add(session.runs[node_id])
         after = [session.runs.get(segment.node.id) for segment in segments]
@@ -174,7 +173,7 @@ class Streaming:
                     self._take(answer, run)
                     recorder.add(run)
                     if typed and scoring is None:
-                        scoring = asyncio.create_task(self._score_typed(answer, speaker, recorder, segments, prompt))
+                        scoring = asyncio.create_task(self._score_typed(answer, adapted, recorder, segments, prompt))
             if scoring is not None:
                 await scoring
         finally:
@@ -185,25 +184,25 @@ class Streaming:
             answer.guesses = took.drafted, took.accepted
 
     async def _score_typed(
-        self, answer: Answer, speaker: Speaker, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
+        self, answer: Answer, adapted: AdaptedModel, recorder: Recorder, segments: Sequence[Segment], prompt: Sequence[int]
     ) -> None:
-        """The numbers of the one token that was typed, while the model goes on from it: its first token does not wait for them.
+        """Scores the one typed token while the answer already streams, so that its first token does not wait for it.
 
-        They take the token before it once more, as they would if they came first; what the answer took does not count it.
+        The token before it is computed once more, as if it were scored first; the answer's counters leave that out.
         """
-        session, model = answer.session, speaker.model
+        session, model = answer.session, adapted.model
         at = len(session.runs[answer.node_id]) - answer.made - 1
         try:
-            if model.has("kv"):  # what follows the token before is kept then: the score takes nothing else
-                await model.top_logprobs(prompt[:-1], 1, adapters=speaker.adapters, priority=Priority.CHAT)
-            await score_prompt(speaker, self._store, session, segments, prompt, lambda _: None)
+            if model.has("kv"):  # keeps the logits after the token before, which are all that the score needs
+                await model.top_logprobs(prompt[:-1], 1, adapters=adapted.adapters, priority=Priority.CHAT)
+            await score_prompt(adapted, self._store, session, segments, prompt, lambda _: None)
             await recorder.rescore(session.runs[answer.node_id][at : at + 1], at)
-        except (RuntimeFault, StoreError) as fault:  # the next answer of this path asks again
+        except (RuntimeFault, StoreError) as fault:  # the next answer on this path tries again
             log.info("a typed token of node %d has no numbers yet: %s", answer.node_id, fault)
         self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _tell_start(self) -> None:
-        """Answers that wait for the engine say how far it is."""
+        """Shows how far the engine's start is in answers that wait for it."""
         if self._supervisor.state is not EngineState.STARTING:
             return
         for answer in self._running:
@@ -213,13 +212,13 @@ class Streaming:
                 self._windows.tell(TurnChanged(session.id, session.last_turn()))
 
     def _read_on(self, answer: Answer, before: int, progress: PromptProgress) -> None:
-        """Counts what the prompt costs, on top of what was computed `before`; a long one says how far it is."""
-        if answer.node_id not in answer.session.states:  # it has ended; this was on its way
+        """Takes the counters of a prompt, after `before` tokens computed earlier; shows the progress of a long one."""
+        if answer.node_id not in answer.session.states:  # a late report: the answer has ended
             return
         answer.request = progress.request
         if progress.computed is not None and progress.reused is not None:
             answer.computed = before + progress.computed
-            answer.reused = max(progress.reused - before, 0)  # what was computed a moment ago is found, but not saved
+            answer.reused = max(progress.reused - before, 0)  # tokens computed a moment ago are found, but they saved nothing
         session, node_id = answer.session, answer.node_id
         if note := reading_note(progress):
             session.notes[node_id] = note
@@ -229,18 +228,11 @@ class Streaming:
 
     def _take(self, answer: Answer, run: TokenRun) -> None:
         now = time.monotonic()
-        answer.first_token = answer.first_token or now
-        answer.last_token = now
-        answer.made += len(run)
+        answer.take(run, now)
         session, node_id = answer.session, answer.node_id
-        session.runs.extend(node_id, run)
-        finish = Finish(int(run.finish[-1]))
-        if finish is not Finish.NONE:
-            answer.finish, answer.incomplete = finish.label or "", finish.incomplete
-        answer.logprob += float(np.sum(run.logprob))
         self._windows.tell(TokensArrived(session.id, node_id, run))
-        if now - answer.told > STATUS_SECONDS:
-            answer.told = now
+        if now - answer.reported > STATUS_SECONDS:
+            answer.reported = now
             session.stats[node_id] = live_stats(answer)
             self._windows.refresh_status()
 
@@ -248,18 +240,18 @@ class Streaming:
 
     async def _finish(self, answer: Answer) -> None:
         session, node_id, given = answer.session, answer.node_id, answer.given
-        session.notes.pop(node_id, None)  # how far the reading was
-        session.has_hope = session.has_hope and not (answer.hopeless or answer.unloaded or answer.foreign)
+        session.notes.pop(node_id, None)  # the progress of its prompt
+        session.model_changed = session.model_changed and not (answer.hopeless or answer.unloaded or answer.foreign)
         run = session.runs.get(node_id, EMPTY)
         if answer.recorder is None and given.fingerprint is not None and began(run):
-            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # no model came, but the pick is kept
+            answer.recorder = Recorder(self._store, node_id, given.fingerprint)  # without a model: the pick is kept
             answer.recorder.add(run)
         elif answer.recorder is None:
             session.runs[node_id] = run = EMPTY  # as on the disk
         cut = CUTS.get(answer.finish, Finish.NONE)
         session.runs[node_id] = run = ended_by(run, cut)
         stats = stats_of(answer, run)
-        text = "" if answer.refused else content_of(run)  # or it could not be taken back
+        text = "" if answer.refused else content_of(run)  # else the node is taken back
         ending = Ending(node_id, answer.finish, answer.incomplete, stats, text, answer.recorder, cut)
         session.states.pop(node_id, None)
         if answer.first_token is not None:
@@ -279,13 +271,13 @@ class Streaming:
 
 
 def reading_note(progress: PromptProgress) -> str:
-    """How far a long prompt is read; "" once little of it is left."""
+    """The progress of a long prompt, in words; "" once less than `LONG_PROMPT` tokens are left."""
     if progress.total - progress.done < LONG_PROMPT:
         return ""
     return translate("Workbench", "reading {0:,} of {1:,} tokens").format(progress.done, progress.total)
 
 
 def own_length(session: WholeSession) -> int:
-    """Tokens of the turn at the end of the path that are the answer's own: what its form counts from."""
+    """Tokens of the last turn of the path, without the template's: the prefix that its grammar has already read."""
     run = session.turn_run(session.tree.turns(session.tip)[-1])
     return len(run) - leading_template(run)

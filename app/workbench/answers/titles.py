@@ -1,4 +1,4 @@
-"""Titles of sessions: the first words of a message, or what a model calls them."""
+"""Titles of sessions: the first words of a message, or a title that a model writes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runtime import GenerationOptions, SamplingOptions
 from ui import Refusal, translate
 
 TITLE_LENGTH: Final = 60  # characters
-_OPENED_TOKENS: Final = 16  # last ones of a prompt, in which a template opens the reasoning
+_OPENED_TOKENS: Final = 16  # at the end of a prompt, where a template may open the reasoning
 _TURNS, _CHARACTERS = 4, 800  # of a conversation that a model reads, and of each turn
 _OPTIONS: Final = GenerationOptions(max_tokens=400, sampling=SamplingOptions(temperature=0.0))  # a model may think first
 _MARKS: Final = re.compile(r"(?m)^\s*(?:#{1,6}|>|[-*+])\s+|\*\*|`")
 
 
 def title_of(text: str) -> str:
-    """The first words of a message without Markdown's marks, not cut inside a word where there is a place between two."""
+    """The first words of a message without Markdown marks, cut between words where possible."""
     words = " ".join(_MARKS.sub("", text).split()) or " ".join(text.split())
     if len(words) <= TITLE_LENGTH:
         return words
@@ -29,10 +29,10 @@ def title_of(text: str) -> str:
 
 
 async def title_from_model(supervisor: Supervisor, session: WholeSession) -> str:
-    """What the model that runs calls the conversation of the path shown; nothing is stored.
+    """A title for the path shown, written by the model; not stored.
 
     Raises:
-        Refusal: Nothing has been said, the model cannot run, or it answers with nothing.
+        Refusal: There are no messages, the model cannot run, or its answer is empty.
     """
     said = [each for each in session.messages(session.tree.turns(session.tip)) if each["role"] in ("user", "assistant")]
     said = [each for each in said if each["content"].strip()][:_TURNS]
@@ -63,7 +63,7 @@ async def title_from_model(supervisor: Supervisor, session: WholeSession) -> str
 
 
 def _first_line(text: str) -> str | None:
-    """The first line of an answer that is whole and not empty, without quotation marks; None where there is none yet."""
+    """The first complete line of an answer that is not empty, without quotation marks; None if there is none yet."""
     if "<think>" in text:
         text = text.partition("</think>")[2]
     lines = [line.strip().removeprefix("Title:").strip(" \"'“”„«»*") for line in text.split("\n")[:-1]]

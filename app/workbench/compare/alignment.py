@@ -1,4 +1,4 @@
-"""What two sequences of tokens have in common, in order: for 100,000 tokens in a fraction of a second.
+"""The common parts of two token sequences, in order: for 100,000 tokens in a fraction of a second.
 
 Patience diff (Bram Cohen; also git's): runs of tokens that occur once on either side are matched first, the longest chain
 of them that keeps the order (Fredman 1975) splits the problem, and what is left between two of them is small enough for
@@ -31,7 +31,7 @@ class Match:
 
 
 def matches(left: Ids, right: Ids) -> list[Match]:
-    """What both have, in order; neighbours that touch on both sides are one."""
+    """The common parts, in order; parts that touch on both sides are joined."""
     found: list[Match] = []
     stack = [(0, len(left), 0, len(right))]
     while stack:
@@ -51,7 +51,7 @@ def matches(left: Ids, right: Ids) -> list[Match]:
         starts = [(a, b), *((a + x + size, b + y + size) for x, y, size in anchors)]
         ends = [*((a + x, b + y) for x, y, _ in anchors), (a_end, b_end)]
         found.extend(Match(a + x, b + y, size) for x, y, size in anchors)
-        if anchors:  # else nothing tells what belongs to what: all of it differs
+        if anchors:  # else the whole range differs
             stack.extend((a0, a1, b0, b1) for (a0, b0), (a1, b1) in zip(starts, ends, strict=True))
     return _joined(found)
 
@@ -70,7 +70,7 @@ def _small(left: Ids, right: Ids, a: int, a_end: int, b: int, b_end: int) -> lis
 
 
 def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
-    """Runs that stand once on either side and in the same order, without overlap; empty where there are none."""
+    """Runs that occur once on either side, in the same order and without overlap; maybe empty."""
     for size in GRAMS:
         if min(len(left), len(right)) < size:
             continue
@@ -83,7 +83,7 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
         for a_at, b_at in chain:
             if kept and (a_at < kept[-1][0] + size or b_at < kept[-1][1] + size):
                 continue
-            if np.array_equal(left[a_at : a_at + size], right[b_at : b_at + size]):  # and not only their hashes
+            if np.array_equal(left[a_at : a_at + size], right[b_at : b_at + size]):  # not only the hashes are equal
                 kept.append((a_at, b_at, size))
         if kept:
             return kept
@@ -91,7 +91,7 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
 
 
 def _once(ids: Ids, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Hashes of the runs of `size` tokens that stand there once, and where."""
+    """Hashes of the runs of `size` tokens that occur once, and their places."""
     hashes = np.zeros(len(ids) - size + 1, np.uint64)
     for offset in range(size):
         hashes = hashes * _ODD + ids[offset : len(ids) - size + 1 + offset].astype(np.uint64)
@@ -101,7 +101,7 @@ def _once(ids: Ids, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.i
 
 
 def _rising(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """The longest chain of pairs in which `b` rises too; `a` does already."""
+    """The longest chain of pairs in which `b` ascends as `a` does."""
     ends: list[int] = []  # by length of chain: the smallest last b
     last: list[int] = []  # and its index
     before = [-1] * len(b)

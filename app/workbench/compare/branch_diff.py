@@ -1,4 +1,4 @@
-"""Two branches token by token: the stem they share, what differs after it, and how likely either side was."""
+"""Two branches token by token: their common stem, the differences after it, and the probability of either side."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WORD = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A branch from the root to its end, as columns: one row a token (a word, where no model has read the text)."""
+    """A branch from the root to its end as columns, one row per token (per word in text without tokens)."""
 
     name: str
     pieces: tuple[bytes, ...]
-    template: npt.NDArray[np.bool_]  # ``(n,)`` whether they are the template's, or an eos: not shown
-    logprob: npt.NDArray[np.float32]  # ``(n,)`` nats; not-a-number where they were not scored
+    template: npt.NDArray[np.bool_]  # ``(n,)`` template tokens and eos, which are not shown
+    logprob: npt.NDArray[np.float32]  # ``(n,)`` nats; NaN if not scored
     turns: npt.NDArray[np.bool_]  # ``(n,)`` whether a turn begins
 
     def side(self, start: int, stop: int) -> DiffSide:
-        """Tokens that stand together; turns begin on lines of their own."""
+        """A range of tokens; each turn begins on a new line."""
         texts = texts_of(self.pieces[start:stop])
         shown: list[str] = []
         for at, text in enumerate(texts, start):
@@ -108,6 +108,6 @@ def difference(left: Line, right: Line) -> BranchDiff:
 
 
 def _words(text: str) -> TokenRun:
-    """Text that no model has read, word by word."""
+    """Text without tokens, as one token per word."""
     words = _WORD.findall(text)
     return TokenRun.unscored(range(len(words)), [word.encode() for word in words], words, Origin.TYPED)

@@ -1,4 +1,4 @@
-"""The path that is shown beside a second model (`ui.port.ComparisonCommands`)."""
+"""Compares the path shown under the model in use and a second one (`ui.port.ComparisonCommands`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.workbench.models.views import backend_choices, models_here
 from app.workbench.prompt.prompt import check_tokens
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker, values_of
+from app.workbench.setup.adapters import AdaptedModel, Adapters, values_of
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from runtime import Fit, LanguageModel, ModelComparison, ModelInfo
 
 
-MOST_ROWS = 512  # tokens at the end of a path whose full vectors are compared unless all are wanted: two queries for each
+MOST_ROWS = 512  # last tokens of a path whose whole distributions are compared by default: two queries for each
 UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a message, then there is something to compare")
 
 
@@ -48,10 +48,10 @@ UNREAD = QT_TRANSLATE_NOOP("Workbench", "no model has read this path yet: send a
 class Comparison:
     """Compares paths under the model in use and a second one, whose engine it owns (`ui.port.ComparisonCommands`)."""
 
-    _supervisor: Supervisor  # has the model in use
-    _sessions: OpenSessions  # the open sessions
-    _settings: Settings  # what models are loaded with
-    _adapters: Adapters  # of a session, brought into either model
+    _supervisor: Supervisor  # of the model in use
+    _sessions: OpenSessions
+    _settings: Settings  # load options of models
+    _adapters: Adapters  # loads a session's adapters into either model
     _comparing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -60,9 +60,9 @@ class Comparison:
     async def choices(self, session_id: int) -> Sequence[SecondChoice]:
         entries = await asyncio.to_thread(models_here)
         session = self._sessions.opened(session_id)
-        info = None if self._supervisor.running is None else self._supervisor.running.info
         running = self._supervisor.running
-        if running is not None and not running.has("kv"):  # on a server: it is compared with models of this machine
+        info = None if running is None else running.info
+        if running is not None and not running.has("kv"):  # a server is compared with models of this machine
             return other_models(entries, backend_choices(self._supervisor.backend), self._set_weights)
         digest = next((entry.fingerprint for entry in entries if entry.name == self._supervisor.source), None) or ""
         return second_choices(
@@ -86,7 +86,7 @@ class Comparison:
     async def compare(
         self, session_id: int, choice: SecondChoice, progress: OnCompared, *, anyway: bool = False, kl_of_all: bool = False
     ) -> PathComparison:
-        """One at a time, whichever window asks; another one that is under way, or being stopped, is waited for."""
+        """Waits for the comparison that is running or being stopped, in whichever window, before it begins."""
         self._sessions.opened(session_id)
         if self._comparing.locked():
             progress(translate("Workbench", "waiting for another comparison to end"), 0, 0)
@@ -99,23 +99,23 @@ class Comparison:
         return self._second.keeps
 
     async def keep_second(self, keep: bool) -> None:  # a state, not an option
-        """From now on, or not any more; a comparison that is under way goes on."""
+        """Keeps the second engine loaded between comparisons, or not; a running comparison is not affected."""
         self._second.keeps = keep
         if not keep and not self._comparing.locked():
             await self._second.close()
 
     async def close(self, within: float | None = None) -> None:
-        """Ends the second engine, within 2 s or what is said."""
+        """Ends the second engine, within 2 s or `within` seconds."""
         await self._second.close(within)
 
     async def _compare(
         self, session: WholeSession, choice: SecondChoice, progress: OnCompared, *, anyway: bool, kl_of_all: bool
     ) -> PathComparison:
-        """The path of a session, read whole, under both.
+        """Compares the path of a whole session under both models.
 
         Raises:
-            NoRoomRefusal: Memory is short, and `anyway` is not said.
-            Refusal: There is nothing to compare, or one of the models cannot.
+            NoRoomRefusal: Memory is short, and `anyway` is false.
+            Refusal: There is nothing to compare, or one of the models cannot run.
         """
         if choice.problem:
             raise Refusal(f"{choice.label}: {choice.problem}")
@@ -142,8 +142,8 @@ class Comparison:
 
     async def _left(
         self, session: WholeSession, segments: Sequence[Segment], progress: OnCompared
-    ) -> tuple[Speaker, Sequence[AdapterChoice]]:
-        """The model in use under the session's adapters, and these: the session may get others while they are compared."""
+    ) -> tuple[AdaptedModel, Sequence[AdapterChoice]]:
+        """The model in use under the session's adapters, and these, which may change during the comparison."""
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:
@@ -153,7 +153,7 @@ class Comparison:
         async with refusing(self._supervisor, model):
             check_tokens(model, session, segments)
             used = values_of(session).adapters
-            return Speaker.of(model, await self._adapters.bring(model, used or None)), used
+            return AdaptedModel.of(model, await self._adapters.bring(model, used or None)), used
 
     async def _right(self, left: LanguageModel, choice: SecondChoice, progress: OnCompared) -> LanguageModel:
         if choice.same_engine:
@@ -165,7 +165,7 @@ class Comparison:
             raise Refusal(translate("Workbench", "{0} could not be loaded: {1}").format(choice.label, fault)) from fault
 
     async def _found(
-        self, left: Speaker, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
+        self, left: AdaptedModel, ids: list[int], choice: SecondChoice, progress: OnCompared, kl_from: int
     ) -> ModelComparison:
         from runtime import compare_models  # the window opens without it
 
@@ -203,13 +203,13 @@ class Comparison:
 
 
 def _held(info: ModelInfo | None) -> str:
-    """The form of a model's linear weights."""
+    """The form of the linear weights of a loaded model."""
     form = "auto" if info is None else str(info.options.get("weights", "auto"))
     return "float32" if form == "auto" else form
 
 
 def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
-    """That an engine could hold a model's weights in, with what is known of their cost."""
+    """The forms in which an engine could hold a model's weights, with their measured perplexity."""
     from runtime import measured_perplexities, weight_forms
 
     if info.dtype.rpartition(".")[2] != "float32":
@@ -219,7 +219,7 @@ def _forms(info: ModelInfo, digest: str) -> list[WeightsForm]:
 
 
 def read_segments(session: WholeSession) -> list[Segment]:
-    """The path as far as it has tokens: what was typed since has none until an answer begins."""
+    """The path up to the first text without tokens."""
     found = []
     for segment in session.tree.path(session.tip):
         if segment.node.text and not len(session.runs.get(segment.node.id, EMPTY)):
@@ -229,7 +229,7 @@ def read_segments(session: WholeSession) -> list[Segment]:
 
 
 def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tuple[int, int]]:
-    """Which tokens of the path a turn's run begins with, by the turn's node; turns without any are left out."""
+    """The range of each turn's tokens in the path, by the turn's node; turns without tokens are left out."""
     found: dict[int, tuple[int, int]] = {}
     at, known = 0, {segment.node.id for segment in segments}
     for turn in session.tree.turns(session.tip):
@@ -244,7 +244,7 @@ def places(session: WholeSession, segments: Sequence[Segment]) -> dict[int, tupl
 
 
 def check_room(choice: SecondChoice, fit: Fit | None) -> None:
-    """Refuses what memory has no room for now.
+    """Refuses a model that does not fit into free memory.
 
     Raises:
         NoRoomRefusal: With the numbers.

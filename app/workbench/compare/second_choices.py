@@ -1,4 +1,4 @@
-"""What a path can be compared with: the same model otherwise, and what else is on the shelf."""
+"""The models that a path can be compared with: variants of the model in use, and others of the shelf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui import AdapterChoice, BackendChoice, SecondChoice, WeightsForm, in_windo
 if TYPE_CHECKING:
     from runtime import ShelfEntry
 
-OTHER_DTYPES = {  # what a model may compute in instead, where its engine can: MLX takes ages for 16 bits on a processor
+OTHER_DTYPES = {  # the other precision of an engine; none for MLX from float32: 16 bits are very slow on its CPU
     ("hf", "float32"): "bfloat16",
     ("hf", "bfloat16"): "float32",
     ("hf", "float16"): "float32",
@@ -34,17 +34,17 @@ def second_choices(
     forms: Sequence[WeightsForm] = (),
     set_weights: Callable[[str, str], str] = lambda _name, _backend: "",
 ) -> list[SecondChoice]:
-    """What there is, the nearest first.
+    """All choices, the most similar first.
 
     Args:
         source: The model in use.
         backends: The engines, the one in use marked.
         entries: The shelf.
-        stack: The adapters of the session, those that are switched off among them.
-        dtype: What the model in use computes in; "" while none runs.
-        weights: The form that it holds its linear weights in.
-        forms: All that it could hold them in.
-        set_weights: The form that another model is loaded with, by its name, on an engine; "" that engine's own.
+        stack: The session's adapters, also those that are switched off.
+        dtype: The dtype of the model in use; "" while none runs.
+        weights: The form of its linear weights.
+        forms: The forms they could have.
+        set_weights: The form set for another model, by its name and engine; "": the engine's own.
     """
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     name = next((entry.title for entry in entries if entry.name == source), source)
@@ -59,13 +59,13 @@ def second_choices(
 def other_models(
     entries: Sequence[ShelfEntry], backends: Sequence[BackendChoice], set_weights: Callable[[str, str], str]
 ) -> list[SecondChoice]:
-    """Every model of the shelf, beside one that is on a server."""
+    """The choices beside a model on a server: every model of the shelf."""
     now = next((choice.name for choice in backends if choice.chosen), "auto")
     return [_other_model(entry, now, backends, set_weights) for entry in entries]
 
 
 def _other_adapters(source: str, backend: str, name: str, stack: Sequence[AdapterChoice]) -> list[SecondChoice]:
-    """The model under every other stack that is made of at most one adapter: its engine has them all."""
+    """The model without adapters and under each single one, except the stack in use: its engine has them all."""
     on = tuple(choice for choice in stack if choice.on)
     wanted: list[tuple[AdapterChoice, ...]] = [(), *((replace(choice, on=True),) for choice in stack)]
     return [
@@ -129,5 +129,5 @@ def _other_model(
 
 
 def words(stack: Sequence[AdapterChoice]) -> str:
-    """Adapters as they are said."""
+    """Adapters in words."""
     return stack_words([(choice.name, choice.scale) for choice in stack])

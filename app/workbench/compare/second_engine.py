@@ -1,4 +1,4 @@
-"""The engine of a second model: started for a comparison, ended after it unless it is kept."""
+"""The engine of the second model of a comparison, which ends after it unless it is kept."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ class SecondEngine:
     """Owns at most one engine process beside the supervisor's. All members belong to the window's loop.
 
     Args:
-        first: The supervisor of the model in use: what its engine is started with, this one is too.
+        first: The supervisor of the model in use, whose start options this engine gets too.
     """
 
     def __init__(self, first: Supervisor) -> None:
         self._first = first
         self._held: Supervisor | None = None
         self._key: tuple[str, ...] = ()
-        self._told: Callable[[str], None] = lambda _words: None
+        self._on_progress: Callable[[str], None] = lambda _words: None
         self.keeps = False
 
     def runs(self, choice: SecondChoice) -> bool:
-        """Whether it is loaded already."""
         return self._held is not None and self._held.running is not None and self._key == _key(choice)
 
-    async def model(self, choice: SecondChoice, told: Callable[[str], None]) -> LanguageModel:
-        """The second model, loaded now unless it is; another one that was kept ends first.
+    async def model(self, choice: SecondChoice, on_progress: Callable[[str], None]) -> LanguageModel:
+        """The second model, loaded if necessary; another one that was kept ends first.
 
         Raises:
             RuntimeFault: It cannot be loaded.
         """
-        self._told = told
+        self._on_progress = on_progress
         if self._held is None or self._key != _key(choice):
             await self.close()
             held = self._first.beside(choice.source, choice.backend, _options(choice))
-            held.subscribe(lambda: self._told(held.reason) if held.reason else None)
+            held.subscribe(lambda: self._on_progress(held.reason) if held.reason else None)
             self._held, self._key = held, _key(choice)
         return await self._held.model()
 
@@ -52,24 +51,24 @@ class SecondEngine:
             await self.close()
 
     async def died(self, model: LanguageModel) -> None:
-        """A request to `model` met its end."""
+        """Reports that a request to `model` found its engine dead."""
         if self._held is not None:
             await self._held.died(model)
 
     async def close(self, within: float | None = None) -> None:
-        """Ends it, within 2 s or what is said."""
+        """Ends it, within 2 s or `within` seconds."""
         held, self._held = self._held, None
         if held is not None:
             await held.close(within)
 
 
 async def room_for(choice: SecondChoice, tokens: int) -> Fit | None:
-    """What the second model would take for a text of so many tokens; None where that is not known."""
+    """The memory that the second model needs for a text of `tokens`; None if that is not known."""
     return await asyncio.to_thread(_room_for, choice, tokens)
 
 
 def _options(choice: SecondChoice) -> dict[str, str]:
-    """`LoadOptions` that the choice names."""
+    """The choice's `LoadOptions`."""
     found = {"dtype": choice.dtype, "weights": choice.weights}
     return {name: value for name, value in found.items() if value}
 
@@ -80,7 +79,7 @@ def _room_for(choice: SecondChoice, tokens: int) -> Fit | None:
     shelf = ModelShelf()
     try:
         entry, config = shelf.find(choice.source), shelf.config(choice.source)
-    except RuntimeFault:  # it is a folder beside the shelf, or gone: loading says so
+    except RuntimeFault:  # a folder off the shelf, or removed: loading reports it
         return None
     backend = default_backend() if choice.backend == "auto" else choice.backend
     if not entry.weights:

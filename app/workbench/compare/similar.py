@@ -1,4 +1,4 @@
-"""The turns of a session in the order of how much they are like one of them."""
+"""The turns of a session, sorted by similarity to one of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from msgspec import Struct
 
 from app.faults import not_loaded
 from app.supervisor import Supervisor
-from app.workbench.compare.similar_vectors import Making, Said, Vector, Vectors, everything_said, limit_of, poolings_of
+from app.workbench.compare.similar_vectors import (
+    TurnText,
+    Vector,
+    VectorCache,
+    VectorMaker,
+    limit_of,
+    poolings_of,
+    turn_texts,
+)
 from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker
+from app.workbench.setup.adapters import AdaptedModel, Adapters
 from app.workbench.setup.values import spoken_name
 from app.workbench.tree.outline import outline
 from app.workbench.tree.session import OpenSession
@@ -26,40 +34,38 @@ from ui import ModelRefusal, OnCompared, Refusal, SimilarTurn, SimilarTurns, tra
 if TYPE_CHECKING:
     from runtime import LanguageModel, Pooling
 
-WORDS: Final = 160  # characters of a turn that are told
+WORDS: Final = 160  # characters shown of a turn
 
 
 class _Turns(Struct, frozen=True):
-    """What is compared."""
-
-    chosen: Said
-    others: Sequence[Said]
-    damaged: int  # that are left out
+    chosen: TurnText
+    others: Sequence[TurnText]
+    damaged: int  # number of turns left out
 
 
 @dataclass(eq=False, repr=False)
 class SimilarSearch:
     """Compares a turn with the others of its session (`ui.port.SimilarCommands`)."""
 
-    _store: SessionStore  # has what was said
-    _supervisor: Supervisor  # has the model
-    _sessions: OpenSessions  # the open sessions
-    _adapters: Adapters  # of a session, brought into the model
-    _vectors: Vectors  # those that are remembered
+    _store: SessionStore  # texts of turns
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _adapters: Adapters  # loads a session's adapters
+    _vectors: VectorCache
 
     async def find(self, session_id: int, node_id: int, pooling: Pooling, progress: OnCompared) -> SimilarTurns:
-        """A turn beside all others.
+        """Compares a turn with all others.
 
         Raises:
-            ModelRefusal: No model came, or it cannot make vectors.
-            Refusal: There is nothing to compare, or the engine ended half-way: what was made by then is remembered.
+            ModelRefusal: No model can be loaded, or it cannot make vectors.
+            Refusal: There is nothing to compare, or the engine ended: the vectors so far are cached.
         """
         session = self._sessions.opened(session_id)
         turns = await self._turns(session, node_id)
-        speaker = await self._speaker_now(session, progress)
+        adapted = await self._adapted_model(session, progress)
         comparing = translate("Workbench", "comparing turns")
-        making = Making(speaker, pooling, self._vectors, lambda done, total: progress(comparing, done, total))
-        vectors = await self._vectors_of(turns, speaker.model, making)
+        maker = VectorMaker(adapted, pooling, self._vectors, lambda done, total: progress(comparing, done, total))
+        vectors = await self._vectors_of(turns, adapted.model, maker)
         on_path = set(session.tree.ends(session.tip))
         names = _branch_names(session, [one.node_id for one in turns.others if one.node_id not in on_path])
         rows = await asyncio.to_thread(_rows, turns, vectors, on_path, names)
@@ -68,13 +74,13 @@ class SimilarSearch:
             node_id=node_id,
             words=_words(turns.chosen.text),
             pooling=pooling,
-            model=spoken_name(speaker.model.info),
+            model=spoken_name(adapted.model.info),
             rows=rows,
-            poolings=poolings_of(speaker.model),
-            limit=limit_of(speaker.model),
+            poolings=poolings_of(adapted.model),
+            limit=limit_of(adapted.model),
             tokens=vectors[node_id].tokens,
             damaged=turns.damaged,
-            computed=making.computed,
+            computed=maker.computed,
         )
 
     async def _turns(self, session: OpenSession, node_id: int) -> _Turns:
@@ -82,10 +88,10 @@ class SimilarSearch:
             raise Refusal(translate("Workbench", GONE))
         if node_id in session.states:
             raise Refusal(translate("Workbench", "this turn is still being written; look again when it has ended"))
-        chosen: Said | None = None
-        others: list[Said] = []
+        chosen: TurnText | None = None
+        others: list[TurnText] = []
         damaged = 0
-        async for one in everything_said(self._store, session):
+        async for one in turn_texts(self._store, session):
             if one.node_id == node_id:
                 chosen = one
             elif one.damaged:
@@ -102,7 +108,7 @@ class SimilarSearch:
             raise Refusal(translate("Workbench", "no other turn has words yet: send a message, then look again"))
         return _Turns(chosen, others, damaged)
 
-    async def _speaker_now(self, session: OpenSession, progress: OnCompared) -> Speaker:
+    async def _adapted_model(self, session: OpenSession, progress: OnCompared) -> AdaptedModel:
         if self._supervisor.running is None:
             progress(translate("Workbench", "starting the engine"), 0, 0)
         try:
@@ -112,18 +118,18 @@ class SimilarSearch:
         except RuntimeFault as fault:
             raise ModelRefusal(not_loaded(fault)) from fault
         try:
-            return await self._adapters.speaker(session, model)
+            return await self._adapters.adapted(session, model)
         except EngineDiedError as fault:
             await self._supervisor.died(model)
             raise Refusal(translate("Workbench", "the engine stopped; try again to restart it")) from fault
         except RuntimeFault as fault:
             raise Refusal(str(fault)) from fault
 
-    async def _vectors_of(self, turns: _Turns, model: LanguageModel, making: Making) -> Mapping[int, Vector]:
+    async def _vectors_of(self, turns: _Turns, model: LanguageModel, maker: VectorMaker) -> Mapping[int, Vector]:
         try:
-            return await making.vectors([turns.chosen, *turns.others])
+            return await maker.vectors([turns.chosen, *turns.others])
         except RuntimeFault as fault:
-            if self._supervisor.running is not model:  # it was exchanged, or its end was noticed elsewhere first
+            if self._supervisor.running is not model:  # it was replaced, or its end was noticed elsewhere first
                 words = translate("Workbench", "the model was changed; try again to compare with the new one")
                 raise Refusal(words) from fault
             if isinstance(fault, EngineDiedError):
@@ -131,10 +137,10 @@ class SimilarSearch:
                 words = translate(
                     "Workbench", "the engine stopped; {0:,} of {1:,} turns are done and remembered. Try again to restart it"
                 )
-                raise Refusal(words.format(making.done, 1 + len(turns.others))) from fault
+                raise Refusal(words.format(maker.done, 1 + len(turns.others))) from fault
             if isinstance(fault, UnsupportedFeatureError):
                 raise ModelRefusal(str(fault)) from fault
-            if isinstance(fault, MemoryBudgetError):  # it names the text by its place in a batch
+            if isinstance(fault, MemoryBudgetError):  # without its place in the batch
                 words = translate("Workbench", "a turn is too long to be compared: {0}")
                 raise Refusal(words.format(str(fault).rpartition("]: ")[2])) from fault
             raise Refusal(str(fault)) from fault
@@ -143,7 +149,7 @@ class SimilarSearch:
 def _rows(
     turns: _Turns, vectors: Mapping[int, Vector], on_path: Collection[int], names: Mapping[int, str]
 ) -> tuple[SimilarTurn, ...]:
-    """By the cosine of the vectors, which have length 1; blocking, any thread."""
+    """Rows sorted by cosine similarity (the vectors have length 1); blocking, any thread."""
     others = np.stack([vectors[one.node_id].values for one in turns.others])  # (n, hidden)
     cosines = np.clip(others @ vectors[turns.chosen.node_id].values, -1.0, 1.0)  # (n,)
     rows = [
@@ -158,12 +164,12 @@ def _rows(
         )
         for one, cosine in zip(turns.others, cosines, strict=True)
     ]
-    return tuple(sorted(rows, key=lambda row: -row.similarity))  # those alike as they were said
+    return tuple(sorted(rows, key=lambda row: -row.similarity))  # stable: equal ones stay in time order
 
 
 def _branch_names(session: OpenSession, node_ids: Sequence[int]) -> dict[int, str]:
-    """What the branches are called in the outline that turns stand on, by the turns' nodes."""
-    names = {row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)}  # the last part of each
+    """The outline names of the branches of nodes, by node."""
+    names = {row.node_id: row.name for row in outline(session.tree, session.tip, session.pruned)}  # by each branch's first node
     nodes, found = session.tree.nodes, {}
     for node_id in node_ids:
         climbed: list[int] = []

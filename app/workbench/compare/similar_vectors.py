@@ -1,4 +1,4 @@
-"""Turns of a session as texts and as vectors: those that are remembered, the others in batches from the model that runs."""
+"""Turns of a session as texts, and as vectors: cached ones, or in batches from the running model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from app.workbench.refusals import stored
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.setup.beginning import Beginning
-from app.workbench.tree.outline import out_of_sight
+from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.reading import slices
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import Turn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IN_WORK: Final = "open"  # a stored answer that has not ended
 
 
-class Said(Struct, frozen=True):
+class TurnText(Struct, frozen=True):
     """A version of a turn, named by its last node."""
 
     node_id: int
@@ -37,13 +37,13 @@ class Said(Struct, frozen=True):
     damaged: bool  # part of it cannot be trusted
 
 
-async def everything_said(store: SessionStore, session: OpenSession) -> AsyncIterator[Said]:
-    """All turns that are in sight, oldest first, but those that are being written; what is read for it is not kept.
+async def turn_texts(store: SessionStore, session: OpenSession) -> AsyncIterator[TurnText]:
+    """All visible turns except running ones, oldest first; nodes read for this are not kept.
 
     Raises:
         Refusal: The store cannot read them.
     """
-    hidden = out_of_sight(session.tree, session.pruned)
+    hidden = hidden_nodes(session.tree, session.pruned)
     for ids in slices([i for i in session.tree.turn_ends() if i not in hidden]):
         turns = [session.tree.turn(i) for i in ids if i in session.tree.nodes]
         wanted = {segment.node.id for turn in turns for segment in turn.segments}
@@ -54,10 +54,10 @@ async def everything_said(store: SessionStore, session: OpenSession) -> AsyncIte
         for turn in turns:
             nodes = [segment.node.id for segment in turn.segments]
             if all(i in rows and i not in session.states and rows[i].status != IN_WORK for i in nodes):
-                yield _said(turn, rows)
+                yield _turn_text(turn, rows)
 
 
-def _said(turn: Turn, rows: Mapping[int, NodeRow]) -> Said:
+def _turn_text(turn: Turn, rows: Mapping[int, NodeRow]) -> TurnText:
     nodes = [rows[segment.node.id] for segment in turn.segments]
     if turn.role == "system":
         text = Beginning.of(nodes[0]).content
@@ -65,20 +65,20 @@ def _said(turn: Turn, rows: Mapping[int, NodeRow]) -> Said:
         stops = [*(node.at_byte for node in nodes[1:]), None]
         parts = [node.text.encode()[:stop] for node, stop in zip(nodes, stops, strict=True)]
         text = b"".join(parts).decode(errors="replace")
-    return Said(nodes[-1].id, turn.role, text, any(node.damaged for node in nodes))
+    return TurnText(nodes[-1].id, turn.role, text, any(node.damaged for node in nodes))
 
 
-LONGEST: Final = 4096  # tokens that are read of a turn; fewer where the context is smaller
-BATCH_BYTES: Final = 4096  # of text: so much is done between two words of how far it is
+LONGEST: Final = 4096  # tokens that are read of a turn, or the context if that is smaller
+BATCH_BYTES: Final = 4096  # of text between two reports of progress
 BATCH_TURNS: Final = 64
-AROUND: Final = 8  # tokens that a tokenizer may put around a text, and in front of its first letter
-FIRST_TOKENS: Final = ("[CLS]", "<cls>")  # that a vocabulary has where a model was trained to sum a text up in its first one
+AROUND: Final = 8  # tokens that a tokenizer may add around a text
+FIRST_TOKENS: Final = ("[CLS]", "<cls>")  # mark models that are trained to summarise a text in its first token
 
 OnDone = Callable[[int, int], None]  # turns, of how many
 
 
 class _Wanted(Struct, frozen=True):
-    """A text whose vector is not cached: as much of it as is read."""
+    """A text whose vector is not cached, cut to what is read."""
 
     key: Key
     text: str
@@ -86,55 +86,55 @@ class _Wanted(Struct, frozen=True):
 
 
 def limit_of(model: LanguageModel) -> int:
-    """Tokens that are read of a turn at most."""
+    """The most tokens that are read of a turn."""
     return min(LONGEST, model.info.context_length)
 
 
 def poolings_of(model: LanguageModel) -> tuple[Pooling, ...]:
-    """Ways to make a vector of hidden states that say something of a text under this model."""
+    """The poolings of hidden states that are meaningful for this model."""
     usual: tuple[Pooling, ...] = ("mean", "last", "max")
     pieces = model.str_vocab
     return (*usual, "cls") if any(token in pieces for token in FIRST_TOKENS) else usual
 
 
-class Making:
-    """Makes the vectors of one look. What was made stays remembered, however that ends.
+class VectorMaker:
+    """Makes the vectors of one comparison. Vectors stay cached, also where it fails.
 
     Attributes:
-        done: Turns that have their vector.
-        computed: Tokens that were pushed through the model, padding too.
+        done: Turns with a vector.
+        computed: Tokens that were computed, with padding.
     """
 
-    def __init__(self, speaker: Speaker, pooling: Pooling, vectors: Vectors, told: OnDone) -> None:
-        self._speaker, self._pooling, self._vectors, self._told = speaker, pooling, vectors, told
+    def __init__(self, adapted: AdaptedModel, pooling: Pooling, vectors: VectorCache, on_done: OnDone) -> None:
+        self._adapted, self._pooling, self._vectors, self._on_done = adapted, pooling, vectors, on_done
         self.done = self.computed = 0
 
-    async def vectors(self, said: Sequence[Said]) -> Mapping[int, Vector]:
-        """One for each turn, by its node.
+    async def vectors(self, turns: Sequence[TurnText]) -> Mapping[int, Vector]:
+        """The vector of each turn, by its node.
 
         Raises:
-            RuntimeFault: The engine ended, or the model cannot.
+            RuntimeFault: The engine ended, or the model cannot make vectors.
         """
-        keys = await asyncio.to_thread(self._keys, said)
-        texts = {keys[one.node_id]: one.text for one in said}
+        keys = await asyncio.to_thread(self._keys, turns)
+        texts = {keys[one.node_id]: one.text for one in turns}
         found = {key: vector for key in texts if (vector := self._vectors.get(key)) is not None}
-        self._tell(keys, found)
+        self._report(keys, found)
         missing = [await self._cut(key, text) for key, text in texts.items() if key not in found]
         for batch in _batches(missing):
-            found.update(await self._made(batch))
-            self._tell(keys, found)
+            found.update(await self._embed(batch))
+            self._report(keys, found)
         return {node_id: found[key] for node_id, key in keys.items()}
 
-    def _keys(self, said: Sequence[Said]) -> Mapping[int, Key]:
-        return {one.node_id: Key.of(self._speaker.numbers, self._pooling, one.text) for one in said}
+    def _keys(self, turns: Sequence[TurnText]) -> Mapping[int, Key]:
+        return {one.node_id: Key.of(self._adapted.fingerprint, self._pooling, one.text) for one in turns}
 
-    def _tell(self, keys: Mapping[int, Key], found: Mapping[Key, Vector]) -> None:
+    def _report(self, keys: Mapping[int, Key], found: Mapping[Key, Vector]) -> None:
         self.done = sum(key in found for key in keys.values())
-        self._told(self.done, len(keys))
+        self._on_done(self.done, len(keys))
 
     async def _cut(self, key: Key, text: str) -> _Wanted:
-        """As much of a text as is read; no token is shorter than a byte, so that few texts need to be counted."""
-        model, limit = self._speaker.model, limit_of(self._speaker.model)
+        """Cuts a text to the tokens that are read; a text with few bytes has few tokens, and is not counted."""
+        model, limit = self._adapted.model, limit_of(self._adapted.model)
         if len(text.encode(errors="surrogatepass")) + AROUND <= limit:
             return _Wanted(key, text, 0)
         ids = await model.tokenize_async(text)
@@ -142,20 +142,20 @@ class Making:
         while len(ids) > limit:
             pieces = b"".join(map(model.decode_token, ids[:kept]))
             beginning = text[: max(len(pieces.decode(errors="ignore")), 1)]
-            ids, kept = await model.tokenize_async(beginning), kept - AROUND  # a word that was cut may have more tokens
+            ids, kept = await model.tokenize_async(beginning), kept - AROUND  # a cut word may have more tokens
             if len(ids) <= limit or kept <= 0:
                 return _Wanted(key, beginning, tokens)
         return _Wanted(key, text, 0)
 
-    async def _made(self, batch: Sequence[_Wanted]) -> dict[Key, Vector]:
+    async def _embed(self, batch: Sequence[_Wanted]) -> dict[Key, Vector]:
         computed = 0
 
         def count(progress: PromptProgress) -> None:
             nonlocal computed
             computed = progress.computed or 0
 
-        rows = await self._speaker.model.embed(
-            [one.text for one in batch], self._pooling, adapters=self._speaker.adapters, on_progress=count
+        rows = await self._adapted.model.embed(
+            [one.text for one in batch], self._pooling, adapters=self._adapted.adapters, on_progress=count
         )
         self.computed += computed
         found = {one.key: Vector(row.copy(), one.tokens) for one, row in zip(batch, rows, strict=True)}
@@ -165,7 +165,7 @@ class Making:
 
 
 def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Texts of about one length together, for those are computed as one; the shortest first."""
+    """Batches of texts of similar length, the shortest first: a batch is padded to its longest text."""
     batch: list[_Wanted] = []
     size = 0
     for one in sorted(wanted, key=lambda one: len(one.text)):
@@ -179,31 +179,30 @@ def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
         yield batch
 
 
-BUDGET: Final = 128 << 20  # bytes: those of 50,000 turns of a small model, of 8,000 of a large one
+BUDGET: Final = 128 << 20  # bytes: 50,000 vectors of a small model, 8,000 of a large one
 
 
 class Key(NamedTuple):
-    """What makes a vector what it is."""
+    """Everything that a vector depends on."""
 
-    numbers: str  # the model under its adapters, as its numbers are filed
+    fingerprint: str  # fingerprint of the model under its adapters
     pooling: Pooling
-    text: bytes  # digest
+    text: bytes  # SHA-256 digest
 
     @classmethod
-    def of(cls, numbers: str, pooling: Pooling, text: str) -> Key:
-        """Of a text, however long."""
-        return cls(numbers, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
+    def of(cls, fingerprint: str, pooling: Pooling, text: str) -> Key:
+        return cls(fingerprint, pooling, hashlib.sha256(text.encode(errors="surrogatepass")).digest())
 
 
 class Vector(Struct, frozen=True):
-    """What a model made of a text."""
+    """The vector of a text."""
 
     values: npt.NDArray[np.float32]  # ``(hidden,) float32``, of length 1
-    tokens: int = 0  # that the text has, where it was too long and only its beginning was read; else 0
+    tokens: int = 0  # of the text if it was too long and only its beginning was read; else 0
 
 
-class Vectors:
-    """As many as fit into a budget. The window's loop only."""
+class VectorCache:
+    """Vectors within a budget, evicted least recently used first. The window's loop only."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._budget = budget
@@ -214,14 +213,13 @@ class Vectors:
         return len(self._held)
 
     def get(self, key: Key) -> Vector | None:
-        """The vector, if it is remembered."""
         found = self._held.get(key)
         if found is not None:
             self._held.move_to_end(key)
         return found
 
     def put(self, key: Key, vector: Vector) -> None:
-        """Remembers it; the same again changes nothing."""
+        """Adds a vector; a known key is left as it is."""
         if key in self._held:
             return
         self._held[key] = vector

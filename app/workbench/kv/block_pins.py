@@ -1,4 +1,4 @@
-"""The KV of pinned sessions stays in the block file, however much others save."""
+"""Keeps the KV of pinned sessions in the block file, however much other sessions save."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from storage import SessionStore, StoreError
 
 log = logging.getLogger(__name__)
 Uses = Sequence[str | tuple[str, float]] | None  # adapters as a request names them
-PIN: Final = "sessions"  # one pin for all: it is replaced, so unpinned and deleted sessions leave it
+PIN: Final = "sessions"  # one pin for all: replacing it also drops unpinned and deleted sessions
 
 
 @dataclass(eq=False, repr=False)
 class BlockPins:
-    """Names the blocks of pinned sessions to the engine, which alone has the block file; on the window's loop."""
+    """Pins the blocks of pinned sessions in the engine, which owns the block file. The window's loop only."""
 
-    _store: SessionStore  # knows which sessions are pinned, and their tokens
-    _supervisor: Supervisor  # gives the model, if it runs
-    _tasks: BackgroundTasks  # tell the engine in the background
-    _keys: dict[int, dict[bytes, None]] = field(default_factory=dict, init=False)  # of pinned sessions
-    _telling: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _told: LanguageModel | None = field(default=None, init=False)  # the last model that heard of them
+    _store: SessionStore  # pinned sessions and their tokens
+    _supervisor: Supervisor
+    _tasks: BackgroundTasks
+    _keys: dict[int, dict[bytes, None]] = field(default_factory=dict, init=False)  # of blocks, by pinned session
+    _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _pinned_in: LanguageModel | None = field(default=None, init=False)  # the last model that got the pins
 
     def __post_init__(self) -> None:
         self._supervisor.subscribe(self._started)
 
     def changed(self) -> None:
-        """Other sessions are pinned than before, some time soon the engine hears of it."""
+        """Updates the pins in the background, after a session was pinned or unpinned."""
         self._tasks.start(self.refresh(), "pin KV")
 
     def _started(self) -> None:
         model = self._supervisor.running
-        if model is not None and model is not self._told:
-            self._told = model
+        if model is not None and model is not self._pinned_in:
+            self._pinned_in = model
             self.changed()
 
     async def refresh(self) -> None:
-        """The blocks of the sessions that are pinned now stay, and no others."""
-        async with self._telling:  # one after the other: the last one read the list last
+        """Pins the blocks of the sessions that are pinned now, and no others."""
+        async with self._refreshing:  # one at a time, so that the last one has the newest list
             await self._refresh()
 
     async def _refresh(self) -> None:
@@ -63,7 +63,7 @@ class BlockPins:
             log.info("the KV of pinned sessions is not held: %s", fault)
             return
         self._keys = known
-        await self._tell(model)
+        await self._pin(model)
 
     @property
     def any(self) -> bool:
@@ -71,21 +71,21 @@ class BlockPins:
         return any(self._keys.values())
 
     async def saved(self, model: LanguageModel, session_id: int, adapters: Uses, ids: Sequence[int]) -> None:
-        """A path of a session was saved that was computed under adapters; where that session is pinned, it stays."""
-        async with self._telling:
+        """Pins a path that was just saved, computed under adapters, if its session is pinned."""
+        async with self._refreshing:
             keys, ends = self._keys.get(session_id), (len(ids), len(ids) - 1)
             if keys is None:
                 return
             try:
                 uses = model.info.uses_under(adapters)
-            except RuntimeFault as fault:  # one was unloaded meanwhile
+            except RuntimeFault as fault:  # an adapter was unloaded meanwhile
                 log.info("the KV of a pinned session is not held: %s", fault)
                 return
             keys |= dict.fromkeys(block_keys(model.info.kv_fingerprint, ids, ends, uses))
-            await self._tell(model)
+            await self._pin(model)
 
-    async def _tell(self, model: LanguageModel | None) -> None:
-        assert model is not None  # it has blocks
+    async def _pin(self, model: LanguageModel | None) -> None:
+        assert model is not None  # only models with blocks get here
         try:
             await model.pin_blocks_async(PIN, [key for keys in self._keys.values() for key in keys])
         except EngineDiedError:

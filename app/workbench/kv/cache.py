@@ -1,4 +1,4 @@
-"""The KV cache of the model that runs, as the window shows it (`ui.CacheCommands`)."""
+"""The KV cache of the running model, as the window shows it (`ui.port.CacheCommands`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.workbench.prompt.prompt import check_tokens
 from app.workbench.prompt.vocabulary import Vocabulary
 from app.workbench.refusals import refusing
 from app.workbench.sessions.open_sessions import OpenSessions
-from app.workbench.setup.adapters import Adapters, Speaker, in_words
+from app.workbench.setup.adapters import AdaptedModel, Adapters, in_words
 from app.workbench.windows import Windows
 from runtime import AdapterInfo, CacheReport, EdgeReport, LanguageModel
 from ui import QT_TRANSLATE_NOOP, CacheCheck, CacheView, EdgeView, Refusal, translate
@@ -24,7 +24,7 @@ NO_MODEL: Final = QT_TRANSLATE_NOOP(
 )
 SHOWN_EDGES: Final = 5
 TAIL_TOKENS: Final = 6
-MOST_CHECKED: Final = 2048  # tokens; without the cache they are one forward, which no other request can interrupt
+MOST_CHECKED: Final = 2048  # tokens: without the cache they are one forward, which no other request can interrupt
 
 
 class _Kept(Struct, frozen=True):
@@ -37,13 +37,13 @@ class _Kept(Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Cache:
-    """Looks at the cache, empties it, keeps paths in it (`ui.port.CacheCommands`)."""
+    """Shows and clears the cache, and pins paths in it (`ui.port.CacheCommands`)."""
 
-    _supervisor: Supervisor  # gives the model, if it runs
-    _sessions: OpenSessions  # the open sessions
-    _vocabulary: Vocabulary  # knows the bytes of tokens
-    _adapters: Adapters  # of a session, brought into the model
-    _windows: Windows  # show how much is held
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _vocabulary: Vocabulary
+    _adapters: Adapters  # loads a session's adapters
+    _windows: Windows  # show the size of the cache
     _kept: dict[int, _Kept] = field(default_factory=dict, init=False)  # by session
 
     def view(self, session_id: int) -> CacheView | None:
@@ -55,7 +55,7 @@ class Cache:
         return self._shown(report, model.info.adapters, kept.tokens if kept is not None and held else None)
 
     async def clear(self) -> None:
-        """Drops all of it.
+        """Clears the cache, pins included.
 
         Raises:
             Refusal: No model runs, or its engine ended.
@@ -70,7 +70,7 @@ class Cache:
         self._windows.refresh_status()
 
     async def keep_path(self, session_id: int, keep: bool) -> None:  # a state, not an option
-        """Pins the path that is shown, or lets it go.
+        """Pins the path shown, or unpins it.
 
         Raises:
             Refusal: No model runs, nothing of the path is in memory, or its engine ended.
@@ -86,26 +86,26 @@ class Cache:
         self._windows.refresh_status()
 
     async def _pin(self, session_id: int, model: LanguageModel, before: _Kept | None) -> None:
-        ids, speaker = await self._path(session_id, model)
+        ids, adapted = await self._path(session_id, model)
         pin = before.pin if before is not None else None
-        pinned = await model.pin_async(ids, pin, adapters=speaker.adapters)
+        pinned = await model.pin_async(ids, pin, adapters=adapted.adapters)
         if not pinned.tokens:
             await model.unpin_async(pinned.pin)
             raise Refusal(translate("Workbench", "nothing of this path is in memory yet; send a message first"))
         self._kept[session_id] = _Kept(model, pinned.pin, pinned.tokens)
 
     async def check_uncached(self, session_id: int) -> CacheCheck:
-        """What follows the path, by the cache and without it.
+        """Compares the log-probabilities after the path with those computed without the cache.
 
         Raises:
             Refusal: No model runs, the path is empty or another tokenizer's, or the engine ended.
         """
         model = self._running()
         async with refusing(self._supervisor, model):
-            ids, speaker = await self._path(session_id, model)
+            ids, adapted = await self._path(session_id, model)
             ids = ids[:MOST_CHECKED]
-            cached = await model.next_token_logprobs(ids, adapters=speaker.adapters)
-            anew = await model.next_token_logprobs_uncached_async(ids, adapters=speaker.adapters)
+            cached = await model.next_token_logprobs(ids, adapters=adapted.adapters)
+            anew = await model.next_token_logprobs_uncached_async(ids, adapters=adapted.adapters)
         both = np.isfinite(cached) & np.isfinite(anew)  # padded entries of a vocabulary are minus infinity in both
         difference = np.abs(cached[both].astype(np.float64) - anew[both].astype(np.float64))
         return CacheCheck(
@@ -121,14 +121,14 @@ class Cache:
             raise Refusal(translate("Workbench", NO_MODEL))
         return model
 
-    async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], Speaker]:
+    async def _path(self, session_id: int, model: LanguageModel) -> tuple[list[int], AdaptedModel]:
         session = await self._sessions.whole(session_id)
         path = session.tree.path(session.tip)
         ids = session.path_ids(path)
         if not ids:
             raise Refusal(translate("Workbench", "this session has no tokens yet; send a message first"))
         check_tokens(model, session, path)
-        return ids, await self._adapters.speaker(session, model)
+        return ids, await self._adapters.adapted(session, model)
 
     def _shown(self, report: CacheReport, adapters: Sequence[AdapterInfo], kept: int | None) -> CacheView:
         return CacheView(

@@ -1,4 +1,4 @@
-"""What the engine has computed goes into its block file after each turn, in the background."""
+"""Saves the KV of each ended answer into the engine's block file, in the background."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BlockSaver:
         self._pins = pins
         self._windows = windows
         self._saving: dict[int, asyncio.Task[None]] = {}  # by session
-        self._next: dict[int, list[Answer]] = {}  # that ended while an earlier one of their session was saved
-        self._ends: dict[int, dict[int, int]] = {}  # tokens of the paths that were saved, by session and last node
+        self._next: dict[int, list[Answer]] = {}  # by session: answers that wait for the save before them
+        self._ends: dict[int, dict[int, int]] = {}  # tokens of saved paths, by session and last node
         running.on_end.append(self._save_all)
 
     def _save_all(self, answers: Sequence[Answer], _note_all: OnNote | None) -> None:
@@ -37,7 +37,7 @@ class BlockSaver:
             self.save(answer)
 
     def save(self, answer: Answer) -> None:
-        """Saves the path of an answer that has ended; never waits."""
+        """Begins to save the path of an ended answer; never waits."""
         model = answer.model
         if model is None or model is not self._supervisor.running or not model.info.options.get("blocks"):
             return
@@ -50,12 +50,12 @@ class BlockSaver:
         task.add_done_callback(lambda _: self._ended(session_id))
 
     async def close(self, seconds: float) -> None:
-        """Waits for what is being saved, for so long; the rest is dropped: it is a cache."""
+        """Waits at most `seconds` for the saves; drops the rest, since the file is a cache."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self._saving and (left := deadline - loop.time()) > 0:  # one that ends may begin the next of its session
+        while self._saving and (left := deadline - loop.time()) > 0:  # the end of a save may begin the next one
             await asyncio.wait(list(self._saving.values()), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)  # its end is heard of
+            await asyncio.sleep(0)  # lets `_ended` run
         self._next.clear()
         tasks = list(self._saving.values())
         for task in tasks:
@@ -65,14 +65,14 @@ class BlockSaver:
 
     def _ended(self, session_id: int) -> None:
         del self._saving[session_id]
-        for answer in self._next.pop(session_id, []):  # one is saved, the others wait again
+        for answer in self._next.pop(session_id, []):  # the first is saved, the others wait again
             self.save(answer)
 
     async def _save(self, model: LanguageModel, answer: Answer) -> None:
         session = answer.session
         try:
             ids = session.path_ids(session.tree.path(answer.node_id))
-        except Refusal as refusal:  # part of it is not read; it is a cache
+        except Refusal as refusal:  # unread or damaged: nothing is cached
             log.info("session %d was not kept: %s", session.id, refusal)
             return
         if not ids or len(ids) > model.info.context_length:
@@ -87,12 +87,12 @@ class BlockSaver:
             log.info("session %d was not kept: %s", session.id, fault)
         else:
             log.debug("session %d: %s", session.id, saved)
-            await self._remember(session.id, ends, answer.node_id, saved.tokens, gone=node)
+            await self._remember(session.id, ends, answer.node_id, saved.tokens, replaced=node)
             await self._pins.saved(model, session.id, answer.options.adapters, ids)
-            self._say(model, no_room=saved.no_room)
+            self._set_note(model, no_room=saved.no_room)
 
-    def _say(self, model: LanguageModel, *, no_room: bool) -> None:
-        """Says where the disk has no room for KV, or has it again."""
+    def _set_note(self, model: LanguageModel, *, no_room: bool) -> None:
+        """Sets or clears the status note about a full block file."""
         blocks = model.info.options.get("blocks")
         budget = blocks.get("budget") if isinstance(blocks, Mapping) else None
         if self._pins.any:
@@ -111,39 +111,41 @@ class BlockSaver:
             self._windows.refresh_status()
 
     async def _ends_of(self, session_id: int) -> dict[int, int]:
-        """Where paths of a session ended when they were saved, before the app was started too."""
+        """Tokens of a session's saved paths by last node, read from the store at first."""
         ends = self._ends.get(session_id)
         if ends is None:
             try:
                 ends = await self._store.saved_ends(session_id)
-            except StoreError as fault:  # then a short block more stays than need be
+            except StoreError as fault:  # then an obsolete short block stays
                 log.info("where session %d was saved is not known: %s", session_id, fault)
                 ends = {}
             ends = self._ends.setdefault(session_id, ends)
         return ends
 
-    async def _remember(self, session_id: int, ends: dict[int, int], node_id: int, tokens: int, *, gone: int | None) -> None:
-        """A path was saved; the short block of the node that is `gone` from the ends is not there any more."""
+    async def _remember(
+        self, session_id: int, ends: dict[int, int], node_id: int, tokens: int, *, replaced: int | None
+    ) -> None:
+        """Records a saved path, which replaced the short block at the end of the node `replaced`."""
         ends[node_id] = tokens
-        if gone is not None:
-            ends.pop(gone, None)
+        if replaced is not None:
+            ends.pop(replaced, None)
         try:
             await self._store.set_saved_ends(session_id, ends)
         except StoreError as fault:
             log.info("where session %d was saved is not kept: %s", session_id, fault)
 
     def _replaced(self, answer: Answer, ends: Mapping[int, int]) -> tuple[int | None, int | None]:
-        """The node and the place where an earlier save of this session ended on the answer's path.
+        """The node and the token at which an earlier save of this session ended on the answer's path.
 
-        Paths go on from there only through it. What other sessions have saved stays: they may end there.
+        The new path replaces that save's short last block. Blocks of other sessions stay, which may end there.
         """
         session = answer.session
         path = session.tree.path(answer.node_id)
         for at in range(len(path) - 1, 0, -1):
             segment, end = path[at - 1], ends.get(path[at - 1].node.id)
             if end is None or (segment.stop is not None and segment.stop < session.runs.length(segment.node.id)):
-                continue  # nothing was saved there, or that end is another path's
+                continue  # nothing was saved there, or for another path
             length = len(session.path_ids(path[:at]))
-            if end in (length, length - 1):  # what was drawn last had no KV yet
+            if end in (length, length - 1):  # the last drawn token had no KV yet
                 return segment.node.id, end
         return None, None

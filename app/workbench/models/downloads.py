@@ -1,4 +1,4 @@
-"""Downloads of models and adapters: they go on whatever a window shows, and what has arrived outlives the app."""
+"""Downloads of models and adapters, which run independently of the windows and can be resumed after a restart."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from runtime import DownloadProgress, Unfinished
 
 log = logging.getLogger(__name__)
-FILE_SECONDS = 1.0  # that a file stays named without news of it
+FILE_SECONDS = 1.0  # for which a file is named before another one is
 
 
 class Fetched(Struct, frozen=True):
-    """What came of a download: its name on the shelf, its folder there, and whether it is an adapter."""
+    """A finished download: its name on the shelf, its folder, and whether it is an adapter."""
 
     name: str
     folder: str
@@ -38,13 +38,13 @@ class Downloads:
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._views: dict[str, Download] = {}
-        self._wanted: dict[str, str] = {}  # by repository: what was asked for, with its revision
+        self._wanted: dict[str, str] = {}  # by repository: the request, with its revision
         self._tasks: dict[str, asyncio.Task[Fetched]] = {}
         self._shown_until: dict[str, float] = {}  # by repository: when another file may be named
         self._closing = False
 
     async def find(self) -> None:
-        """Those that were stopped, now or before the app was started, are told of; so are all others."""
+        """Finds stopped downloads on the disk, and tells the windows of all downloads."""
         for note in await asyncio.to_thread(_unfinished):
             if note.repository not in self._views:
                 self._wanted[note.repository] = f"{note.repository}@{note.commit}"
@@ -53,11 +53,11 @@ class Downloads:
         self._tell_all()
 
     def begin(self, wanted: str, *, adapter: bool = False) -> asyncio.Task[Fetched]:
-        """Begins a download, or goes on with one; where it runs already that one. Its result is a refusal where it failed.
+        """Begins or resumes a download, or returns the running one. The task raises a refusal if it fails.
 
         Args:
-            wanted: ``org/name[@revision]``; a repository that is known here alone means what was asked for before.
-            adapter: It must be one.
+            wanted: ``org/name[@revision]``; without a revision, a known repository means its earlier request.
+            adapter: Whether it must be an adapter.
         """
         repository = wanted.strip().partition("@")[0]
         running = self._tasks.get(repository)
@@ -75,14 +75,14 @@ class Downloads:
         return task
 
     async def pause(self, repository: str) -> None:
-        """Stops it; what has arrived is kept."""
+        """Stops a download; its partial files are kept."""
         task = self._tasks.get(repository)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def cancel(self, repository: str) -> int:
-        """Stops it and deletes what has arrived; of one that is done nothing is deleted."""
+        """Stops a download and deletes its partial files; returns the bytes freed. A finished one is only forgotten."""
         view = self._views.get(repository)
         await self.pause(repository)
         freed = 0
@@ -91,14 +91,14 @@ class Downloads:
                 freed = await asyncio.to_thread(_discard, repository)
             except RuntimeFault as fault:
                 raise Refusal(str(fault)) from fault
-        if repository not in self._tasks:  # else it was begun again meanwhile
+        if repository not in self._tasks:  # else it was begun again
             self._views.pop(repository, None)
             self._wanted.pop(repository, None)
             self._tell_all()
         return freed
 
     async def close(self) -> None:
-        """The app ends: all are stopped, what has arrived is kept."""
+        """Stops all downloads when the app ends; partial files are kept."""
         self._closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -110,12 +110,12 @@ class Downloads:
         try:
             fetched = await stoppable(partial(_fetch, wanted, adapter), partial(self._progress, repository))
         except asyncio.CancelledError:
-            kept = {note.repository: note.kept for note in _unfinished()}  # a folder or two are looked at
+            kept = {note.repository: note.kept for note in _unfinished()}  # reads a few folders
             self._end(repository, state=DownloadState.PAUSED, done=kept.get(repository, 0), rate=0.0, eta=None, note="")
             raise
         except RuntimeFault as fault:
             kept_bytes = fault.kept if isinstance(fault, DownloadError) else 0
-            if adapter and not kept_bytes:  # the caller is told at once
+            if adapter and not kept_bytes:  # the caller reports it
                 del self._tasks[repository], self._views[repository]
                 self._tell_all()
             else:
@@ -133,26 +133,26 @@ class Downloads:
         if error is not None and not isinstance(error, Refusal):  # a fault of ours
             log.error("the download of %s failed", repository, exc_info=error)
         if self._tasks.get(repository) is not task:
-            return  # its own line says it; callers that wait are told too
+            return  # `_fetch` has reported it
         if error is None:  # it never began
             self._end(repository, state=DownloadState.PAUSED)
-        else:  # it can be tried again all the same
+        else:  # it can be retried
             self._end(repository, state=DownloadState.FAILED, rate=0.0, eta=None, note=str(error))
 
     def _progress(self, repository: str, step: DownloadProgress) -> None:
         view = self._views[repository]
-        if step.total:  # while it is looked up, what was here before is still shown
+        if step.total:  # none during the lookup: the earlier numbers stay
             view = replace(view, done=step.done, total=step.total)
         now = time.monotonic()
         other = step.file and step.file != view.file
-        if not other or now >= self._shown_until.get(repository, 0.0):  # of files that come side by side one is named
+        if not other or now >= self._shown_until.get(repository, 0.0):  # of parallel files one is named
             self._shown_until[repository] = now + FILE_SECONDS
             view = replace(view, file=step.file, file_done=step.file_done, file_total=step.file_total)
             view = replace(view, step=step.state, note=step.note)
         self._show(replace(view, rate=step.rate, eta=step.eta))
 
     def _end(self, repository: str, **changes: object) -> None:
-        del self._tasks[repository]  # before it is told: a listener may begin it again
+        del self._tasks[repository]  # before the event: a listener may begin it again
         self._show(replace(self._views[repository], **changes))
 
     def _show(self, view: Download) -> None:

@@ -1,4 +1,4 @@
-"""Which model answers, on which engine, and what it is loaded with (`ui.port.ModelCommands`)."""
+"""Chooses the model, its engine and its load options (`ui.port.ModelCommands`)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class Models:
-    """Chooses models and loads them (`ui.port.ModelCommands`). A change holds from the next request on."""
+    """Chooses models and loads them (`ui.port.ModelCommands`). A change applies from the next request on."""
 
     _supervisor: Supervisor  # loads the model
-    _settings: Settings  # what models are loaded with
-    _sessions: OpenSessions  # failed answers may succeed under another model
-    _running: RunningAnswers  # no model is exchanged under an answer
-    _vocabulary: Vocabulary  # learns that of a model that was loaded
-    _tasks: BackgroundTasks  # start the engine in the background
-    _windows: Windows  # hear of changes
+    _settings: Settings  # load options
+    _sessions: OpenSessions  # failed answers may be retried under another model
+    _running: RunningAnswers  # the model does not change during an answer
+    _vocabulary: Vocabulary  # of the loaded model
+    _tasks: BackgroundTasks
+    _windows: Windows
 
     def warm_up(self) -> None:
         """Starts the engine in the background, so that the first answer need not wait for it."""
@@ -70,14 +70,14 @@ class Models:
         ]
 
     def _label(self, entry: ShelfEntry) -> str:
-        """A model's title; of the one that runs, behind the form of its weights where that was asked for."""
+        """A model's title, after the form of its weights if it runs with another one than its own."""
         running = self._supervisor.running
         if running is None or entry.name != self._supervisor.source or running.info.computed_with == running.info.dtype:
             return entry.title
-        return f"{running.info.options['weights']} · {entry.title}"  # in front: what is too long is cut at its end
+        return f"{running.info.options['weights']} · {entry.title}"  # in front, since a long title is cut at its end
 
     def _server_label(self, connection: Connection) -> str:
-        """The name that it was given; of one without a name what the server says, once it has answered."""
+        """The given name of a model on a server; without one, the name that the server gave."""
         running = self._supervisor.running
         answered = running is not None and connection.name == self._supervisor.source and "://" in connection.name
         return running.info.name if answered and running is not None else title_of(connection)
@@ -87,7 +87,7 @@ class Models:
         await self._change(source=source, options=self._settings.options_for(source))
 
     def backends(self) -> Sequence[BackendChoice]:
-        """The engines that are known, without the toys."""
+        """The engines that run real models."""
         choices = backend_choices(self._supervisor.backend)
         running = self._supervisor.running
         remote = running is not None and not running.has("kv")  # no engine of this machine is in use
@@ -112,18 +112,18 @@ class Models:
         if len(self._running):
             raise Refusal(translate("Workbench", BUSY))
         await self._supervisor.change(**changes)
-        self._windows.tell(ModelsChanged())  # the others name it while it is being loaded
-        self._sessions.hope()
+        self._windows.tell(ModelsChanged())  # the windows name the model while it loads
+        self._sessions.allow_retries()
         self.warm_up()
 
     # ---- what one model is loaded with --------------------------------------------------------------------------------
 
     async def load_plan(self, name: str, choice: LoadChoice | None = None) -> LoadPlan:
-        """By the headers of its weights."""
+        """The memory a model needs, from the headers of its weights."""
         await self._settings.load()
         chosen = self._settings.own.of(name) if choice is None else choice
         if await refused(asyncio.to_thread(find_server, name)) is not None:
-            return LoadPlan(chosen, None)  # it takes nothing of this machine
+            return LoadPlan(chosen, None)  # it needs no memory here
         options = {key: value for key, value in self._settings.options_for(name, chosen).items() if value is not None}
         entry, fit, forms = await refused(asyncio.to_thread(_reckon, name, options, self._supervisor.backend))
         values = self._settings.values
@@ -137,13 +137,13 @@ class Models:
         )
 
     async def open(self, name: str, choice: LoadChoice) -> None:
-        """Kept first: the engine is loaded with it whenever it starts again."""
+        """Saves the load choice of a model, then loads it."""
         await self._settings.load()
         await self._settings.own.keep(name, choice)
         await self.choose(name)
 
     async def remember_context(self, name: str, context: int) -> None:
-        """Beside what else was chosen for it."""
+        """Saves a model's context length in its load choice."""
         await self._settings.load()
         await self._settings.own.keep(name, replace(self._settings.own.of(name), context=context))
         if name == self._supervisor.source:
@@ -152,13 +152,13 @@ class Models:
 
 
 def _reckon(name: str, options: Mapping[str, Any], backend: str) -> tuple[ShelfEntry, Fit | None, list[WeightsForm]]:
-    """A model, what it takes on the engine that would be chosen, and the forms of its weights there."""
+    """A model, its memory on the engine that would be chosen, and the forms of its weights there."""
     from app.fitting import fits, forms_under
     from runtime import ModelShelf, measured_perplexities
 
     shelf = ModelShelf()
     entry = shelf.find(name)
-    if not entry.complete or options.get("offload", "none") != "none":  # what does not fit stays on disk
+    if not entry.complete or options.get("offload", "none") != "none":  # with offload the rest stays on the disk
         return entry, None, []
     found = fits(shelf.config(name), entry.weights, entry.dtype, entry.backends, None, options=options, prefer=backend)
     if not found:

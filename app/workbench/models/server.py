@@ -1,4 +1,4 @@
-"""The model of the windows for other programs: `app.serve` on a thread of its own, from when the person starts it."""
+"""Serves the windows' model to other programs: `app.serve` on a thread of its own, started by the user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ui import Refusal, lacking, translate
 
 
 class Server:
-    """Listens on this computer's own address alone (`ui.port.ServerCommands`). All members belong to the windows' loop.
+    """Listens on 127.0.0.1 only (`ui.port.ServerCommands`). All members belong to the windows' loop.
 
     Args:
-        supervisor: Has the model; it is started at a request where none runs.
-        windows: Show that it is on.
+        supervisor: Gives the model; a request loads it if none runs.
+        windows: Show the address.
     """
 
     def __init__(self, supervisor: Supervisor, windows: Windows) -> None:
@@ -32,7 +32,7 @@ class Server:
         return "" if self._thread is None else self._thread.address
 
     async def start(self, port: int) -> str:
-        """Starts it; its address.
+        """Starts the server if necessary; returns its address.
 
         Raises:
             Refusal: The port is taken, or the model cannot be served.
@@ -72,10 +72,10 @@ class Server:
 
 
 class _Thread:
-    """Runs the server: what a client asks for costs the window nothing.
+    """Runs the server, so that its clients do not slow the window down.
 
     Attributes:
-        ready: Done when the port answers; or why it does not.
+        ready: Done when the port answers, or has the fault.
         ended: Done when the port is closed.
     """
 
@@ -88,21 +88,21 @@ class _Thread:
         threading.Thread(target=self._run, name="server", daemon=True).start()
 
     def stop(self) -> None:
-        """Begins its end; a request that comes meanwhile starts no engine."""
+        """Begins to stop the server; a request meanwhile starts no engine."""
         self._stopped = True
         self._stop()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as fault:  # noqa: BLE001  # the border: the window hears it
+        except BaseException as fault:  # noqa: BLE001  # the border: `start` raises it
             if not self.ready.done():
                 self.ready.set_exception(fault)
         finally:
             self.ended.set_result(None)
 
     async def _serve(self) -> None:
-        from app.serve import Access, Engine, bind, serve  # not before it is wanted: the window starts without it
+        from app.serve import Access, Engine, bind, serve  # the window opens without it
 
         bound = bind("127.0.0.1", self._port)
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

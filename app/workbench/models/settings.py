@@ -1,4 +1,4 @@
-"""Settings of the app and of single models: read field by field, changed one at a time, given to the engine."""
+"""Settings of the app and of single models: read field by field, changed one at a time, passed to the engine."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ _AS_SET = LoadChoice()
 
 @dataclass(eq=False, repr=False)
 class LoadChoices:
-    """By the model's name. All members belong to the window's loop."""
+    """The load choices of single models, by name. All members belong to the window's loop."""
 
-    _store: SessionStore  # where they are saved
+    _store: SessionStore
     _held: dict[str, LoadChoice] = field(default_factory=dict, init=False)
-    _keeping: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # held from reading them until they are saved
+    _keeping: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # held while a change is saved
 
     async def load(self) -> None:
-        """Reads them; what cannot be taken is left out."""
+        """Reads them; invalid ones are left out."""
         try:
             held = await self._store.setting(LOADS_SETTING)
-        except StoreError:  # the settings, read from the same file, say so
+        except StoreError:  # the settings, in the same file, report it
             held = None
         found = held.items() if isinstance(held, Mapping) else ()
         choices = {str(name): _read_choice(value) for name, value in found}
         self._held = {name: choice for name, choice in choices.items() if choice != _AS_SET}
 
     def of(self, name: str) -> LoadChoice:
-        """What holds for a model alone."""
+        """A model's own load choice, or the default one."""
         return self._held.get(name, _AS_SET)
 
     async def keep(self, name: str, choice: LoadChoice) -> None:
-        """From now on; what leaves all to the settings is forgotten.
+        """Saves a model's load choice; the default one is deleted.
 
         Raises:
-            Refusal: It cannot be, or cannot be saved.
+            Refusal: It is not valid, or cannot be saved.
         """
         try:
             LoadOptions.from_mapping(options_of(choice))
@@ -68,12 +68,12 @@ class LoadChoices:
                 self._held = wanted
 
     async def forget(self, name: str) -> None:
-        """The model is gone."""
+        """Deletes the choice of a removed model."""
         await self.keep(name, _AS_SET)
 
 
 def options_of(choice: LoadChoice) -> dict[str, Any]:
-    """What it says, by the names of `LoadOptions`."""
+    """A choice by the names of `LoadOptions`."""
     found: dict[str, Any] = {} if choice.context is None else {"context_length": choice.context}
     return found if choice.weights == "auto" else {**found, "weights": choice.weights}
 
@@ -88,18 +88,18 @@ def _read_choice(value: object) -> LoadChoice:
 
 
 log = logging.getLogger(__name__)
-HINTS = frozenset({"tokens", "models"})  # what is explained once
-HINTS_SETTING = "hints"  # those that were dismissed
+HINTS = frozenset({"tokens", "models"})  # explanations that are shown until dismissed
+HINTS_SETTING = "hints"  # the setting with the dismissed ones
 SETTING = "settings"
-BUDGET = 4 << 30  # bytes of KV on the disk, for all models together
+BUDGET = 4 << 30  # bytes of the block file, for all models together
 LOADED_WITH = (  # fields of LoadOptions
     "device", "dtype", "weights", "context_length", "threads", "draft_model", "chat_format", "chat_template_file",
     "offload", "kv_cache_bytes",
 )  # fmt: skip
-WISHES = ("weights", "context_length", "offload")  # of them, those that a model may have no use for
-PLAIN = {"offload": "none"}  # what leaves it to the engine, where "auto", "" and None do not
+WISHES = ("weights", "context_length", "offload")  # of them, those that a model may ignore
+PLAIN = {"offload": "none"}  # values that mean the engine's default, beside "auto", "" and None
 LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {  # rows of the window: what is said of another value, what they may be
+    {  # name: message for other values, allowed values
         "scheme": (
             QT_TRANSLATE_NOOP("Workbench", "the colours must be one of {0}, not {1!r:.60}"),
             ("system", "light", "dark"),
@@ -119,9 +119,9 @@ LOOKS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 )
 LEAST_TEXT, MOST_TEXT = 80, 200  # percent
 LEAST_KV = 1 << 20
-MOST_TEMPLATE = 1 << 20  # bytes; the engine, which compiles it, may take less
+MOST_TEMPLATE = 1 << 20  # bytes; the engine may accept less
 OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {  # two rows that say the same thing: setting one clears the other
+    {  # exclusive settings: setting one resets the other
         "chat_format": ("chat_template_file", ""),
         "chat_template_file": ("chat_format", "auto"),
     }
@@ -129,37 +129,37 @@ OTHERWISE: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def blocks_in(data: DataFolder, budget: int = BUDGET) -> dict[str, Any]:
-    """`LoadOptions.blocks` of a data folder, for the holder of its lock; plain values that cross the pipe."""
+    """`LoadOptions.blocks` of a data folder, for the holder of its lock."""
     return {"factory": "storage:open_blocks", "path": str(data.blocks), "budget": budget}
 
 
 async def disk_budget(store: SessionStore) -> int:
-    """The bytes that the settings allow; opened with less, the block file drops the rest."""
+    """The byte limit of the block file, which drops blocks when it is opened with less."""
     values, _ = read_settings(await intact(store.setting(SETTING)))
     return values.disk_bytes or BUDGET
 
 
 @dataclass(eq=False, repr=False)
 class Settings:
-    """What holds for the whole app (`ui.port.SettingsCommands`). All members belong to the window's loop."""
+    """Settings of the whole app (`ui.port.SettingsCommands`). All members belong to the window's loop."""
 
-    _store: SessionStore  # where settings are saved
+    _store: SessionStore
     _supervisor: Supervisor  # loads the model with them
-    _presets: Presets  # knows the presets' names
+    _presets: Presets
     values: AppSettings = field(default_factory=AppSettings, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
     _loaded: bool = field(default=False, init=False)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # held until a change is saved
-    # held while it is looked whether a hint was dismissed, and dismissed
+    # held while a hint is checked and dismissed
     _dismissing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
         self.own = LoadChoices(self._store)
-        self._first_backend = self._supervisor.backend  # as it was asked for at the start
+        self._first_backend = self._supervisor.backend  # of the command line
         self._blocks: Mapping[str, Any] | None = self._supervisor.options.get("blocks")
 
     async def load(self) -> AppSettings:
-        """Reads them, once; what cannot be taken falls back to its default, with a note."""
+        """Reads them once; invalid values fall back to their defaults, with a note."""
         if not self._loaded:
             await self._presets.load()
             await self.own.load()
@@ -175,7 +175,7 @@ class Settings:
         return self.values
 
     async def view(self) -> SettingsView:
-        from runtime import CHAT_FORMATS  # read when the window shows them: its start needs none of it
+        from runtime import CHAT_FORMATS  # the window opens without it
 
         await self.load()
         models = [entry.name for entry in await asyncio.to_thread(models_here)]
@@ -191,7 +191,7 @@ class Settings:
                 "chat_format": ["auto", "none", *CHAT_FORMATS],
                 "offload": ["none", "disk"],
                 "draft_model": ["", *models],
-                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" is that one
+                "preset": ["", *(name for name in self._presets.names if name != OWN)],  # "" means that one
             },
             notes=list(self._notes),
             data=await asyncio.to_thread(self._facts),
@@ -202,7 +202,7 @@ class Settings:
         return await self.view()
 
     async def set(self, name: str, value: object) -> None:
-        """Checks one field, saves it, and lets it hold now where it can."""
+        """Checks and saves one setting, and applies it at once if possible."""
         await self.load()
         if name not in {f.name for f in fields(AppSettings)}:
             raise Refusal(translate("Workbench", "there is no setting {0!r:.40}").format(name))
@@ -226,12 +226,12 @@ class Settings:
         path = self._store.path
         backups = [file for file in (path.parent / "backups").glob("*") if file.is_file() and file.suffix != ".partial"]
         backups.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        file = path.resolve()  # beside what a link leads to stands the log of changes: what is not yet in the file itself
+        file = path.resolve()  # the write-ahead log is beside the target of a link
         size = sum(each.stat().st_size for each in (file, file.with_name(f"{file.name}-wal")) if each.exists())
         return DataFacts(str(path.parent), size, [file.name for file in backups])
 
     async def _set_budget(self, value: object) -> None:
-        """How much KV is kept holds at once; what the engine chose itself it chooses again when the model is loaded."""
+        """Applies a KV budget to the running model; None (the engine's choice) applies at the next load."""
         model = self._supervisor.running
         if model is None or not isinstance(value, int) or not model.has("kv"):
             return
@@ -247,7 +247,7 @@ class Settings:
         return HINTS - {name for name in held if isinstance(name, str)} if isinstance(held, list) else HINTS
 
     async def dismiss_hint(self, name: str) -> bool:
-        async with self._dismissing:  # several windows may open at once
+        async with self._dismissing:  # several windows may ask at once
             left = await self.hints()
             if name in left:
                 await stored(self._store.set_setting(HINTS_SETTING, sorted((HINTS - left) | {name})))
@@ -258,30 +258,30 @@ class Settings:
         return Backup(str(made), await asyncio.to_thread(lambda: made.stat().st_size))
 
     async def verify_data(self) -> Sequence[str]:
-        """Reads every stored row; what is damaged is set aside, so that the rest is whole."""
+        """Checks every stored row and sets the damaged ones aside; returns a line for each."""
         damage = await stored(self._store.verify())
         if damage:
             try:
                 await self._store.set_aside_damage()
-            except StoreError as fault:  # what is damaged is told all the same
+            except StoreError as fault:  # the damage is reported anyway
                 log.warning("what is damaged could not be set aside: %s", fault)
-        return [told(row) for row in damage]
+        return [damage_text(row) for row in damage]
 
     # ---- for the engine ----
 
     def pass_on(self) -> None:
-        """To the engine that is loaded next, and to sessions that chose no preset."""
+        """Passes the settings to the next load of the engine, and to sessions without a preset."""
         self._presets.chosen = self.values.preset
         options = self.options_for(self._supervisor.source)
         backend = self.values.backend if self.values.backend != "auto" else self._first_backend
         self._supervisor.prepare(backend=backend, options=options, now=("kv_cache_bytes",))
 
     def options_for(self, source: str, choice: LoadChoice | None = None) -> dict[str, Any]:
-        """What a model is loaded with: what holds for all, and over it what holds for it alone.
+        """The load options of a model: the settings, overridden by its own choice.
 
         Args:
             source: The model.
-            choice: In place of what is remembered with it.
+            choice: Replaces the model's saved choice.
         """
         values = self.values
         options = {name: getattr(values, name) for name in LOADED_WITH}
@@ -289,12 +289,12 @@ class Settings:
         if self._blocks is not None:
             options["blocks"] = {**self._blocks, "budget": values.disk_bytes or self._blocks["budget"]}
         own = options_of(self.own.of(source) if choice is None else choice)
-        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all, not for this one
+        wishes = [name for name in WISHES if options[name] is not None and name not in own]  # set for all models
         return options | own | {"wishes": wishes or None}
 
 
 def read_settings(held: object) -> tuple[AppSettings, list[str]]:
-    """What was stored, without what cannot be taken; a line about each field that fell back."""
+    """The valid stored settings, and a line about each invalid one."""
     if held is None:
         return AppSettings(), []
     if not isinstance(held, Mapping):
@@ -317,7 +317,7 @@ def read_settings(held: object) -> tuple[AppSettings, list[str]]:
 
 
 def _read_template(path: Path) -> None:
-    """Refuses a file that cannot be a template; the engine, which has the sandbox, compiles it when it loads the model."""
+    """Refuses a file that cannot be a template; the engine compiles it in its sandbox when it loads the model."""
     try:
         data = read_regular(path, MOST_TEMPLATE)
     except OSError as fault:
@@ -336,7 +336,7 @@ def _read_template(path: Path) -> None:
 
 
 def problem_of(name: str, value: object) -> str:
-    """What is wrong with a value of a setting; "" where nothing is."""
+    """What is wrong with the value of a setting; "" if it is valid."""
     if name == "chat_template_file" and not value:
         return "" if value == "" else translate("Workbench", "the chat template is a file, not {0!r:.60}").format(value)
     if name in ("backend", "draft_model", "preset"):
@@ -347,7 +347,7 @@ def problem_of(name: str, value: object) -> str:
         return "" if value in looks else translate("Workbench", said).format(", ".join(looks), value)
     if name == "text_percent":
         whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # it is whole
+        fits = whole and LEAST_TEXT <= value <= MOST_TEXT  # type: ignore[operator]  # an int here
         words = translate("Workbench", "the text size must be between {0} and {1} %, not {2!r:.60}")
         return "" if fits else words.format(LEAST_TEXT, MOST_TEXT, value)
     if name == "disk_bytes":
@@ -363,8 +363,8 @@ def problem_of(name: str, value: object) -> str:
     return ""
 
 
-def told(row: DamageRow) -> str:
-    """What is damaged, and which session and turn it belongs to."""
+def damage_text(row: DamageRow) -> str:
+    """A damaged row in words, with its session and turn."""
     place = [repr(row.title)] if row.title else []
     if row.turn is not None:
         place.append(f"turn {row.turn}")
@@ -372,7 +372,7 @@ def told(row: DamageRow) -> str:
 
 
 async def back_up(store: SessionStore) -> None:
-    """Makes today's backup where there is none; damaged rows are set aside before. A failure is logged."""
+    """Makes today's backup if there is none, after damaged rows were set aside; a failure is logged."""
     try:
         try:
             await store.back_up_daily()
@@ -382,5 +382,5 @@ async def back_up(store: SessionStore) -> None:
             await store.back_up_daily()
     except StoreFullError as fault:
         log.warning("%s", fault)
-    except StoreError as fault:  # the next time tries again
+    except StoreError as fault:  # the next start tries again
         log.warning("the sessions were not backed up: %s", fault)

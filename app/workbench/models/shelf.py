@@ -1,4 +1,4 @@
-"""The shelf of models: what is on it, fetched for it, made for it; the hub's token."""
+"""The shelf of models and adapters, searches and downloads from the hub, imports, and the hub's token."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ PROPOSED = 3  # models to begin with
 
 @dataclass(eq=False, repr=False)
 class Shelf:
-    """Models and adapters on this machine, and what the hub has (`ui.port.ShelfCommands`)."""
+    """Models and adapters on this machine and on the hub (`ui.port.ShelfCommands`)."""
 
-    _supervisor: Supervisor  # knows which model is loaded
-    _settings: Settings  # what models are loaded with
-    _downloads: Downloads  # those under way
-    _windows: Windows  # hear of changes
+    _supervisor: Supervisor
+    _settings: Settings  # load options of models
+    _downloads: Downloads
+    _windows: Windows
     _plans: dict[str, DownloadPlan] = field(default_factory=dict, init=False)  # by name, the latest ones
 
     async def list(self) -> Sequence[ShelfModel]:
@@ -73,9 +73,9 @@ class Shelf:
 
     async def remove(self, name: str) -> int:
         if name == self._supervisor.source and self._supervisor.state not in (EngineState.NONE, EngineState.DIED):
-            # it may be loading: its lock is not held yet
+            # while it loads, its lock may not be held yet
             raise Refusal(translate("Workbench", "{0} is in use here; open another model first").format(name))
-        freed = await refused(asyncio.to_thread(_remove, name))  # a server is only forgotten
+        freed = await refused(asyncio.to_thread(_remove, name))  # of a server only the entry is deleted
         await self._settings.own.forget(name)
         self._windows.tell(ModelsChanged())
         return freed
@@ -86,12 +86,12 @@ class Shelf:
         return name
 
     async def connect(self, server: Server) -> str:
-        """Asks the server what it is; kept if it answers."""
+        """Connects to a server, and adds it to the shelf if it answers."""
         connection, arguments = await refused(asyncio.to_thread(_connection, server))
         return await refused(self._connect(connection, arguments, server.key))
 
     async def _connect(self, connection: Connection, arguments: dict[str, Any], key: str) -> str:
-        """Cancelled, it closes the socket and keeps nothing."""
+        """If cancelled, closes the socket and saves nothing."""
         from runtime import connect_async, keep_connection
 
         async with await connect_async(**arguments) as model:
@@ -134,7 +134,7 @@ class Shelf:
         return await self._downloads.cancel(repository)
 
     def _reckoned(self, name: str) -> dict[str, Any]:
-        """What a model that is not here yet would be loaded with."""
+        """The load options of a model that is not here yet."""
         return {option: value for option, value in self._settings.options_for(name).items() if value is not None}
 
     # ---- made of other files ----
@@ -143,20 +143,20 @@ class Shelf:
         return await refused(asyncio.to_thread(_plan_gguf, path))
 
     async def import_gguf(self, path: Path, progress: OnTransfer, *, keep_quantised: bool) -> str:
-        """Converted onto the shelf, in a process of its own."""
+        """Converts a GGUF file onto the shelf, in a process of its own."""
         work = partial(_import, path, keep_quantised)
         name = await refused(stoppable(work, lambda step: progress(step.done, step.total)))
         self._windows.tell(ModelsChanged())
         return name
 
     async def quantise(self, name: str, bits: Bits, progress: OnTransfer) -> str:
-        """In a process of its own."""
+        """Makes a quantised copy of a model, in a process of its own."""
         made = await refused(stoppable(partial(_quantise, name, bits), lambda step: progress(step.done, step.total)))
         self._windows.tell(ModelsChanged())
         return made
 
     async def hub_token(self) -> TokenView:
-        """The keychain is asked on a thread: it may ask its user."""
+        """Asks the keychain on a thread, since it may show a prompt."""
         return await refused(asyncio.to_thread(_token))
 
     async def keep_hub_token(self, token: str) -> TokenView:
@@ -166,7 +166,7 @@ class Shelf:
         return await refused(asyncio.to_thread(_forget))
 
 
-# ---- on a thread; what they need of the runtime is loaded there, for the window opens without it --------------------------
+# ---- on a thread, which also imports the runtime: the window opens without it ----------------------------------------------
 
 
 def _on_the_shelf(source: str) -> tuple[list[ShelfEntry], list[ShelvedAdapter], list[Connection]]:
@@ -196,8 +196,8 @@ def _add(path: Path) -> str:
 
 
 def _connection(server: Server) -> tuple[Connection, dict[str, Any]]:
-    """The connection, named after model and host where it was given no name, and what `connect_async` takes."""
-    from runtime import Connection, check_connection_name, connect_async  # noqa: F401  # HTTP is loaded here, not on the loop
+    """The connection, by default named after model and host, and the arguments of `connect_async`."""
+    from runtime import Connection, check_connection_name, connect_async  # noqa: F401  # imports HTTP here, not on the loop
 
     host = server.url.partition("://")[2] or server.url
     plain = re.sub(r"[^A-Za-z0-9._]+", "-", f"{server.model.rpartition('/')[2]}-{host}").strip("-._")[:100]
@@ -221,7 +221,7 @@ def _offers() -> list[Offer]:
         if entry.complete
         for name in (entry.name.partition("@")[0], entry.title, Path(entry.source).name.removesuffix(".gguf"))
     }
-    best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the smallest is here soonest
+    best = {model.name for model in (*fitting(PROPOSED), *(() if here else catalogue()[:1]))}  # the first one is the smallest
     return [offer_of(model, here, best=model.name in best) for model in catalogue()]
 
 
@@ -233,7 +233,7 @@ def _search(words: str) -> list[HubFind]:
 
 
 def _first_fit(plan: DownloadPlan, context: int | None, options: Mapping[str, Any], backend: str) -> Fit | None:
-    """On the engine that would be chosen."""
+    """The memory a model needs on the engine that would be chosen; None if unknown."""
     from app.fitting import fits
 
     if plan.kind == "adapter":

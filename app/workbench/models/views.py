@@ -1,4 +1,4 @@
-"""Models, plans and finds of the runtime in the window's words."""
+"""The runtime's models, plans and search results as the window's views."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def model_of(entry: ShelfEntry, source: str, own: LoadChoice) -> ShelfModel:
-    """A model of the shelf; `source` is loaded, `own` is what it alone is loaded with."""
+    """A model of the shelf; `source` is the loaded one, `own` the model's load choice."""
     form = f"{entry.quantisation}, {entry.format}" if entry.quantisation else entry.format
     return ShelfModel(
         name=entry.name,
@@ -62,7 +62,7 @@ def adapter_of(found: ShelvedAdapter) -> ShelfModel:
 
 
 def fit_of(fit: Fit) -> FitView:
-    """Whether a model fits."""
+    """The memory a model needs."""
     return FitView(
         engine=fit.backend,
         context=fit.context,
@@ -77,7 +77,7 @@ def fit_of(fit: Fit) -> FitView:
 
 
 def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> ModelPlan:
-    """What fetching a repository means; `own_context` is what it alone is to be loaded with."""
+    """The download of a repository; `own_context` is the context length chosen for it."""
     return ModelPlan(
         repository=plan.repository,
         commit=plan.commit,
@@ -97,7 +97,7 @@ def plan_of(plan: DownloadPlan, fit: Fit | None, own_context: int | None) -> Mod
     )
 
 
-GOOD_FOR = (  # what the catalogue says of its models
+GOOD_FOR = (  # the catalogue's descriptions of its models
     QT_TRANSLATE_NOOP("Catalogue", "trying things out: very small, and fast on any machine"),
     QT_TRANSLATE_NOOP("Catalogue", "short answers and rewriting on an old machine"),
     QT_TRANSLATE_NOOP("Catalogue", "a small model that thinks before it answers; many languages"),
@@ -115,7 +115,7 @@ GOOD_FOR = (  # what the catalogue says of its models
 
 
 def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
-    """A model that is proposed; `here` are the repositories on the shelf, and the titles of what is made of files."""
+    """A model of the catalogue; `here` are the repositories and titles on the shelf."""
     chosen, fit = model.variant(), fit_of(model.fit())
     return Offer(
         name=model.name,
@@ -132,7 +132,7 @@ def offer_of(model: CatalogueModel, here: set[str], *, best: bool) -> Offer:
 
 
 def find_of(model: HubModel, here: set[str]) -> HubFind:
-    """What the hub found; `here` are the engines of this machine."""
+    """A search result of the hub; `here` are the engines of this machine."""
     parameters = parameters_of(model.parameters) if model.parameters else ""
     what = translate("Workbench", "an adapter") if model.kind == "adapter" else model.quantisation or ""
     downloads = translate("Workbench", "{0:,} downloads last month").format(model.downloads)
@@ -144,9 +144,9 @@ def find_of(model: HubModel, here: set[str]) -> HubFind:
 
 
 def backend_choices(asked: str) -> list[BackendChoice]:
-    """Every engine that runs real models here, in the order of their names; `asked` may be "auto".
+    """Every engine for real models, sorted by name; `asked` may be "auto".
 
-    A vLLM server is none of them: the shelf connects to it.
+    vLLM is left out: the shelf connects to a server.
     """
     from runtime import available_backends, brings_text, default_backend  # they look through every installed package
 
@@ -159,30 +159,30 @@ def backend_choices(asked: str) -> list[BackendChoice]:
 
 
 def parameters_of(count: int) -> str:
-    """How large a model is, in words."""
+    """A parameter count in words."""
     return translate("Workbench", "{0:,.0f} M parameters").format(count / 1e6)
 
 
 def detail_of(entry: ShelfEntry) -> str:
-    """A model's size and format in a few words."""
+    """A model's size and format, or its problem, in words."""
     parameters = parameters_of(entry.parameters) + " · " if entry.parameters else ""
     return in_window(entry.problem) or f"{parameters}{entry.bytes / 1e6:,.0f} MB · {entry.format}"
 
 
 def models_here() -> list[ShelfEntry]:
     """The models of the shelf; blocking, any thread."""
-    from runtime import list_models  # knows every format: loaded when it is first asked, with the window on the screen
+    from runtime import list_models  # imports every format: the window opens without it
 
     return list_models()
 
 
 def servers_here(source: str) -> list[Connection]:
-    """Models on servers by the names that were given to them, and the one in use where it has none; blocking, any thread."""
+    """Named models on servers, and the one in use if it has no name; blocking, any thread."""
     from runtime import ModelLoadError, connections, find_connection
 
     try:
         kept = [each for each in connections() if find_connection(each.name) is not None]
-    except ModelLoadError as fault:  # models of this machine are listed all the same
+    except ModelLoadError as fault:  # local models are listed anyway
         log.warning("%s", fault)
         kept = []
     used = None if any(each.name == source for each in kept) else find_connection(source)
@@ -190,24 +190,24 @@ def servers_here(source: str) -> list[Connection]:
 
 
 def find_server(name: str) -> Connection | None:
-    """The model on a server of that name; blocking, any thread."""
+    """The model on a server with that name; blocking, any thread."""
     from runtime import find_connection
 
     return find_connection(name)
 
 
 def title_of(connection: Connection) -> str:
-    """Its name; of one that has none its id on the server."""
+    """The name of a connection, else the model's id on the server."""
     return connection.name if "://" not in connection.name else connection.model or place_of(connection)
 
 
 def place_of(connection: Connection) -> str:
-    """Where it is."""
+    """The host of a connection, in words."""
     return translate("Workbench", "on {0}").format(connection.base_url.partition("://")[2].rstrip("/").removesuffix("/v1"))
 
 
 def server_of(connection: Connection, source: str) -> ShelfModel:
-    """A model on a server; `source` is in use."""
+    """A model on a server; `source` is the loaded one."""
     return ShelfModel(
         name=connection.name,
         title=title_of(connection),
@@ -220,7 +220,7 @@ def server_of(connection: Connection, source: str) -> ShelfModel:
 
 
 def words_of(choice: LoadChoice) -> str:
-    """For a row of the shelf; "" where it says nothing."""
+    """A load choice for a row of the shelf; "" for the default one."""
     context = "" if choice.context is None else translate("Workbench", "{0:,} tokens").format(choice.context)
     weights = "" if choice.weights == "auto" else translate("Workbench", "{0} weights").format(choice.weights)
     return ", ".join(part for part in (context, weights) if part)

@@ -1,4 +1,4 @@
-"""What is being written: what it will cost, how surprising it is, which files go with it, and room for it."""
+"""Drafts of messages: token counts, surprise, attached files, and room in the context."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from app.workbench.windows import Windows
 from resources.files import read_regular
 from runtime import EngineDiedError, LanguageModel, Origin, Priority, RuntimeFault, TokenRun, clean_text
 from storage import NodeRow
-from ui import Composition, ContextPart, PartKind, Refusal, SessionChanged, TextFile, translate
+from ui import Composition, ContextPart, PartKind, Refusal, TextFile, translate
 
 MOST_FILE_BYTES = 1 << 20
-MOST_CHARACTERS = 1 << 16  # of a draft that is scored: no tokens are made of more just to be refused
-MOST_SCORED = 1024  # tokens computed to score what is typed: more is not worth the wait
-SHARE_LEFT = 0.25  # of the context, for the answer, when turns are left out
+MOST_CHARACTERS = 1 << 16  # of a draft to be scored; checked before it is tokenised
+MOST_SCORED = 1024  # tokens that are computed to score a draft
+SHARE_LEFT = 0.25  # of the context, kept for the answer when turns are left out
 
 
 class _Placed(Struct, frozen=True):
-    """A draft where it would stand."""
+    """A draft at its place."""
 
     held: list[int]  # ids of the path before it
-    new: NewIds  # what it adds
+    new: NewIds  # ids that it adds
 
 
 @dataclass(eq=False, repr=False)
 class Drafts:
-    """The use cases around the message field (`ui.port.DraftCommands`); none of them changes what was said."""
+    """The use cases of the message field (`ui.port.DraftCommands`); none changes existing messages."""
 
-    _sessions: OpenSessions  # the open sessions
-    _supervisor: Supervisor  # knows the model that runs
-    _running: RunningAnswers  # answers, which go before the scoring of drafts
-    _copies: Copies  # take changes of the sample
-    _windows: Windows  # hear of a new beginning
-    # tokens of the files of the last draft, by model and text
+    _sessions: OpenSessions
+    _supervisor: Supervisor
+    _running: RunningAnswers  # go before the scoring of drafts
+    _copies: Copies  # of the sample, which is never changed
+    _windows: Windows
+    # token counts of the last draft's files, by model and text
     _counts: dict[tuple[str, str], asyncio.Task[int]] = field(default_factory=dict, init=False)
 
     async def compose(self, session_id: int, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> Composition:
-        """Tokens and context of a draft, where it would stand; no forward. Counted once the engine runs."""
+        """Token counts of a draft and its context, without a forward; unknown until the engine runs."""
         session = self._sessions.find(session_id)
         used = session.length_before(replaces) if session else 0
         model = self._supervisor.running
         if model is None:
             return Composition(None, None, used, None)
-        if model.info.options.get("tokenizer") == "server":  # what is typed leaves this machine when it is sent, not before
+        if model.info.options.get("tokenizer") == "server":  # a draft stays on this machine until it is sent
             uncounted = session is not None and session.has_unread_text(session.place(replaces)[0])
             length = None if uncounted else model.info.told_context
             return Composition(None, None, used, length, takes_roles=model.info.has_template)
         try:
             of_files, rest, tokens = await self._count(model, files), text, 0
-            if sum(of_files) > model.info.context_length:  # too long anyway: they need not be counted in it again
+            if sum(of_files) > model.info.context_length:  # too long anyway: no need to tokenise them in the draft
                 for file in files:
                     rest = rest.replace(file.rstrip(), "", 1)
                 tokens = sum(of_files)
@@ -87,7 +87,7 @@ class Drafts:
             parent, at = session.place(replaces)
             root = _system(session, parent)
             counted = at is None and not session.has_unread_text(parent) and (root is None or root.whole)
-            if counted and used + tokens > model.info.context_length:  # they need not be read: nothing can be computed of it
+            if counted and used + tokens > model.info.context_length:  # too long for a forward: the path need not be read
                 opening = 0 if root is None else session.segment_length(Segment(root, None))
                 return await self._with_parts(composition, model, root, opening, used, tokens)
             whole = await self._sessions.whole(session_id, replaces)
@@ -101,15 +101,15 @@ class Drafts:
             raise Refusal(str(fault)) from fault
 
     async def score(self, session_id: int, text: str, replaces: int | None = None) -> TokenRun | None:
-        """The scored tokens of what is typed; None where no model is idle.
+        """The scored tokens of a draft; None if no model is idle.
 
         Raises:
-            Refusal: Too much would have to be read: the draft, or what stands before it.
+            Refusal: Too many tokens would have to be computed.
         """
         model = self._supervisor.running
         if self._sessions.find(session_id) is None or model is None or len(self._running) or not text.strip():
             return None
-        if not model.has("kv"):  # a server is not sent what was not sent
+        if not model.has("kv"):  # text that was not sent stays on this machine
             return None
         if len(text) > MOST_CHARACTERS:
             words = translate("Workbench", "not coloured: it has {0:,} characters, and {1:,} is the most")
@@ -131,7 +131,7 @@ class Drafts:
         except EngineDiedError:
             await self._supervisor.died(model)
             return None
-        except RuntimeFault:  # sending it says why
+        except RuntimeFault:  # sending it reports the fault
             return None
         typed = np.flatnonzero(as_run(model, placed.new.user, clean_text(text)).origin == int(Origin.TYPED))
         return scored[int(typed[0]) : int(typed[-1]) + 1] if len(typed) else None
@@ -149,10 +149,9 @@ class Drafts:
     # ---- room ---------------------------------------------------------------------------------------------------------
 
     async def leave_out(self, session_id: int, text: str) -> int:
-        """Makes room for a message: another beginning with the latest turns only; how many were left out.
+        """Makes room for a message: copies only the latest turns under a new root; returns how many were left out.
 
-        The whole conversation stays beside it. The turns that stay keep their tokens; what the model thinks of them is
-        computed anew.
+        The whole conversation stays as another branch. The copied turns keep their tokens but are scored again.
         """
         session = await self._sessions.whole(session_id)
         model = self._supervisor.running
@@ -165,7 +164,7 @@ class Drafts:
             if isinstance(fault, EngineDiedError):
                 await self._supervisor.died(model)
             raise Refusal(str(fault)) from fault
-        before = session.place()[0]  # a question that did not fit is asked once more, and stays where it is
+        before = session.place()[0]  # without a question that did not fit, which will be asked again
         turns = session.tree.turns(before)
         system = turns[0] if turns and turns[0].role == "system" else None
         said = turns[1:] if system is not None else turns
@@ -178,20 +177,19 @@ class Drafts:
         session = target.session
         left = session.tip
         with self._running.claim(session):
-            turns = session.tree.turns(target.of(before))  # of the copy, where the sample was to be changed
+            turns = session.tree.turns(target.of(before))  # of the copy, if the session is the sample
             root = turns[0].tip if turns and turns[0].role == "system" else None
-            gone = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
+            stats = {LEFT_OUT: (left_out(root.stats) if root is not None else 0) + len(said) - len(kept)}
             last = turns[len(turns) - len(kept) :]
-            await begin_with(self._sessions, session, root, last, gone, model.info.numbers_fingerprint)
-        self._windows.tell_branch(session, left)
-        self._windows.tell(SessionChanged(session.view()))
+            await begin_with(self._sessions, session, root, last, stats, model.info.numbers_fingerprint)
+        self._windows.tell_path(session, left)
         self._windows.refresh_status()
         return len(said) - len(kept)
 
-    # ---- how ----------------------------------------------------------------------------------------------------------
+    # ---- helpers ------------------------------------------------------------------------------------------------------
 
     async def _count(self, model: LanguageModel, files: Sequence[str]) -> tuple[int, ...]:
-        """The tokens of each file; a draft is counted often, its files once, also where typing goes on meanwhile."""
+        """Token counts of files: counted once, though the draft changes meanwhile."""
         keys = [(model.info.model_fingerprint, file) for file in files]
         self._counts = {key: count for key, count in self._counts.items() if key in keys}
         return tuple([await asyncio.shield(self._counts.get(key) or self._begin_count(model, key)) for key in keys])
@@ -211,12 +209,12 @@ class Drafts:
     async def _with_ids(
         self, composition: Composition, model: LanguageModel, session: WholeSession, text: str, replaces: int | None
     ) -> Composition:
-        """What the context is made of by its tokens, and how much of it is there already."""
+        """Adds the parts of the context, with how much of each is cached."""
         try:
             placed = await self._placed(model, session, text, replaces)
         except EngineDiedError:
             raise
-        except RuntimeFault:  # a template that refuses says so when the message is sent
+        except RuntimeFault:  # a refusal of the template is reported when the message is sent
             placed = None
         if placed is None:
             return composition
@@ -229,7 +227,7 @@ class Drafts:
                 warm = (await model.prefix_match_async(ids, adapters=adapters)).tokens
             except EngineDiedError:
                 raise
-            except RuntimeFault:  # adapters that are not in place yet
+            except RuntimeFault:  # the adapters are not loaded yet
                 warm = 0
         root = _system(session, session.place(replaces)[0])
         opening = len(new.system) or (len(session.runs.get(root.id, EMPTY)) if root is not None else 0)
@@ -246,16 +244,16 @@ class Drafts:
         draft: int,
         warm: int = 0,
     ) -> Composition:
-        """What the context is made of.
+        """Adds the parts of the context.
 
         Args:
-            composition: Gets it.
+            composition: The result so far.
             model: Counts the tokens of files.
-            root: The system prompt, where there is one.
-            opening: Tokens of it.
-            before: Tokens before the draft, those among them.
+            root: The system prompt, if any.
+            opening: Its tokens.
+            before: Tokens before the draft, with `opening`.
             draft: Tokens of the draft.
-            warm: How many of all of them are there already.
+            warm: How many of all these are cached.
         """
         files = 0
         for file in Beginning.of(root).files if root is not None else ():
@@ -274,7 +272,7 @@ class Drafts:
         return replace(composition, parts=tuple(parts), new_tokens=start - warm)
 
     async def _placed(self, model: LanguageModel, session: WholeSession, text: str, replaces: int | None) -> _Placed | None:
-        """The ids before a draft and those it adds; None where it would leave another turn in its middle."""
+        """The ids before a draft and those it adds; None if it would branch inside another turn."""
         parent, at = session.place(replaces)
         if at is not None:
             return None
@@ -294,14 +292,14 @@ def _system(session: OpenSession, tip: int | None) -> NodeRow | None:
 
 
 async def _unread(model: LanguageModel, session: WholeSession, replaces: int | None) -> int:
-    """How many tokens the turns that no model has read yet are, beyond the one that each is counted as."""
+    """Tokens of the turns without ids, less one for each, which is counted already."""
     nodes = [segment.node for segment in session.tree.path(session.place(replaces)[0])]
     texts = [node.text for node in nodes if node.text and not len(session.runs.get(node.id, EMPTY))]
     return sum([len(await model.tokenize_async(text)) - 1 for text in texts])
 
 
 def _with_whole_context(composition: Composition, model: LanguageModel) -> Composition:
-    """Whether the model has more context than it was loaded with, and memory for it."""
+    """Adds whether the context can grow to the model's own, and the memory for that."""
     whole, budget = model.info.whole_context, model.metrics().kv_budget
     if whole <= model.info.context_length:
         return composition
@@ -310,7 +308,7 @@ def _with_whole_context(composition: Composition, model: LanguageModel) -> Compo
 
 
 def _latest(session: WholeSession, turns: list[Turn], room: float) -> list[Turn]:
-    """The latest turns that fit, from a question on."""
+    """The latest turns that fit into `room` tokens and begin with a question."""
     start, length = len(turns), 0
     for place in range(len(turns) - 1, -1, -1):
         length += session.turn_length(turns[place])

@@ -1,4 +1,4 @@
-"""From a conversation to the ids of its next turn: what stands in the tree stays as it is, only the rest is rendered.
+"""Tokenises the next turn of a conversation: ids in the tree stay as they are, only the rest is rendered.
 
 A node stores exactly the ids that entered the model: the header belongs to the turn it opens, the closing eos to the turn
 it ends, and a newline after that to the next header. Concatenating a path gives the prompt.
@@ -17,7 +17,7 @@ from app.workbench.answers.answer import Given
 from app.workbench.answers.provenance import MADE
 from app.workbench.prompt.recorder import chunk
 from app.workbench.prompt.vocabulary import Vocabulary
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY, as_eos, without_numbers
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment, Turn
@@ -30,11 +30,11 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 class OtherTokenizerError(InvalidRequestError):
-    """The tokens of a path mean something else to the model that is to go on from them.
+    """The tokens of a path mean something else to the model that should continue it.
 
     Attributes:
-        what: The first that differs.
-        name: Of the model that wrote them, where that is known.
+        what: The first differing token, in words.
+        name: The model that wrote them, or "".
     """
 
     def __init__(self, what: str, name: str) -> None:
@@ -46,7 +46,7 @@ class OtherTokenizerError(InvalidRequestError):
         self.what, self.name = what, name
 
 
-MARK = "\U000f8f8f"  # stands for the turn before; private use: not typed
+MARK = "\U000f8f8f"  # placeholder for the turn before; a private-use character, which is never typed
 
 
 class NewIds(Struct, frozen=True):
@@ -62,12 +62,11 @@ async def render_turn(
 ) -> NewIds:
     """The ids that the last message (or the last `new` ones together) adds to `held`, and the header after it.
 
-    Where the template does not repeat what is held (it strips or changes history, or an answer was cut inside a
-    character), what follows a stand-in for the turn before is taken instead: what is held stays verbatim, and the model
-    sees exactly what the tree says.
+    If the rendering does not begin with `held` (the template changes history, or an answer was cut inside a character),
+    the turn before is rendered as a placeholder, and the ids after that are taken: `held` stays verbatim.
 
     Raises:
-        InvalidRequestError: The template takes the last message in no company, and not alone either.
+        InvalidRequestError: The template refuses the last message, with the others and alone.
     """
     if not model.info.has_template:
         return await _as_text(model, held, messages, new)
@@ -102,7 +101,7 @@ async def render_header(model: LanguageModel, messages: Sequence[Message], *, to
 
 
 async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence[Message], new: int) -> NewIds:
-    """What a model that knows no roles goes on with: the text as it was typed, behind all that is held."""
+    """The new ids for a model without a template: the text as it was typed."""
     first = messages[0]["content"] if messages[0]["role"] == "system" and not held else ""
     system = await model.tokenize_async(f"{first}\n\n") if first.strip() else []
     text = "\n".join(message["content"] for message in messages[-new:])
@@ -110,13 +109,13 @@ async def _as_text(model: LanguageModel, held: Sequence[int], messages: Sequence
 
 
 async def _as_taken(model: LanguageModel, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], list[int]]:
-    """The messages as the template takes them, and their ids.
+    """The messages in a form that the template accepts, and their ids.
 
-    Many templates refuse two questions in a row, which is what a failed answer leaves. An empty answer then stands between
-    them: what the tree holds of the first stays its beginning, token for token, which joined questions would not give.
+    Many templates refuse two questions in a row, which a failed answer leaves. An empty answer is put between them, so
+    that the ids of the first stay a prefix; joined questions would change them.
 
     Raises:
-        InvalidRequestError: It refuses them like that too.
+        InvalidRequestError: The template refuses that too.
     """
     try:
         return messages, await model.render_chat_async(messages, tools=tools, add_generation_prompt=True)
@@ -140,7 +139,7 @@ def with_empty_answers(messages: Sequence[Message]) -> list[Message]:
 async def _after_mark(
     model: LanguageModel, held: Sequence[int], messages: Sequence[Message], tools: Tools, new: int
 ) -> NewIds | None:
-    """What the template writes after the turn before: its end, where `held` has none, and the last messages."""
+    """The ids that the template writes after a placeholder for the turn before: its end, and the last messages."""
     before = len(messages) - new - 1
     if before < 0:
         return None
@@ -158,9 +157,9 @@ async def _after_mark(
 
 
 def parts_of(model: LanguageModel, ids: list[int], contents: Sequence[str]) -> list[list[int]]:
-    """The ids of several messages that were rendered together: each but the last ends with its content.
+    """Splits the ids of several messages that were rendered together, each after its content.
 
-    A content that the template wrote otherwise gets one token, so that every message has some.
+    A message whose content the template changed gets one token, so that each has some.
     """
     pieces = [model.decode_token(i) for i in ids]
     ends, data, parts, cut = np.cumsum([len(piece) for piece in pieces]), b"".join(pieces), list[list[int]](), 0
@@ -174,7 +173,7 @@ def parts_of(model: LanguageModel, ids: list[int], contents: Sequence[str]) -> l
 
 
 def _end_of(model: LanguageModel, ids: Sequence[int], data: bytes) -> int | None:
-    """The index of the token after the first place where `data` stands, if a token ends there."""
+    """The index of the token after the first occurrence of `data`, if a token ends there."""
     pieces = [model.decode_token(i) for i in ids]
     at = b"".join(pieces).find(data)
     ends = np.cumsum([len(piece) for piece in pieces])
@@ -199,7 +198,7 @@ def _aligned(model: LanguageModel, held: Sequence[int], full: Sequence[int]) -> 
 
 
 def _close_at_eos(model: LanguageModel, turn: list[int], header: list[int]) -> tuple[list[int], list[int]]:
-    """Moves what follows the turn's closing eos (a newline) to the header."""
+    """Moves the tokens after the turn's closing eos (a newline) to the header."""
     for end in range(len(turn), 0, -1):
         if model.is_eos(turn[end - 1]):
             return turn[:end], turn[end:] + header
@@ -209,17 +208,17 @@ def _close_at_eos(model: LanguageModel, turn: list[int], header: list[int]) -> t
 
 
 def _system_part(model: LanguageModel, ids: list[int]) -> tuple[list[int], list[int]]:
-    """Cuts a first turn after the last eos that comes before its own: before it stands the system prompt."""
+    """Splits the system prompt from a first turn, after the last eos before its own."""
     ends = [at for at, token in enumerate(ids[:-1]) if model.is_eos(token)]
     cut = ends[-1] + 1 if ends else 0
     return ids[:cut], ids[cut:]
 
 
 def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence[Segment]) -> None:
-    """Refuses a path whose tokens another tokenizer made: their ids mean something else to this model.
+    """Refuses a path whose ids mean something else to this model.
 
     Raises:
-        OtherTokenizerError: The first token that differs is named.
+        OtherTokenizerError: With the first differing token.
     """
     mine = model.info.numbers_fingerprint
     for segment in segments:
@@ -237,16 +236,16 @@ def check_tokens(model: LanguageModel, session: WholeSession, segments: Sequence
 
 
 def _written_by(session: WholeSession, fingerprint: str | None) -> str:
-    """The name of a model, as an answer of the session has it."""
+    """The name of a model by its fingerprint, from the answers of the session; "" if unknown."""
     made = (node.stats.get(MADE) for node in session.tree.held() if node.kv_fingerprint == fingerprint)
     return next((str(one["model"]) for one in made if isinstance(one, Mapping) and one.get("model")), "")
 
 
 def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
-    """Unscored tokens of a turn: those that spell `content` are typed, the others the template's."""
+    """Unscored tokens of a turn: those of `content` have the origin typed, the others template."""
     token_bytes = [model.decode_token(i) for i in ids]
     run = TokenRun.unscored(ids, token_bytes, texts_of(token_bytes), Origin.TEMPLATE)
-    # a closing <|im_end|> must not be found where "end" was typed: its bytes are overwritten by what no text holds
+    # so that a typed "end" is not found in a closing <|im_end|>, eos bytes are replaced by one that no text has
     ends = set(model.eos_token_ids)
     data = b"".join(b"\xff" * len(b) if i in ends else b for i, b in zip(ids, token_bytes, strict=True))
     found = [(at, len(c)) for c in (content.encode(), content.strip().encode()) if c and (at := data.rfind(c)) >= 0]
@@ -259,65 +258,64 @@ def as_run(model: LanguageModel, ids: Sequence[int], content: str) -> TokenRun:
 
 
 async def typed_run(model: LanguageModel, text: str) -> TokenRun:
-    """Unscored tokens of words that a person wrote inside a turn; what stands before them keeps its own."""
+    """Unscored tokens of words that a person writes inside a turn."""
     said = await model.tokenize_async(text, add_special_tokens=False)
     token_bytes = [model.decode_token(i) for i in said]
     return TokenRun.unscored(said, token_bytes, texts_of(token_bytes), Origin.TYPED)
 
 
 class Tokeniser:
-    """Turns what was typed into ids, with the template of the model that answers."""
+    """Tokenises messages with the template of the model that answers."""
 
     def __init__(self, store: SessionStore, vocabulary: Vocabulary) -> None:
         self._store = store
         self._vocabulary = vocabulary
 
-    async def from_known(self, given: Given, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
-        """The node begins with tokens that are known already; turns before it may still need theirs."""
-        await self._tokenise_before(session, speaker, node.id)
-        known = given.run if given.fingerprint == speaker.numbers else without_numbers(given.run)
-        if len(known) and int(known.origin[-1]) == Origin.PICKED and speaker.model.is_eos(int(known.ids[-1])):
+    async def from_known(self, given: Given, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
+        """The known tokens that the node begins with; turns before it are tokenised."""
+        await self.before(session, adapted, node.id)
+        known = given.run if given.fingerprint == adapted.fingerprint else without_numbers(given.run)
+        if len(known) and int(known.origin[-1]) == Origin.PICKED and adapted.model.is_eos(int(known.ids[-1])):
             return as_eos(known)
         return known
 
-    async def after_user(self, session: WholeSession, node: NodeRow, speaker: Speaker) -> TokenRun:
-        """The node begins with the header the template puts before an answer."""
-        header = await self._tokenise_before(session, speaker, node.id)
+    async def after_user(self, session: WholeSession, node: NodeRow, adapted: AdaptedModel) -> TokenRun:
+        """The header of an answer, which the node begins with; turns before it are tokenised."""
+        header = await self.before(session, adapted, node.id)
         if header is None:
             turns = session.tree.turns(node.parent_id)
-            header = await render_header(speaker.model, session.messages(turns), tools=session.tools(node.id) or None)
-        return as_run(speaker.model, header, "")
+            header = await render_header(adapted.model, session.messages(turns), tools=session.tools(node.id) or None)
+        return as_run(adapted.model, header, "")
 
-    async def own_words(self, session: WholeSession, speaker: Speaker, node: NodeRow) -> None:
-        """The ids of an answer that a person wrote, behind the header of an answer."""
-        model = speaker.model
-        header = await self.after_user(session, node, speaker)
+    async def own_words(self, session: WholeSession, adapted: AdaptedModel, node: NodeRow) -> None:
+        """Tokenises an answer that a person wrote, after the header of an answer."""
+        model = adapted.model
+        header = await self.after_user(session, node, adapted)
         said = await model.tokenize_async(node.text, add_special_tokens=False)
-        await self._keep(session, speaker, node, as_run(model, [*header.ids.tolist(), *said], node.text))
+        await self._keep(session, adapted, node, as_run(model, [*header.ids.tolist(), *said], node.text))
 
-    async def along(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
-        """Every turn of the path to a node gets ids of its own, where no model has seen it or what follows it yet."""
+    async def along(self, session: WholeSession, adapted: AdaptedModel, node_id: int) -> None:
+        """Tokenises the path to a node: messages without ids, and answers after the last turn with ids."""
         turns = session.tree.turns(node_id)
         seen = [count for count, turn in enumerate(turns, 1) if len(session.runs.get(turn.tip.id, EMPTY))]
         for turn in turns[max(seen, default=0) :]:
             if turn.role == "assistant" and turn.tip.text:
-                await self.own_words(session, speaker, turn.tip)
-        await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+                await self.own_words(session, adapted, turn.tip)
+        await self._tokenise(session, adapted, turns, session.tools(node_id) or None)
 
-    async def before(self, session: WholeSession, speaker: Speaker, node_id: int) -> None:
-        """Turns of the path before the one that `node_id` ends get their ids, where no model has seen them yet."""
-        await self._tokenise_before(session, speaker, node_id)
-
-    async def _tokenise_before(self, session: WholeSession, speaker: Speaker, node_id: int) -> list[int] | None:
+    async def before(self, session: WholeSession, adapted: AdaptedModel, node_id: int) -> list[int] | None:
+        """Tokenises the user turns before the turn that `node_id` ends; returns the header after the last new one."""
         turns = [turn for turn in session.tree.turns(node_id) if turn.tip.id != node_id]
-        return await self._tokenise(session, speaker, turns, session.tools(node_id) or None)
+        return await self._tokenise(session, adapted, turns, session.tools(node_id) or None)
 
-    async def _tokenise(self, session: WholeSession, speaker: Speaker, turns: Sequence[Turn], tools: Tools) -> list[int] | None:
-        """Gives the user turns of a path their ids, where no model has seen them yet; the last one's header."""
-        model = speaker.model
-        await self._vocabulary.learn_speaker(speaker)
+    async def _tokenise(
+        self, session: WholeSession, adapted: AdaptedModel, turns: Sequence[Turn], tools: Tools
+    ) -> list[int] | None:
+        """Tokenises the user and tool turns that have no ids; returns the header after the last one."""
+        model = adapted.model
+        await self._vocabulary.learn_adapted(adapted)
         header: list[int] | None = None
-        waiting: list[Turn] = []  # results of one answer's calls: templates write them together
+        waiting: list[Turn] = []  # results of one answer's calls, which templates render together
         for count, turn in enumerate(turns, 1):
             if turn.role not in ("user", "tool") or len(session.runs.get(turn.tip.id, EMPTY)):
                 continue
@@ -328,18 +326,18 @@ class Tokeniser:
             held, messages = session.path_ids(parents), session.messages(turns[:count])
             ids = await render_turn(model, held, messages, tools=tools, new=len(waiting))
             if ids.system and parents:
-                await self._keep(session, speaker, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
+                await self._keep(session, adapted, parents[0].node, as_run(model, ids.system, session.content(turns[0])))
             contents = [each.tip.text for each in waiting]
             for each, part in zip(waiting, parts_of(model, ids.user, contents), strict=True):
-                await self._keep(session, speaker, each.tip, as_run(model, part, each.tip.text))
+                await self._keep(session, adapted, each.tip, as_run(model, part, each.tip.text))
             header, waiting = ids.header, []
         return header
 
-    async def _keep(self, session: WholeSession, speaker: Speaker, node: NodeRow, run: TokenRun) -> None:
-        """The ids of a saved turn: on the disk before the model sees them."""
-        session.runs[node.id] = run  # first: a write that was begun is carried out, also after a stop
+    async def _keep(self, session: WholeSession, adapted: AdaptedModel, node: NodeRow, run: TokenRun) -> None:
+        """Saves the ids of a turn, before the model gets them."""
+        session.runs[node.id] = run  # first: a write that has begun is finished even if this is cancelled
         try:
-            await self._store.append_chunk(node.id, chunk(run, speaker.numbers))
+            await self._store.append_chunk(node.id, chunk(run, adapted.fingerprint))
         except StoreError:
             del session.runs[node.id]
             raise

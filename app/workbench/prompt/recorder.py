@@ -1,4 +1,4 @@
-"""Streamed tokens on their way to the disk: at most a second of an answer can be lost."""
+"""Writes streamed tokens to the disk in the background: at most a second of an answer can be lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.workbench.setup.adapters import Speaker
+from app.workbench.setup.adapters import AdaptedModel
 from app.workbench.tree.runs import EMPTY
 from app.workbench.tree.session import WholeSession
 from app.workbench.tree.tree import Segment
@@ -19,16 +19,16 @@ from storage import NewChunk, SessionStore, StoreError
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.4  # well under the second that is promised, a slow disk included
+FLUSH_SECONDS = 0.4  # well below the promised second, for slow disks
 
 
 class Recorder:
     """Appends a node's tokens to the store in the background, in order.
 
     Args:
-        store: Where to.
-        node_id: The node, still open.
-        fingerprint: Of the model that made the tokens.
+        store: The store.
+        node_id: An open node.
+        fingerprint: The model that made the tokens.
     """
 
     def __init__(self, store: SessionStore, node_id: int, fingerprint: str) -> None:
@@ -42,35 +42,34 @@ class Recorder:
         self._task = asyncio.create_task(self._flush_now_and_then(), name=f"record node {node_id}")
 
     def add(self, run: TokenRun) -> None:
-        """Tokens that arrived."""
         if len(run):
             self._pending.append(run)
             self._last = run[-1:]
 
     async def rescore(self, run: TokenRun, first: int) -> None:
-        """Writes the numbers of tokens that were added without any, `first` the place of theirs in the node.
+        """Writes the numbers of tokens that were added without; `first` is their place in the node.
 
         Raises:
-            StoreError: They cannot be written now: the tokens stay without.
+            StoreError: They cannot be written; the tokens stay without numbers.
         """
         await self._flush_whole()
         await self._store.rescore(self._node_id, chunk(run, self._fingerprint, first))
 
     async def close(self, finish: Finish = Finish.NONE) -> None:
-        """Writes the rest; durable on return. May be repeated after it failed.
+        """Writes the rest; durable on return. Can be retried.
 
         Args:
-            finish: What ended it, where the model did not: its last token says so then.
+            finish: What ended the answer, if not the model; stored with its last token.
 
         Raises:
-            StoreError: It cannot be written now; it is kept.
+            StoreError: The rest cannot be written now; it is kept.
         """
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
         await self._flush()
         last = None if self._last is None else ended_by(self._last, finish)
-        if last is not None and last is not self._last:  # a newer copy of one token: what is written is never changed
+        if last is not None and last is not self._last:  # as a newer copy of the token: written rows never change
             await self._store.rescore(self._node_id, chunk(last, self._fingerprint, self._stored - 1))
             self._last = last
 
@@ -79,13 +78,13 @@ class Recorder:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
                 await self._flush_whole()
-            except StoreError as fault:  # tried again with the next tokens; `close` says so if it does not get better
+            except StoreError as fault:  # retried with the next tokens; `close` reports a lasting fault
                 log.info("node %d cannot be saved yet: %s", self._node_id, fault)
 
     async def _flush_whole(self) -> None:
-        """A write that was begun ends, also when this is cancelled."""
+        """Writes the pending tokens; a write that has begun is finished even if this is cancelled."""
         flushing = asyncio.ensure_future(self._flush())
-        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # `close` may not wait for this one
+        flushing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved here: `close` may not wait
         await asyncio.shield(flushing)
 
     async def _flush(self) -> None:
@@ -98,13 +97,13 @@ class Recorder:
             self._pending = self._pending_after(len(run))
 
     def _pending_after(self, written: int) -> list[TokenRun]:
-        """What arrived while the write was under way."""
+        """The tokens that arrived during the write."""
         rest = TokenRun.concat(self._pending)[written:]
         return [rest] if len(rest) else []
 
 
 def ended_by(run: TokenRun, finish: Finish) -> TokenRun:
-    """The run whose last token says what ended it, where that is its own token and says nothing yet."""
+    """Sets the finish of the last token, unless it has one or is the template's."""
     if finish is Finish.NONE or not len(run) or run.finish[-1] or run.origin[-1] == Origin.TEMPLATE:
         return run
     ends = run.finish.copy()
@@ -121,48 +120,50 @@ SCORED = ("logprob", "rank", "entropy", "top_ids", "top_logprobs", "covered_mass
 
 
 def first_unscored(session: WholeSession, segments: Sequence[Segment]) -> int | None:
-    """The place of the first token along `segments` that has no numbers; nothing precedes the very first token."""
+    """The place of the first token without numbers along `segments`, not counting the very first, which has none."""
     runs = [session.runs.get(segment.node.id, EMPTY)[: segment.stop] for segment in segments]
-    unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # some servers know no ranks
+    unscored = np.flatnonzero(np.isnan(TokenRun.concat(runs).logprob[1:]))  # by logprob: some servers have no ranks
     return int(unscored[0]) + 1 if unscored.size else None
 
 
 async def score_prompt(
-    speaker: Speaker,
+    adapted: AdaptedModel,
     store: SessionStore,
     session: WholeSession,
     segments: Sequence[Segment],
     prompt: Sequence[int],
     on_progress: OnProgress,
 ) -> None:
-    """Scores `prompt`, the ids along `segments`, from its first token without numbers on.
+    """Scores `prompt`, the ids along `segments`, from the first token without numbers on, and saves the numbers.
 
     Raises:
         ContextOverflowError: The prompt does not fit; nothing was computed.
         StoreError: The numbers cannot be saved.
     """
-    if not speaker.model.has("scores"):  # a server that does not score prompts
+    if not adapted.model.has("scores"):  # a server that does not score prompts
         return
     first = first_unscored(session, segments)
     if first is None:
         return
-    scored = await speaker.model.score_run(
-        prompt, start=first, adapters=speaker.adapters, priority=Priority.CHAT, on_progress=on_progress
+    scored = await adapted.model.score_run(
+        prompt, start=first, adapters=adapted.adapters, priority=Priority.CHAT, on_progress=on_progress
     )
     at = 0
     for segment in segments:
         run = session.runs.get(segment.node.id, EMPTY)[: segment.stop]
         start, at = at, at + len(run)
-        if at > first and len(run):  # a turn that is text so far has none: its words are among the next one's tokens
+        if at > first and len(run):  # a turn without tokens is part of the next one's
             begin = max(first - start, 0)
             part = scored[max(start - first, 0) : at - first]
-            await _keep(speaker, store, session, segment.node.id, begin, part)
+            await _keep(adapted, store, session, segment.node.id, begin, part)
 
 
-async def _keep(speaker: Speaker, store: SessionStore, session: WholeSession, node_id: int, begin: int, part: TokenRun) -> None:
+async def _keep(
+    adapted: AdaptedModel, store: SessionStore, session: WholeSession, node_id: int, begin: int, part: TokenRun
+) -> None:
     run = session.runs[node_id]
     end = begin + len(part)
     fresh = replace(run[begin:end], **{name: getattr(part, name) for name in SCORED})
     session.runs[node_id] = TokenRun.concat([run[:begin], fresh, run[end:]])
     if session.tree.nodes[node_id].status != "open":  # an open node is written by its recorder
-        await store.rescore(node_id, chunk(fresh, speaker.numbers, begin))
+        await store.rescore(node_id, chunk(fresh, adapted.fingerprint, begin))

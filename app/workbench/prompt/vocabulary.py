@@ -1,4 +1,4 @@
-"""The bytes of every token, kept in the store so that alternatives can be shown without an engine."""
+"""The bytes of every token, saved so that alternatives can be shown without an engine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from app.workbench.refusals import intact
-from app.workbench.setup.adapters import Speaker, Stack
+from app.workbench.setup.adapters import AdaptedModel, Stack
 from runtime import LanguageModel, SessionConfig
 from storage import SessionStore, vocabulary_digest
 from ui import Refusal, translate
 
-SETTING = "vocabulary"  # the digest of the one used last
-RAN: Final = "ran"  # the setting with the fingerprints of the models that were loaded here, the last one last
+SETTING = "vocabulary"  # the setting with the digest of the last vocabulary
+RAN: Final = "ran"  # the setting with the fingerprints of the models that were loaded here, oldest first
 MOST_RAN: Final = 1_000
 
 
@@ -32,26 +32,26 @@ class TokenBytes:
         self._lowered: list[bytes] = []  # made by the first search
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Empty where the vocabulary is not known."""
+        """The bytes of a token; empty if the vocabulary is not known."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else b""
 
     @property
     def is_known(self) -> bool:
-        """Whether any model was used here."""
+        """Whether a vocabulary is loaded."""
         return bool(self._tokens)
 
-    def saying(self, text: str) -> tuple[int, ...]:
-        """The tokens that say just that."""
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """The tokens that are exactly a text."""
         wanted = text.encode()
         return tuple(token for token, data in enumerate(self._tokens) if data == wanted and wanted)
 
     def longest_start(self, text: str) -> bytes:
-        """The longest token that a text begins with; empty where there is none."""
+        """The longest token that a text begins with; empty if there is none."""
         wanted = text.encode()
         return max((data for data in self._tokens if data and wanted.startswith(data)), key=len, default=b"")
 
     def containing(self, text: str, most: int) -> tuple[int, ...]:
-        """The tokens that contain a text, in any ASCII case: equal ones, then those that begin with it; short ones first."""
+        """Tokens that contain a text, in any ASCII case: equal ones, then prefixes, then others, each short ones first."""
         wanted = text.lower().encode(errors="replace")
         if not self._lowered:
             self._lowered = [data.lower() for data in self._tokens]
@@ -64,55 +64,53 @@ class TokenBytes:
         return tuple(token for token, _ in heapq.nsmallest(most, found, key=order))
 
     def holding(self, sought: Sequence[int | str] | None) -> tuple[int, ...]:
-        """The ids among `sought`, and those of all tokens that contain one of its texts."""
+        """The ids in `sought`, and those of all tokens that contain one of its texts."""
         texts = [each.encode() for each in sought or () if isinstance(each, str)]
         found = {token for token, data in enumerate(self._tokens) if any(text in data for text in texts)}
         return tuple(sorted(found | {each for each in sought or () if isinstance(each, int)}))
 
 
 class Vocabulary(TokenBytes):
-    """That of the model that was used last."""
+    """The vocabulary of the model that was used last."""
 
     def __init__(self, store: SessionStore) -> None:
         super().__init__([])
         self._store = store
         self._of: str | None = None
         self._digest = ""
-        self._told: set[str] = set()  # fingerprints of stacks of adapters that the store knows
+        self._saved: set[str] = set()  # fingerprints under adapters that the store has
 
     async def load(self) -> None:
-        """Reads the one that was used last, if none is there yet; where it is damaged, the next model brings its own."""
+        """Reads the saved vocabulary, unless one is loaded; a damaged one is replaced by the next model's."""
         if not self._tokens:
             digest = await intact(self._store.setting(SETTING))
             self._take((await intact(self._store.vocabulary(digest)) if isinstance(digest, str) else None) or [])
 
     async def learn(self, model: LanguageModel) -> None:
-        """Takes the model's, and saves it for later."""
+        """Loads and saves the vocabulary of a model."""
         if self._of == model.info.model_fingerprint:
             return
-        self._told.clear()
+        self._saved.clear()
         tokens = await model.byte_vocab_async()
         digest = self._digest = await asyncio.to_thread(vocabulary_digest, tokens)
         self._take(tokens)
         self._of = model.info.model_fingerprint
-        if (
-            await intact(self._store.vocabulary(digest)) != self._tokens
-        ):  # nothing is there, it is damaged, or something else was planted
+        if await intact(self._store.vocabulary(digest)) != self._tokens:  # missing, damaged or manipulated
             await self._store.save_vocabulary(digest, self._tokens)
-        await self._say_what_it_is(model, digest)
+        await self._save_facts(model, digest)
         await self._store.set_setting(SETTING, digest)
 
-    async def learn_speaker(self, speaker: Speaker) -> None:
-        """The same, and what the numbers under its adapters stand for."""
-        await self.learn(speaker.model)
-        if speaker.numbers not in self._told:
-            await self._say_what_it_is(speaker.model, self._digest, speaker)
-            self._told.add(speaker.numbers)
+    async def learn_adapted(self, adapted: AdaptedModel) -> None:
+        """Loads the vocabulary, and saves the facts about the fingerprint under the adapters."""
+        await self.learn(adapted.model)
+        if adapted.fingerprint not in self._saved:
+            await self._save_facts(adapted.model, self._digest, adapted)
+            self._saved.add(adapted.fingerprint)
 
-    async def _say_what_it_is(self, model: LanguageModel, digest: str, speaker: Speaker | None = None) -> None:
-        """Stores what a fingerprint stands for, so that a session can be continued here and elsewhere."""
+    async def _save_facts(self, model: LanguageModel, digest: str, adapted: AdaptedModel | None = None) -> None:
+        """Saves the model and manifest behind a fingerprint, so that a session can be continued here and elsewhere."""
         info = model.info
-        fingerprint, adapters = (info.kv_fingerprint, ()) if speaker is None else (speaker.numbers, speaker.adapters)
+        fingerprint, adapters = (info.kv_fingerprint, ()) if adapted is None else (adapted.fingerprint, adapted.adapters)
         known: dict[str, Any] = {"name": info.name, "model_fingerprint": info.model_fingerprint, "vocabulary": digest}
         known |= {"quantisation": info.quantisation} if info.quantisation else {}
         known["manifest"] = await asyncio.to_thread(_manifest, model, adapters)  # it reads the whole vocabulary
@@ -125,27 +123,27 @@ class Vocabulary(TokenBytes):
 
 
 async def fingerprints_that_ran(store: SessionStore) -> list[str]:
-    """Of the models that were loaded in this data folder, the last one last."""
+    """Fingerprints of the models that were loaded in this data folder, oldest first."""
     held = await intact(store.setting(RAN))
     return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 
 def _manifest(model: LanguageModel, adapters: Stack | None) -> Any:
-    """What the model's tokens and numbers depend on under some adapters (None: its own stack), as JSON has it."""
+    """The model's manifest under adapters (None: its own stack), as JSON values."""
     with model.open_session(SessionConfig(adapters=adapters)) as session:
         return msgspec.json.decode(msgspec.json.encode(session.manifest.to_mapping()))
 
 
-QUOTED = 60  # characters of a text that a refusal quotes
+QUOTED = 60  # characters of a text in a refusal
 
 
 def with_ids(name: str, value: object, vocabulary: TokenBytes) -> object:
-    """The value of an option with ids in place of texts; other options, and what is not of that shape, as they are.
+    """Replaces texts by token ids in the values of `banned_tokens` and `logit_bias`; other values stay as they are.
 
-    In `logit_bias` a key is an id in digits, a text, or a text in quotation marks (as JSON writes it).
+    In `logit_bias` a key is an id in digits, a text, or a text in JSON's quotation marks.
 
     Raises:
-        Refusal: A text is no token of the model that was used last; says which one it begins with.
+        Refusal: A text is not a token of the last model; with the token that it begins with.
     """
     if name == "banned_tokens" and isinstance(value, Sequence) and not isinstance(value, str):
         ids = [token for each in value for token in (_ids(each, vocabulary) if isinstance(each, str) else (each,))]
@@ -166,7 +164,7 @@ def _keyed(key: str, vocabulary: TokenBytes) -> Sequence[object]:
 
 
 def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
-    """The tokens that say just that; there may be several of the same bytes."""
+    """The tokens that are exactly a text; several may have the same bytes."""
     if not vocabulary.is_known:
         raise Refusal(
             translate(
@@ -174,7 +172,7 @@ def _ids(text: str, vocabulary: TokenBytes) -> Sequence[int]:
                 "no model was used here yet, so only token ids can be entered; load a model, then enter it again",
             )
         )
-    found = vocabulary.saying(text)
+    found = vocabulary.ids_of(text)
     if found:
         return found
     quoted = json.dumps(text[:QUOTED], ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The branches of a session: which one is shown, which are out of sight, how two differ (`ui.port.BranchCommands`)."""
+"""The branches of a session: shown, hidden, named and compared (`ui.port.BranchCommands`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from app.workbench.refusals import GONE
 from app.workbench.sessions.open_sessions import OpenSessions
 from app.workbench.setup.setups import Setups
 from app.workbench.setup.values import MOST_NAME, Branch
-from app.workbench.tree.outline import latest_in_sight
+from app.workbench.tree.outline import latest_visible
 from app.workbench.tree.reading import every_node, read
 from app.workbench.tree.session import OpenSession
 from app.workbench.tree.tree import is_hidden
-from app.workbench.tree.turn_rows import found_in, said_in, segments_of, turn_rows
+from app.workbench.tree.turn_rows import found_in, segments_of, text_of, turn_rows
 from app.workbench.windows import Windows
 from storage import SessionStore
 from ui import Refusal, RowText, SessionChanged, SessionView, TreeRow, translate
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class Branches:
     """Shows, hides and compares branches (`ui.port.BranchCommands`)."""
 
-    _store: SessionStore  # where paths are read from
-    _sessions: OpenSessions  # the open sessions
-    _setups: Setups  # remember which branches are out of sight
-    _running: RunningAnswers  # another branch cannot be shown under an answer
-    _windows: Windows  # hear of it
+    _store: SessionStore
+    _sessions: OpenSessions
+    _setups: Setups  # save hidden branches, names and bookmarks
+    _running: RunningAnswers  # no other branch is shown during an answer
+    _windows: Windows
 
     async def select(self, session_id: int, node_id: int, *, as_before: bool = False) -> SessionView:
-        """Shows the path through a node; `as_before`: its turn ends with it."""
+        """Shows the path through a node; with `as_before` the turn ends at the node."""
         session = self._sessions.opened(session_id)
         self._running.check_idle(session_id)
         await self._sessions.move(session, node_id, as_before=as_before)
@@ -46,14 +46,14 @@ class Branches:
         return session.in_place_of(node_id) in session.tree.nodes
 
     async def show_turn(self, session_id: int, node_id: int) -> SessionView:
-        """A path through a turn, from before it on; another path than the one shown only where no answer is in work."""
+        """Shows a path through a turn, with turns before it; changes the path only while no answer runs."""
         session = self._sessions.opened(session_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
         if not session.tree.goes_through(session.tip, node_id):
             self._running.check_idle(session_id)
             await self._sessions.move(session, node_id)
-        # the path goes through the node, and nodes have higher numbers than those they go on from
+        # the path goes through the node, and a child's id is higher than its parent's
         session.step_back_to(next((end for end in session.tree.ends(session.tip) if end >= node_id), node_id))
         await read(self._store, session, session.missing())
         return self._show(session)
@@ -62,25 +62,25 @@ class Branches:
         return self._rows(self._sessions.opened(session_id))
 
     async def row_texts(self, session_id: int, rows: Sequence[TreeRow]) -> Sequence[RowText]:
-        """What these rows say; of one that is gone, nothing."""
+        """The texts of rows; empty for a row that no longer exists."""
         session = self._sessions.opened(session_id)
         held = [segments_of(session.tree, row) for row in rows]
         await read(self._store, session, session.unread(segment for segments in held for segment in segments))
         return [session.row_text(segments_of(session.tree, row), row.start, row.common) for row in rows]
 
     async def find_rows(self, session_id: int, words: str) -> Sequence[tuple[int, int]]:
-        """Rows that contain these words; texts that were not read yet are read, and not kept."""
+        """Rows that contain these words; texts that are read for this are not kept."""
         session = self._sessions.opened(session_id)
         texts = {node.id: node.text async for node in every_node(self._store, session)}
         return list(found_in(session.tree, self._rows(session), texts, words))
 
     async def earlier_texts(self, session_id: int) -> Sequence[tuple[int, str, str]]:
-        """What the turns before those that are shown say, by their nodes; it is read, and not kept."""
+        """Node, role and text of the turns before those shown; read for this and not kept."""
         session = self._sessions.opened(session_id)
         turns = session.tree.turns(session.tip)[: session.earlier]
         nodes = [segment.node.id for turn in turns for segment in turn.segments]
         texts = {node.id: node.text async for node in every_node(self._store, session, nodes)}
-        return [(turn.tip.id, turn.role, said_in(session.tree, turn.segments, texts)) for turn in turns]
+        return [(turn.tip.id, turn.role, text_of(session.tree, turn.segments, texts)) for turn in turns]
 
     def _rows(self, session: OpenSession) -> tuple[TreeRow, ...]:
         values = session.values
@@ -90,7 +90,7 @@ class Branches:
     async def prune(self, session_id: int, node_id: int, start: int, pruned: bool) -> None:  # a state, not an option
         """Hides a branch in the outline and among the variants, or shows it again.
 
-        Where it was shown, the latest one that is left is shown instead.
+        If the path shown is hidden, the latest visible one is shown instead.
 
         Raises:
             Refusal: There is no such branch, or it is the only one.
@@ -103,18 +103,18 @@ class Branches:
 
         def changed(held: frozenset[Branch]) -> frozenset[Branch]:
             wanted = held | {branch} if pruned else held - {branch}
-            if pruned and session.tip is not None and _tip_in_sight(session, wanted) is None:
+            if pruned and session.tip is not None and _visible_tip(session, wanted) is None:
                 raise Refusal(translate("Workbench", "this is the only branch: there would be nothing left to show"))
             return wanted
 
         await self._setups.set_pruned(session, changed)
-        tip = _tip_in_sight(session, session.pruned) if pruned else None
+        tip = _visible_tip(session, session.pruned) if pruned else None
         if tip is not None and tip != session.tip:
             await self._sessions.move(session, tip)
         self._show(session)
 
     async def rename(self, session_id: int, node_id: int, start: int, name: str) -> None:
-        """Gives a branch a name of its own.
+        """Gives a branch a name.
 
         Raises:
             Refusal: There is no such branch, or the store cannot write.
@@ -126,7 +126,7 @@ class Branches:
         self._show(session)
 
     async def bookmark(self, session_id: int, node_id: int, start: int, marked: bool) -> None:  # a state, not an option
-        """Marks a row of the tree, or no longer.
+        """Sets or removes the bookmark of a row of the tree.
 
         Raises:
             Refusal: There is no such row, or the store cannot write.
@@ -149,7 +149,7 @@ class Branches:
         return view
 
 
-def _tip_in_sight(session: OpenSession, pruned: Collection[Branch]) -> int | None:
-    """The tip, the latest one that is left where that is hidden, or None where none is left."""
+def _visible_tip(session: OpenSession, pruned: Collection[Branch]) -> int | None:
+    """The tip, or if that is hidden the latest visible one, or None."""
     hidden = session.tip is not None and is_hidden(session.tree, pruned, session.tip)
-    return latest_in_sight(session.tree, pruned) if hidden else session.tip
+    return latest_visible(session.tree, pruned) if hidden else session.tip

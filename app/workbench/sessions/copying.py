@@ -1,4 +1,4 @@
-"""Copies: of the sample, which stays as it was shipped, when it would be changed; of turns, under another beginning."""
+"""Copies: of the sample before a change, since the sample itself never changes; and of turns under another root."""
 
 from __future__ import annotations
 
@@ -29,47 +29,46 @@ _NUMBERED = re.compile(r" \(copy(?: \d+)?\)$")
 
 
 class Target(Struct, frozen=True):
-    """The session a change goes into, and its numbers for the nodes of the one that was named."""
+    """The session that a change goes into, and the ids in it of the original's nodes."""
 
     session: WholeSession
-    numbers: Mapping[int, int] | None = None  # None: it is the same session
+    node_ids: Mapping[int, int] | None = None  # None: it is the original
 
     def of(self, node_id: int | None) -> int | None:
-        """The number here of a node that was named there."""
-        return node_id if self.numbers is None or node_id is None else self.numbers.get(node_id)
+        """The id here of a node of the original."""
+        return node_id if self.node_ids is None or node_id is None else self.node_ids.get(node_id)
 
     def place(self, node: NewNode) -> NewNode:
-        """A new node, put at the same place here."""
+        """A new node of the original, at the same place here."""
         return replace(node, session_id=self.session.id, parent_id=self.of(node.parent_id))
 
 
 @dataclass(eq=False, repr=False)
 class Copies:
-    """Makes copies of the sample when they are needed."""
+    """Copies the sample when a command would change it."""
 
-    _store: SessionStore  # where they are saved
-    _supervisor: Supervisor  # knows the model that will go on in them
-    _sessions: OpenSessions  # the open sessions
-    _setups: Setups  # what they are set to goes with them
-    _windows: Windows  # those that show the sample show its copy from then on
+    _store: SessionStore
+    _supervisor: Supervisor  # its model must read the sample's tokens
+    _sessions: OpenSessions
+    _setups: Setups  # are copied too
+    _windows: Windows  # those that show the sample show its copy afterwards
     _copying: set[int] = field(default_factory=set, init=False)  # samples whose copy is being made
 
     async def target(self, session: WholeSession, *, any_model: bool = False) -> Target:
         """The session itself, or a copy of the sample, which is shown from now on.
 
         Args:
-            session: What is to be changed.
-            any_model: Its tokens are of no interest.
+            session: The session to be changed.
+            any_model: Whether the change needs no tokens.
 
         Raises:
-            Refusal: The model that runs cannot read the sample's tokens; says what to do. Nothing was copied.
-                Or a copy for another change is being made.
+            Refusal: The running model cannot read the sample's tokens, or another copy is being made.
         """
         if not session.is_sample:
             return Target(session)
         if session.id in self._copying:
             raise Refusal(translate("Workbench", BUSY))
-        model = self._supervisor.running  # one that is still loading is asked when the answer begins
+        model = self._supervisor.running  # a model that is loading is checked when the answer begins
         if model is not None and not any_model:
             try:
                 check_tokens(model, session, session.tree.path(session.tip))
@@ -99,17 +98,17 @@ async def begin_with(
     root: NodeRow | None,
     turns: Sequence[Turn],
     stats: Mapping[str, Any],
-    numbers: str | None = None,
+    fingerprint: str | None = None,
 ) -> None:
-    """Another beginning with these turns, which is shown then.
+    """Copies turns under a new root, and shows them.
 
     Args:
-        sessions: Add its nodes.
-        session: Where.
-        root: What the conversation began with.
-        turns: They follow; all but the first, which stands behind other tokens now, keep their own.
-        stats: What the new root says beside that.
-        numbers: What the tokens' numbers will be filed under; None: no turn keeps its tokens.
+        sessions: Add the nodes.
+        session: The session.
+        root: The root of the original.
+        turns: All keep their tokens except the first, which follows other tokens now.
+        stats: More stats of the new root.
+        fingerprint: The fingerprint for the tokens' numbers; None: no turn keeps its tokens.
     """
     beginning = Beginning.of(root) if root is not None else Beginning()
     kept = {**beginning.stats, **stats}
@@ -118,14 +117,14 @@ async def begin_with(
         run, node = without_numbers(session.turn_run(turn)), turn.tip
         role: Any = turn.role  # of a stored node, so one that the store knows
         new = NewNode(session.id, parent.id, role, text=session.content(turn), finish_reason=node.finish_reason)
-        tokenised = numbers is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
-        parent = await sessions.add(session, new, chunk(run, numbers) if tokenised and numbers is not None else None)
+        tokenised = fingerprint is not None and place > 0 and len(session.runs.get(node.id, EMPTY))
+        parent = await sessions.add(session, new, chunk(run, fingerprint) if tokenised and fingerprint is not None else None)
         if tokenised:
             session.runs[parent.id] = run
 
 
 def copy_title(title: str, taken: Iterable[str]) -> str:
-    """A title for a copy that no other session has: "Rain (copy)", "Rain (copy 2)"."""
+    """An unused title for a copy: "Rain (copy)", "Rain (copy 2)"."""
     plain, held = _NUMBERED.sub("", title), set(taken)
     first = f"{plain} (copy)"
     if first not in held:

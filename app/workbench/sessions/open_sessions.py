@@ -23,27 +23,27 @@ from storage import NewChunk, NewNode, NodeRow, SessionStore, StoreError
 from ui import Refusal, SessionChanged, SessionsChanged, translate
 
 log = logging.getLogger(__name__)
-TIERS_SECONDS = 1.0  # that a session waits to hear what of it is in memory and on the disk
+TIERS_SECONDS = 1.0  # the longest wait for what of a session is in memory and on the disk
 
 
 @dataclass(eq=False, repr=False)
 class OpenSessions:
-    """The sessions that are open, in whichever window."""
+    """The sessions that are open in any window."""
 
-    _store: SessionStore  # where they are saved
-    _supervisor: Supervisor  # knows what the engine holds of a path
-    _setups: Setups  # reads what a session is set to
-    _adapters: Adapters  # of a session, brought into the engine
-    _running: RunningAnswers  # answers in work
-    _tasks: BackgroundTasks  # bring adapters in the background
-    _windows: Windows  # what each shows
+    _store: SessionStore
+    _supervisor: Supervisor
+    _setups: Setups  # read the settings of a session
+    _adapters: Adapters  # loads a session's adapters
+    _running: RunningAnswers
+    _tasks: BackgroundTasks
+    _windows: Windows
     _open: dict[int, OpenSession] = field(default_factory=dict, init=False)
     _trashed: set[int] = field(default_factory=set, init=False)  # of the open ones
-    # a session that is being made must not be cleared away as an unused one
-    _making: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    # what became of answers that could not be written before the end, a sentence for each
+    # a session that is being created must not be deleted as an unused one
+    _creating: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    # a sentence for each answer that could not be saved before the end
     unsaved: list[str] = field(default_factory=list, init=False)
-    closing: bool = field(default=False, init=False)  # the engine is not asked for anything any more
+    closing: bool = field(default=False, init=False)  # the engine gets no more requests
 
     # ---- one session --------------------------------------------------------------------------------------------------
 
@@ -63,27 +63,27 @@ class OpenSessions:
         return session
 
     async def show(self, session_id: int, window: Window | None = None) -> OpenSession:
-        """Opens a session and reads its path, for the window that shows it from now on; no model is needed."""
+        """Opens a session and reads the shown part of its path, for `window` to show; needs no model."""
         session = self._open.get(session_id)
         if session is None:
             session = WholeSession(await stored(self._store.load_shape(session_id)))
-            session = self._open.setdefault(session_id, session)  # it may have been opened meanwhile
+            session = self._open.setdefault(session_id, session)  # another call may have opened it
         await read(self._store, session, session.missing())
         await read_names(self._store, session)
         await self._setups.load(session)
         if window is not None:
             window.shown = session
-        if session.is_read:  # what is looked at goes first; a command reads the rest
+        if session.is_read:  # else not now: the shown part goes first, a command reads the rest
             await self.find_warm(session)
         return session
 
     async def show_earlier(self, session: OpenSession) -> None:
-        """Shows some more of the beginning of a long path."""
+        """Shows and reads more of the beginning of a long path."""
         session.step_back()
         await read(self._store, session, session.missing())
 
     async def whole(self, session_id: int, node_id: int | None = None) -> WholeSession:
-        """An open session, with all tokens of the path shown read, and of the path to `node_id`.
+        """An open session, with all tokens of the path shown and of the path to `node_id` read.
 
         Raises:
             Refusal: It is not open, or the store cannot read it.
@@ -93,8 +93,8 @@ class OpenSessions:
         return await read_whole(self._store, session, session.tip, node_id)
 
     async def create(self, window: Window) -> OpenSession:
-        """An empty one for a window; one that nothing was said in is as good as a new one, unless another window has it."""
-        async with self._making:
+        """An empty session for a window: an open one that is unused, else a new one."""
+        async with self._creating:
             empty = next((each.id for each in self._open.values() if self._is_free(each, window)), None)
             session_id = await stored(self._store.create_session(UNTITLED)) if empty is None else empty
             with window.opening(session_id):
@@ -103,29 +103,26 @@ class OpenSessions:
         return session
 
     def _is_free(self, session: OpenSession, window: Window) -> bool:
-        """Whether nothing was said in a session, and no other window will say something."""
+        """Whether a session is unused, and neither in the trash nor in another window."""
         taken = session.id in self._trashed or self._windows.holder(session.id, but=window) is not None
         return session.is_unused and not taken
 
     async def tidy(self) -> None:
-        """Clears away what was 30 days in the trash, what a killed import left, and sessions without a message.
-
-        Those that are open stay.
-        """
-        async with self._making:
+        """Deletes sessions after 30 days in the trash, those of killed imports, and empty ones that are not open."""
+        async with self._creating:
             await self._store.drop_empty_sessions(UNTITLED, keep=list(self._open))
         await self._store.purge_trash()
         await self._store.drop_unfinished_imports()
 
     async def drop_empty(self) -> None:
-        """At the end: sessions without a message, which no window shows any more."""
+        """Deletes sessions without a message, at the end of the app."""
         try:
             await self._store.drop_empty_sessions(UNTITLED)
         except StoreError as fault:  # the next start tries again
             log.warning("empty sessions could not be cleared away: %s", fault)
 
     async def move(self, session: OpenSession, node_id: int, *, as_before: bool = False) -> None:
-        """Shows the path through a node, down to the leaf that was last shown under it (see `Tree.leaf`)."""
+        """Shows the path through a node, down to the leaf shown last below it (see `Tree.leaf`)."""
         node_id = session.in_place_of(node_id)
         if node_id not in session.tree.nodes:
             raise Refusal(translate("Workbench", GONE))
@@ -135,15 +132,15 @@ class OpenSessions:
         try:
             await stored(self._store.set_current(session.id, session.tip))
         except Refusal:
-            session.tip = before  # as it is shown
+            session.tip = before  # as in the store
             raise
-        if before != session.tip and not session.overflowed(before):  # that question shows why when it is shown again
+        if before != session.tip and not session.overflowed(before):  # kept: it explains its question
             await self.drop_failed(session, before)
         await read(self._store, session, session.missing())
         await self.find_warm(session)
 
     async def add(self, session: OpenSession, node: NewNode, chunk: NewChunk | None = None, *, current: bool = True) -> NodeRow:
-        """Adds a node on the disk and in the open tree, and (`current`) makes it the tip.
+        """Adds a node on the disk and in the open tree, and with `current` makes it the tip.
 
         Raises:
             Refusal: The path before it is damaged, or the store cannot write it.
@@ -172,25 +169,25 @@ class OpenSessions:
         return row
 
     async def drop_failed(self, session: OpenSession, node_id: int | None) -> None:
-        """Takes away an answer that failed before it said anything: what failed was said, and another one has its place."""
+        """Removes an answer that failed before its first token; another one has its place."""
         if node_id is not None and session.failed_to_begin(node_id):
             await self.take_back(session, node_id)
 
     async def take_back(self, session: OpenSession, node_id: int) -> None:
-        """Takes away an answer that was written without a word."""
+        """Removes an empty answer."""
         try:
             await self._store.discard_node(node_id)
-        except StoreError as fault:  # it stays where it is, empty
+        except StoreError as fault:  # the empty node stays
             log.info("a failed answer stays: %s", fault)
         else:
             session.forget(node_id)
 
     async def refresh(self, session: OpenSession) -> None:
-        """Takes in what an answer has changed on the disk and in the engine."""
+        """Reads again what an answer has changed on the disk and in the engine."""
         held = [node.id for node in session.tree.held()]
         try:
             rows = await self._store.load_nodes(session.id, held, after=max(session.tree.nodes, default=0))
-        except StoreError as fault:  # what is shown stays as it is; the next command says what is wrong with the store
+        except StoreError as fault:  # the view stays; the next command reports the store's fault
             log.warning("session %d could not be read again: %s", session.id, fault)
         else:
             for row in rows:
@@ -199,21 +196,21 @@ class OpenSessions:
         await self.find_warm(session)
 
     async def next_branch(self, session: OpenSession, seed: int | None) -> int:
-        """The first number of a branch that no stored answer of a session was drawn with under a seed."""
+        """The lowest branch number under a seed that no stored answer of a session has."""
         first = 0
         async for node in every_node(self._store, session):
             first = max(first, next_branch([node], seed))
         return first
 
-    def hope(self) -> None:
-        """Another model or engine was chosen: what could only fail again may be tried again."""
+    def allow_retries(self) -> None:
+        """Allows to retry answers that failed for good, since another model or engine was chosen."""
         for session in self._open.values():
-            session.has_hope = True
+            session.model_changed = True
         for session in self._windows.shown():
             self._windows.tell(SessionChanged(session.view()))
 
     async def find_warm(self, session: OpenSession) -> None:
-        """How much of the path the engine holds, and how much of it stands in the block file."""
+        """Finds out how much of the path is in the engine's memory and in the block file."""
         model, session.warm, session.stored = (None if self.closing else self._supervisor.running), 0, 0
         session.on_server = model is not None and not model.has("kv")
         if model is None or session.on_server or session.path_length() > model.info.context_length:
@@ -221,7 +218,7 @@ class OpenSessions:
         try:
             whole = await read_whole(self._store, session, session.tip)
             tip, ids = session.tip, whole.path_ids(session.tree.path(session.tip))
-        except Refusal as refusal:  # the store cannot read it, or part of it is damaged: the next answer says so
+        except Refusal as refusal:  # unreadable or damaged: the next answer reports it
             log.info("no warm prefix: %s", refusal)
             return
         if not ids:
@@ -229,7 +226,7 @@ class OpenSessions:
         try:
             adapters = stack_of_session(session)
             match = await asyncio.wait_for(model.prefix_match_async(ids, adapters=adapters), TIERS_SECONDS)
-            if session.tip == tip:  # else another path is shown by now, and was asked for
+            if session.tip == tip:  # else another path is shown by now, with a request of its own
                 session.warm, session.stored = match.tokens if match.warm is None else match.warm, match.tokens
         except EngineDiedError:
             await self._supervisor.died(model)
@@ -237,7 +234,7 @@ class OpenSessions:
             log.info("no warm prefix: %s", str(fault) or "the engine takes its time")
 
     async def settle(self, write: Callable[[OpenSession], Awaitable[None]]) -> None:
-        """Tries once more, before the end, to write what could not be written; else its text goes elsewhere (`unsaved`)."""
+        """Retries failed writes before the end of the app; texts that fail again go into another file (`unsaved`)."""
         for session in self._open.values():
             try:
                 await write(session)
@@ -245,7 +242,6 @@ class OpenSessions:
                 self.unsaved.append(_rescued(session, refusal))
 
     async def rename(self, session_id: int, title: str) -> None:
-        """Another title."""
         title = clean_text(title).strip()
         if not title:
             raise Refusal(translate("Workbench", "a title needs at least one character"))
@@ -258,13 +254,11 @@ class OpenSessions:
         self._windows.tell(SessionsChanged())
 
     async def trash(self, session_id: int) -> None:
-        """Into the trash."""
         await stored(self._store.trash_session(session_id))
         self._trashed.add(session_id)
         self._windows.tell(SessionsChanged())
 
     async def restore(self, session_id: int) -> None:
-        """Back out of the trash."""
         await stored(self._store.restore_session(session_id))
         self._trashed.discard(session_id)
         self._windows.tell(SessionsChanged())
@@ -272,24 +266,24 @@ class OpenSessions:
     # ---- adapters and tiers ---------------------------------------------------------------------------------------------
 
     def bring_adapters(self, session: OpenSession) -> None:
-        """A session is shown whose adapters may not be loaded: they are, in the background."""
+        """Loads the adapters of a shown session, in the background."""
         model = self._supervisor.running
         if model is not None and lacks_adapters(session, model):
             self._tasks.start(self.find_tiers(), "bring adapters")
 
     async def find_tiers(self) -> None:
-        """The engine runs now: what of the shown paths it holds, and what of them is in its block file."""
+        """Finds out how much of each shown path the running engine has in memory and in the block file."""
         for session in self._windows.shown():
             if session.id in self._running:
                 continue
             before = session.warm, session.stored
             model = self._supervisor.running
             if model is not None and lacks_adapters(session, model):
-                try:  # KV under adapters is filed by their numbers; and the next answer need not wait for them
-                    await self._adapters.speaker(session, model)
+                try:  # the fingerprint of KV needs them loaded, and the next answer need not wait
+                    await self._adapters.adapted(session, model)
                 except EngineDiedError:
                     await self._supervisor.died(model)
-                except RuntimeFault as fault:  # the next message says so
+                except RuntimeFault as fault:  # the next message reports it
                     log.info("the adapters of session %d are not in place: %s", session.id, fault)
             await self.find_warm(session)
             if (session.warm, session.stored) != before:
@@ -298,11 +292,11 @@ class OpenSessions:
 
 
 def _rescued(session: OpenSession, refusal: Refusal) -> str:
-    """Writes what a session could not take in somewhere else; what was lost and where the rest is.
+    """Writes a session's unsaved answer into another file; returns a sentence on where it is.
 
-    Where no place takes it, its text follows, behind an empty line.
+    If no folder takes it, the text itself follows after an empty line.
     """
-    assert session.unsaved is not None  # or nothing was to be written
+    assert session.unsaved is not None  # else there was nothing to write
     fault, texts = refusal.__cause__ or refusal, session.unsaved.texts
     asked = [turn for turn in session.tree.turns(session.tip) if turn.role == "user"]
     file = write_elsewhere(session.title, asked[-1].tip.text if asked else "", texts)

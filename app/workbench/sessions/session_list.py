@@ -1,4 +1,4 @@
-"""The list of sessions, for one window: opened, named, pinned, in folders, in the trash (`ui.port.SessionCommands`)."""
+"""The list of sessions as one window sees it: opening, naming, pins, folders, trash (`ui.port.SessionCommands`)."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from ui import (
 
 TRASH_DAYS: Final = 30
 DAY: Final = 86_400  # seconds
-BREATH_SECONDS = 0.005
+PAINT_SECONDS = 0.005
 
 
-async def breath() -> None:
-    """The window has its turn between making what a session shows and showing it: each may take as long as a frame."""
-    await asyncio.sleep(BREATH_SECONDS)
+async def let_window_paint() -> None:
+    """Waits between building a session's view and showing it: each may take as long as a frame."""
+    await asyncio.sleep(PAINT_SECONDS)
 
 
 @dataclass(eq=False, repr=False)
 class SessionList:
     """The list of sessions as one window sees it (`ui.port.SessionCommands`)."""
 
-    _store: SessionStore  # the list
-    _sessions: OpenSessions  # those that are open
-    _running: RunningAnswers  # answers in work, which end in the trash
-    _vocabulary: Vocabulary  # is read before a session is shown
-    _pins: BlockPins  # hear which sessions are pinned
-    _windows: Windows  # all of them
-    _window: Window  # the one that sessions are opened in
+    _store: SessionStore
+    _sessions: OpenSessions
+    _running: RunningAnswers  # the trash stops a session's answer
+    _vocabulary: Vocabulary  # is loaded before a session is shown
+    _pins: BlockPins  # are told of changed pins
+    _windows: Windows
+    _window: Window  # this one
 
     async def list(self, query: str = "") -> Sequence[SessionSummary]:
-        """Pinned first, then the latest; an empty one only while it is shown, or where it was named or sorted."""
+        """Pinned ones first, then the latest; empty ones only if they are shown, named, or in a folder."""
         rows = await stored(self._store.sessions(query))
         hits = await stored(self._store.search_hits(query)) if query.strip() else {}
         shown = {session.id for session in self._windows.shown()}
@@ -79,7 +79,7 @@ class SessionList:
         ]
 
     async def open(self, session_id: int) -> SessionView:
-        """Reads a session; no model is needed. One that another window shows is shown there."""
+        """Opens a session; needs no model. One that another window shows comes to the front there."""
         if self.bring_forward(session_id):
             raise ShownElsewhere(translate("Workbench", "that session is open in another window"))
         with self._window.opening(session_id):
@@ -87,12 +87,12 @@ class SessionList:
             session = await self._sessions.show(session_id, self._window)
         self._sessions.bring_adapters(session)
         self._windows.refresh_status()
-        view, told = session.view(), self._window.told
-        await breath()
-        return view if self._window.told == told else session.view()
+        view, sent = session.view(), self._window.sent
+        await let_window_paint()
+        return view if self._window.sent == sent else session.view()
 
     def bring_forward(self, session_id: int) -> bool:
-        """Asks the other window that shows a session to come to the front; whether there is one."""
+        """Asks the other window that shows a session to come to the front; returns whether there is one."""
         other = self._windows.holder(session_id, but=self._window)
         if other is not None:
             other.tell(WindowWanted(session_id))
@@ -144,7 +144,7 @@ class SessionList:
     # ---- the trash ------------------------------------------------------------------------------------------------------
 
     async def trash(self, session_id: int) -> bool:
-        """Into the trash; an answer that is being written there is stopped and kept: whether there was one."""
+        """Moves a session into the trash and stops its answer, which is kept; returns whether one was running."""
         stopped = session_id in self._running
         self._running.stop(session_id)
         await self._sessions.trash(session_id)
@@ -160,7 +160,7 @@ class SessionList:
         self._pins.changed()
 
     async def trashed(self) -> Sequence[TrashedSession]:
-        """The last thrown away first; each with the days that it stays."""
+        """The latest first, each with the days that are left."""
         rows = await stored(self._store.trashed_sessions())
         now = time.time()
         return [TrashedSession(row.id, shown_title(row.title), _days_left(row.trashed_at or now, now)) for row in rows]
@@ -177,5 +177,5 @@ class SessionList:
 
 
 def _days_left(since: float, now: float) -> int:
-    """A clock that was set back since then takes nothing away, and adds nothing."""
+    """Between 0 and `TRASH_DAYS`, also if the clock was set back."""
     return min(max(math.ceil(TRASH_DAYS - (now - since) / DAY), 0), TRASH_DAYS)

@@ -1,4 +1,4 @@
-"""The adapters of sessions in the engine: loaded when an answer needs them, unloaded when no session or answer uses them."""
+"""Loads adapters into the engine when an answer needs them, and unloads them when no session or answer uses them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 Stack = tuple[tuple[str, float], ...]  # (name in the engine, scale), in order
 
 
-class Speaker(Struct, frozen=True):
-    """A model, the adapters asked for (None: the model's own stack), and what their numbers are filed under."""
+class AdaptedModel(Struct, frozen=True):
+    """A model under adapters (None: its own stack), and the fingerprint of its numbers under them."""
 
     model: LanguageModel
     adapters: Stack | None
-    numbers: str
+    fingerprint: str
 
     @classmethod
-    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> Speaker:
+    def of(cls, model: LanguageModel, adapters: Stack | None = None) -> AdaptedModel:
         """The model under these adapters.
 
         Raises:
@@ -45,27 +45,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class Adapters:
-    """Loads adapters, and unloads those that have no user left. All members belong to the window's loop."""
+    """Loads adapters, and unloads unused ones. All members belong to the window's loop."""
 
-    _supervisor: Supervisor  # knows the model that runs
+    _supervisor: Supervisor
     _tasks: BackgroundTasks  # unload in the background
-    # the folders on the stack of a session or of an answer in work
+    # folders on the stack of each session and running answer
     _users: dict[Hashable, frozenset[str]] = field(default_factory=dict, init=False)
-    # one change of what is loaded at a time: nothing is brought in while it leaves
+    # one change at a time: no adapter is loaded while it is being unloaded
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    # ---- which are used -----------------------------------------------------------------------------------------------
+    # ---- users --------------------------------------------------------------------------------------------------------
 
     def use(self, user: Hashable, choices: Sequence[AdapterChoice]) -> None:
-        """`user` has these on its stack from now on, and no others."""
+        """Sets the adapters that `user` uses."""
         self._users[user] = frozenset(choice.folder for choice in choices)
 
     def drop(self, user: Hashable) -> None:
-        """`user` has none any more."""
+        """Removes a user."""
         self._users.pop(user, None)
 
     def free(self, choices: Sequence[AdapterChoice]) -> None:
-        """Gives the memory of those back that have no user, in the background."""
+        """Unloads those without a user, in the background."""
         unused = [choice for choice in choices if not self._is_used(choice)]
         if unused:
             self._tasks.start(self._unload(unused), "unload adapters")
@@ -74,7 +74,7 @@ class Adapters:
         return any(choice.folder in folders for folders in self._users.values())
 
     async def _unload(self, choices: Sequence[AdapterChoice]) -> None:
-        """Those that still have no user; queries under them are waited for."""
+        """Unloads adapters that still have no user, after the queries that use them."""
         model = self._supervisor.running
         if model is None:
             return
@@ -85,7 +85,7 @@ class Adapters:
                     continue
                 try:
                     await model.unload_adapter_async(name)
-                except EngineDiedError:  # and every adapter with it
+                except EngineDiedError:  # its adapters are unloaded too
                     await self._supervisor.died(model)
                     return
                 except RuntimeFault as fault:
@@ -94,10 +94,10 @@ class Adapters:
     # ---- in the engine ------------------------------------------------------------------------------------------------
 
     async def bring(self, model: LanguageModel, choices: Sequence[AdapterChoice] | None) -> Stack | None:
-        """The stack, with every adapter on it loaded; one that is being unloaded is waited for, and loaded again.
+        """Loads the adapters that are switched on, and returns their stack; waits for an unload under way.
 
         Raises:
-            RuntimeFault: One of them cannot be used; it is named.
+            RuntimeFault: An adapter cannot be used; it is named.
         """
         if not choices:
             return stack_of(choices)
@@ -113,19 +113,19 @@ class Adapters:
                     await model.load_adapter_async(name)
             return stack_of(choices)
 
-    async def speaker(self, session: OpenSession, model: LanguageModel) -> Speaker:
-        """The model under the adapters that a session has on its stack now.
+    async def adapted(self, session: OpenSession, model: LanguageModel) -> AdaptedModel:
+        """The model under a session's adapters, which are loaded if necessary.
 
         Raises:
-            RuntimeFault: One of them cannot be used.
+            RuntimeFault: An adapter cannot be used.
         """
-        return Speaker.of(model, await self.bring(model, values_of(session).adapters or None))
+        return AdaptedModel.of(model, await self.bring(model, values_of(session).adapters or None))
 
     async def require(self, model: LanguageModel, choices: Sequence[AdapterChoice]) -> None:
-        """Brings adapters in before anything is changed.
+        """Loads adapters before a change that needs them.
 
         Raises:
-            Refusal: One of them cannot be used; none of them stays for that.
+            Refusal: An adapter cannot be used; those loaded for this are unloaded.
         """
         try:
             await self.bring(model, choices)
@@ -144,12 +144,12 @@ def lacks_adapters(session: OpenSession, model: LanguageModel) -> bool:
 
 
 def values_of(session: OpenSession) -> SessionValues:
-    """What a session says; nothing, where it was not read yet."""
+    """A session's settings; empty ones before they were read."""
     return session.values or SessionValues()
 
 
 def engine_name(choice: AdapterChoice) -> str:
-    """What the engine calls it: two folders of one name are two adapters."""
+    """An adapter's name in the engine, unique for its folder."""
     return f"{choice.name}-{_mark_of(choice.folder)}"
 
 
@@ -158,23 +158,23 @@ def _mark_of(folder: str) -> str:
 
 
 def in_words(stack: Stack, known: Sequence[AdapterInfo]) -> str:
-    """Adapters by the digests of their numbers, as people know them: "pirate × 0.5 + judge × 1"; empty for none."""
+    """A stack of adapter digests in words: "pirate × 0.5 + judge × 1"; empty for none."""
     names = {info.digest: info.name.removesuffix(f"-{_mark_of(info.folder)}") for info in known if info.digest is not None}
     return " + ".join(f"{names.get(digest, digest[:8])} × {scale:g}" for digest, scale in stack)
 
 
 def stack_of(choices: Sequence[AdapterChoice] | None) -> Stack | None:
-    """What a request asks for, () for the base alone; None where the session says nothing of adapters."""
+    """The stack of a request: () for the base alone, None for the model's own stack."""
     return None if choices is None else tuple((engine_name(c), c.scale) for c in choices if c.on)
 
 
 def stack_of_session(session: OpenSession) -> Stack | None:
-    """What requests on behalf of a session ask for."""
+    """The stack of a session's requests."""
     return stack_of(session.values.adapters or None) if session.values is not None else None
 
 
 def lines(model: LanguageModel | None, choices: Sequence[AdapterChoice]) -> list[AdapterLine]:
-    """The stack as it is shown."""
+    """The stack for the window."""
     known = {adapter.name: adapter for adapter in model.info.adapters} if model is not None else {}
     return [_line(choice, known.get(engine_name(choice))) for choice in choices]
 

@@ -1,4 +1,4 @@
-"""What stands before every turn of a path: its root, with system prompt, tools and pinned files. Never rewritten."""
+"""The root of a path: system prompt, tools and pinned files. A root is never changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS, FILES, LEFT_OUT, AS_TEXT = "tools", "files", "left_out", "as_text"  # in 
 
 
 class Beginning(Struct, frozen=True):
-    """Two roots that say the same are one beginning."""
+    """The contents of a root; equal roots have equal beginnings."""
 
     system: str = ""
     tools: str = ""  # JSON
@@ -24,35 +24,35 @@ class Beginning(Struct, frozen=True):
 
     @classmethod
     def of(cls, root: NodeRow) -> Beginning:
-        """What a stored root says; what cannot be read of it is left out."""
+        """Reads a stored root; invalid parts are left out."""
         tools, files = root.stats.get(TOOLS, ""), root.stats.get(FILES, ())
         return cls(root.text, tools if isinstance(tools, str) else "", tuple(_files(files)))
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What the root keeps beside its text."""
+        """The stored statistics of a root with these tools and files."""
         kept: dict[str, Any] = {TOOLS: self.tools} if self.tools.strip() else {}
         return kept | ({FILES: [[file.name, file.text] for file in self.files]} if self.files else {})
 
     @property
     def content(self) -> str:
-        """The system message: files stand behind the prompt."""
+        """The system message: the prompt, then the files."""
         return "\n\n".join([self.system] * bool(self.system) + [file_block(file) for file in self.files])
 
 
 def file_block(file: TextFile) -> str:
-    """A file as a model reads it."""
+    """A file as text for the model."""
     return f"[{file.name}]\n{file.text.rstrip()}\n[end of {file.name}]"
 
 
 def left_out(stats: Mapping[str, Any]) -> int:
-    """How many turns a root left out."""
+    """Number of turns that a root left out."""
     count = stats.get(LEFT_OUT, 0)
     return count if isinstance(count, int) else 0
 
 
 def as_text(stats: Mapping[str, Any]) -> bool:
-    """Whether what follows a root is another path's text, without its tokens."""
+    """Whether a root begins a copy of another path as text without tokens."""
     return bool(stats.get(AS_TEXT))
 
 
@@ -67,10 +67,10 @@ MOST_CHARACTERS = 1 << 17
 
 
 def read_tools(source: str) -> list[dict[str, Any]]:
-    """The definitions in a JSON list (or one alone); none for blank text.
+    """The tool definitions in a JSON list, or a single one; none for blank text.
 
     Raises:
-        InvalidRequestError: It is no JSON, or not of that shape; the tool's number is named.
+        InvalidRequestError: It is not JSON, or not of that shape; with the number of the tool.
     """
     if not source.strip():
         return []
@@ -82,17 +82,17 @@ def read_tools(source: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as fault:
         raise InvalidRequestError(translate("Workbench", "the definitions are not JSON: {0}").format(fault)) from fault
     tools = [read] if isinstance(read, Mapping) else read
-    ToolCallReader(tools=tools)  # which looks at their shape
+    ToolCallReader(tools=tools)  # checks their shape
     return [dict(tool) if "function" in tool else {"type": "function", "function": tool} for tool in tools]
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What they are called."""
+    """The names of tools."""
     return [str(tool["function"]["name"]) for tool in tools]
 
 
 def tools_at(root: NodeRow) -> list[dict[str, Any]]:
-    """The tools that a stored root offers; none where that cannot be read."""
+    """The tools of a stored root; none if they cannot be read."""
     try:
         return read_tools(Beginning.of(root).tools)
     except RuntimeFault:
@@ -100,7 +100,7 @@ def tools_at(root: NodeRow) -> list[dict[str, Any]]:
 
 
 def cards(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCard, ...]:
-    """The calls in an answer; one that cannot be answered says why."""
+    """The tool calls in an answer, or one card with the reason why they cannot be read."""
     if not tools or not (text.lstrip().startswith("{") or any(opener in text for opener in OPENERS)):
         return ()
     try:

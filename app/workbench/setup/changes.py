@@ -1,4 +1,4 @@
-"""Changes of what a session is set to, and of what its turns begin with (`ui.port.SetupCommands`)."""
+"""Changes of a session's settings, system prompt, tools and files (`ui.port.SetupCommands`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from ui import (
     FormatKind,
     Guess,
     Refusal,
-    SessionChanged,
     SessionSetup,
     TextFile,
     translate,
@@ -42,18 +41,18 @@ ADAPTERS_CHANGED = QT_TRANSLATE_NOOP("Workbench", "the adapters have changed; op
 
 @dataclass(eq=False, repr=False)
 class SetupChanges:
-    """Each change is saved before it holds, and returns what holds then (`ui.port.SetupCommands`)."""
+    """Saves each change before it applies, and returns the new settings (`ui.port.SetupCommands`)."""
 
-    _supervisor: Supervisor  # gives the model that an adapter is loaded into
-    _sessions: OpenSessions  # the open sessions
-    _setups: Setups  # what they are set to
-    _presets: Presets  # by their names
+    _supervisor: Supervisor
+    _sessions: OpenSessions
+    _setups: Setups
+    _presets: Presets
     _adapters: Adapters  # in the engine
-    _copies: Copies  # take changes of the sample
-    _running: RunningAnswers  # a beginning cannot change under an answer
-    _downloads: Downloads  # fetch adapters
-    _vocabulary: Vocabulary  # knows tokens by their text
-    _windows: Windows  # hear of another path
+    _copies: Copies  # of the sample, which is never changed
+    _running: RunningAnswers  # no new root during an answer
+    _downloads: Downloads  # of adapters
+    _vocabulary: Vocabulary  # finds tokens by their text
+    _windows: Windows
 
     async def view(self, session_id: int) -> SessionSetup:
         return self._setups.view(self._sessions.opened(session_id))
@@ -61,7 +60,7 @@ class SetupChanges:
     # ---- options and presets ------------------------------------------------------------------------------------------
 
     async def set_option(self, session_id: int, name: str, value: object) -> SessionSetup:
-        """Sets one option, or (None) leaves it to the others; tokens may be named by their text."""
+        """Sets one option, or unsets it (None); tokens may be given by their text."""
         session = self._sessions.opened(session_id)
         value = with_ids(name, value, self._vocabulary)
         if name not in OPTIONS:
@@ -125,7 +124,7 @@ class SetupChanges:
             return (), str(fault)
 
     async def _begin(self, session_id: int, beginning: Beginning) -> SessionSetup:
-        """Shows another beginning, an equal one where it is there; of the sample, that of a copy."""
+        """Shows an existing root with this beginning, or adds one; in a copy if the session is the sample."""
         whole = await self._sessions.whole(session_id)
         self._running.check_idle(session_id)
         if beginning == whole.beginning():
@@ -141,15 +140,14 @@ class SetupChanges:
                 await self._sessions.add(session, new)
             else:
                 await self._sessions.move(session, same.id)
-        self._windows.tell_branch(session, before)
-        self._windows.tell(SessionChanged(session.view()))
+        self._windows.tell_path(session, before)
         self._windows.refresh_status()
         return self._setups.view(session)
 
     # ---- the form of answers, and guesses -----------------------------------------------------------------------------
 
     async def set_format(self, session_id: int, answer_format: AnswerFormat) -> SessionSetup:
-        """The form of the next answers; its grammar is compiled when one begins."""
+        """Sets the output format of the next answers; each compiles the grammar when it begins."""
         session = self._sessions.opened(session_id)
         if answer_format.kind is not FormatKind.FREE:
             problem = await self.check_format(answer_format)
@@ -158,7 +156,7 @@ class SetupChanges:
         return await self._save(session, lambda values: replace(values, answer_format=answer_format))
 
     async def check_format(self, answer_format: AnswerFormat) -> str:
-        """What is wrong with it, in llguidance's words; on a thread, and compiled in a process that can be killed."""
+        """What is wrong with a format, in llguidance's words, or ""; compiled in a process that can be killed."""
         if answer_format.kind is FormatKind.FREE:
             return ""
         if not answer_format.source.strip():
@@ -201,7 +199,7 @@ class SetupChanges:
         return await self._add_adapter(session, folder, name)
 
     async def set_adapters(self, session_id: int, stack: Sequence[AdapterChoice]) -> SessionSetup:
-        """Another order, other scales; those that are gone from it are free."""
+        """Reorders, rescales, switches or removes adapters; removed ones are unloaded."""
         session = self._sessions.opened(session_id)
         values = values_of(session)
         folders, held = ({choice.folder for choice in choices} for choices in (stack, values.adapters))
@@ -212,19 +210,19 @@ class SetupChanges:
         if model is not None:
             brought = [choice for choice in stack if choice.on and choice.folder in switched]
             await self._adapters.require(model, brought)
-            before, values = values, values_of(session)  # loading took its time
+            before, values = values, values_of(session)  # they may have changed during the load
             now = {choice.folder: choice for choice in values.adapters}
             if now.keys() != held:
                 self._adapters.free(brought)
                 raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
             kept = [choice.folder for choice in before.adapters if choice.folder in folders]
-            if [choice.folder for choice in stack] == kept:  # the order is that of now
+            if [choice.folder for choice in stack] == kept:  # the order was not changed: the current one stays
                 stack = sorted(stack, key=lambda choice: list(now).index(choice.folder))
             stack = [now[choice.folder] if choice in before.adapters else choice for choice in stack]
         chosen = tuple(stack)
 
         def changed(now: SessionValues) -> SessionValues:
-            if {choice.folder for choice in now.adapters} != held:  # while another change was being written
+            if {choice.folder for choice in now.adapters} != held:  # changed during another write
                 self._adapters.free(brought)
                 raise Refusal(translate("Workbench", ADAPTERS_CHANGED))
             return replace(now, adapters=chosen)
@@ -234,9 +232,9 @@ class SetupChanges:
         return setup
 
     async def _add_adapter(self, session: OpenSession, folder: str, name: str) -> SessionSetup:
-        """Loads it first, so that what is wrong with it is said now; `name` is shown, by default the folder's own."""
+        """Loads an adapter first, so that a fault is reported now; `name` defaults to the folder's."""
         values = values_of(session)
-        path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # looks at no file
+        path = str(Path(folder).expanduser().absolute())  # noqa: ASYNC240  # no file access
         if any(choice.folder == path for choice in values.adapters):
             raise Refusal(translate("Workbench", "{0} is already added").format(name or Path(path).name))
         if len(values.adapters) >= MOST_ADAPTERS:
@@ -255,12 +253,12 @@ class SetupChanges:
 
 
 def _clean(text: str) -> str:
-    """A system prompt as the store keeps it."""
+    """A system prompt without the characters that the store does not take."""
     return clean_text(text).replace("\0", "\ufffd").strip()
 
 
 def _adapter_here(wanted: str) -> tuple[str, str] | None:
-    from runtime import list_shelf_adapters  # loaded here, on the thread: the window opens without it
+    from runtime import list_shelf_adapters  # imported here: the window opens without it
 
     found = [each for each in list_shelf_adapters() if wanted in (each.name, each.name.partition("@")[0])]
     return (found[-1].name, str(found[-1].path)) if found else None

@@ -1,4 +1,4 @@
-"""Presets: options under a name, in the settings of the data folder."""
+"""Presets: named options, saved in the data folder."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LONGEST_NAME = 60  # characters
 
 @dataclass(eq=False, repr=False)
 class Presets:
-    """Those that were saved and those that came with Elsewise; "" is the settings' choice, for sessions that chose none."""
+    """Saved and built-in presets; the name "" means the settings' choice."""
 
-    _store: SessionStore  # where they are saved
-    own: GenerationOptions  # elsewise's own, which holds where the settings choose none
+    _store: SessionStore
+    own: GenerationOptions  # elsewise's own, the default if the settings choose none
     _saved: dict[str, dict[str, Any]] | None = field(default=None, init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    chosen: str = field(default="", init=False)  # by the settings, for sessions that chose none
+    chosen: str = field(default="", init=False)  # the settings' choice
 
     async def load(self) -> None:
-        """Reads them once; what cannot be taken is left out, with a note."""
+        """Reads them once; invalid ones are left out, with a note."""
         if self._saved is not None:
             return
         try:
@@ -53,16 +53,16 @@ class Presets:
 
     @property
     def names(self) -> dict[str, bool]:
-        """Every preset; whether it can be deleted."""
+        """Every preset's name, with whether it can be deleted."""
         return {**dict.fromkeys((OWN, *BUILT_IN), False), **dict.fromkeys(sorted(self._saved or {}), True)}
 
     @property
     def default(self) -> str:
-        """The one that holds where a session chose none, or one that is gone."""
+        """The preset of sessions that chose none, or one that no longer exists."""
         return self.chosen if self.chosen in self.names else OWN
 
     def options(self, name: str) -> GenerationOptions:
-        """What a preset says; the default one for a name that is not known (any more)."""
+        """The options of a preset; of the default one for an unknown name."""
         name = name if name in self.names else self.default
         if name == OWN:
             return self.own
@@ -75,7 +75,7 @@ class Presets:
             raise Refusal(translate("Workbench", "there is no preset {0!r:.80} any more").format(name))
 
     async def save(self, name: str, options: Mapping[str, Any]) -> str:
-        """Saves options under a name; returns it as it is kept."""
+        """Saves options under a name; returns the normalised name."""
         name = " ".join(clean_text(name).split())
         if not name or len(name) > LONGEST_NAME:
             raise Refusal(
@@ -87,7 +87,7 @@ class Presets:
         return name
 
     async def delete(self, name: str) -> None:
-        """Forgets one that was saved."""
+        """Deletes a saved preset."""
         if name in ("", OWN, *BUILT_IN):
             raise Refusal(translate("Workbench", "that one comes with Elsewise; only saved presets can be deleted"))
         self.check(name)
@@ -99,7 +99,7 @@ class Presets:
 
 
 def without_idle(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what an order of stages leaves no say: each alone, the layers may say both; one preset may not."""
+    """Drops options whose stage is not in `order`: one preset may not have both, though two layers may."""
     order = options.get("order")
     if order is None:
         return dict(options)

@@ -1,4 +1,4 @@
-"""What sessions are set to: read with them, saved when the window changes them, asked for by answers."""
+"""The settings of sessions: read with them, saved when the window changes them, resolved for answers."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from storage import SessionStore, StoreError
 from ui import AdapterChoice, ModelFacts, OptionView, Refusal, SessionSetup, in_window, translate
 
 log = logging.getLogger(__name__)
-Change = Callable[[SessionValues], SessionValues]  # what a session is set to next, of what it is set to now
+Change = Callable[[SessionValues], SessionValues]  # makes the new settings from the current ones
 
 
 class Asked(Struct, frozen=True):
-    """What a session asks of an answer that begins now; it keeps it to its end."""
+    """The session's settings for an answer that begins now, fixed until it ends."""
 
     session: Mapping[str, Any]  # the session's layer, without adapters
     preset: GenerationOptions
-    adapters: tuple[AdapterChoice, ...] | None  # None: it says nothing of them
-    preset_name: str = ""  # "": the one that is the default
+    adapters: tuple[AdapterChoice, ...] | None  # None: the model's own stack
+    preset_name: str = ""  # "": the default one
 
 
 @dataclass(eq=False, repr=False)
 class Setups:
     """The settings of open sessions."""
 
-    _store: SessionStore  # saves them with their session
-    _supervisor: Supervisor  # knows the model that runs
-    _presets: Presets  # by their names
-    _adapters: Adapters  # hear which of them a session uses
-    _call: Mapping[str, Any]  # options of every answer, which go before the session's
-    # by session: what could not be taken of what was stored
+    _store: SessionStore
+    _supervisor: Supervisor
+    _presets: Presets
+    _adapters: Adapters  # are told which ones a session uses
+    _call: Mapping[str, Any]  # options of every answer, which take precedence
+    # by session: lines about invalid stored settings
     _notes: dict[int, list[str]] = field(default_factory=dict, init=False)
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # a change begins with what the one before left
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # changes are made one after the other
 
     async def load(self, session: OpenSession) -> None:
-        """Reads what an open session is set to, once; what cannot be taken falls back, with a note."""
+        """Reads the settings of an open session, once; invalid ones fall back, with a note."""
         if session.values is not None:
             return
         await self._presets.load()
@@ -64,19 +64,19 @@ class Setups:
             held: object = await self._store.session_setup(session.id)
         except StoreError as fault:
             log.warning("session %d: its settings cannot be read: %s", session.id, fault)
-            held = in_window(str(fault))  # no mapping: the defaults, and a note that says so
+            held = in_window(str(fault))  # not a mapping: the defaults, with a note
         values, notes = read_values(held)
-        if session.values is None:  # else it was read meanwhile
+        if session.values is None:  # else another call has read them
             self._take(session, values)
             self._notes[session.id] = notes
 
     def asked(self, session: OpenSession) -> Asked:
-        """What an answer that begins now is asked for."""
+        """The settings for an answer that begins now."""
         values = values_of(session)
         return Asked(values.layer(), self._presets.options(values.preset), values.adapters or None, values.preset)
 
     async def carry(self, source: OpenSession, copy: OpenSession, nodes: Mapping[int, int]) -> None:
-        """The copy of a session is set as that one is; `nodes` are its numbers for the nodes of that one."""
+        """Copies the settings of a session to its copy; `nodes` maps node ids to those of the copy."""
         values = values_of(source)
         pruned, bookmarks = (
             frozenset((nodes[node], start) for node, start in held if node in nodes)
@@ -88,11 +88,11 @@ class Setups:
             await stored(self._store.set_session_setup(copy.id, values_of(copy).stored()))
 
     async def set_pruned(self, session: OpenSession, change: Callable[[frozenset[Branch]], frozenset[Branch]]) -> None:
-        """Other branches are out of sight."""
+        """Changes the hidden branches of a session."""
         await self._keep(session, lambda held: replace(held, pruned=change(held.pruned)))
 
     async def set_bookmark(self, session: OpenSession, row: Branch, *, marked: bool) -> None:
-        """A row of the tree has a bookmark, or none."""
+        """Sets or removes the bookmark of a row of the tree."""
 
         def changed(held: SessionValues) -> SessionValues:
             return replace(held, bookmarks=held.bookmarks | {row} if marked else held.bookmarks - {row})
@@ -100,7 +100,7 @@ class Setups:
         await self._keep(session, changed)
 
     async def set_name(self, session: OpenSession, branch: Branch, name: str) -> None:
-        """A branch has another name; "": none."""
+        """Names a branch; "" removes the name."""
 
         def changed(held: SessionValues) -> SessionValues:
             others = {each: kept for each, kept in held.names.items() if each != branch}
@@ -115,7 +115,7 @@ class Setups:
             session.values = values
 
     async def save(self, session: OpenSession, change: Change) -> None:
-        """Checks everything together, saves it, and only then takes it.
+        """Checks the changed settings together, saves them, then applies them.
 
         Raises:
             Refusal: Options contradict each other, or the store cannot write.
@@ -131,7 +131,7 @@ class Setups:
             self._notes.pop(session.id, None)
 
     def view(self, session: OpenSession) -> SessionSetup:
-        """What a session is set to, and what of it holds."""
+        """The settings of a session, with the resolved options."""
         values, model = values_of(session), self._supervisor.running
         beginning = session.beginning()
         notes = [*self._notes.get(session.id, ()), *self._presets.notes]
@@ -171,7 +171,7 @@ class Setups:
 
 
 def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[OptionView]:
-    """What holds of every option that a person sets, with its source."""
+    """Every option that a person can set, resolved, with its source."""
     views = []
     for name in OPTIONS:
         inner = hasattr(resolved.options.sampling, name)
@@ -182,7 +182,7 @@ def option_views(resolved: ResolvedOptions, values: SessionValues) -> list[Optio
 
 
 def facts_of(info: ModelInfo) -> ModelFacts:
-    """The model that is loaded, in what a person asks about it."""
+    """Facts about the loaded model."""
     return ModelFacts(
         name=info.name,
         fingerprint=info.model_fingerprint,

@@ -1,4 +1,4 @@
-"""What a session says for itself, as it is stored with it; read back piece by piece, for any of them may be anything."""
+"""The settings of one session as they are stored with it, and read back piece by piece, since any may be invalid."""
 
 from __future__ import annotations
 
@@ -16,39 +16,38 @@ if TYPE_CHECKING:
     from runtime import LanguageModel, ModelInfo
 
 _PARAMETERS = [each for spec in sorted(SAMPLER_STAGES, key=lambda spec: spec.kind) for each in spec.parameters]
-OPTIONS = (  # what a person sets, in the order in which it is shown
+OPTIONS = (  # that a person can set, in the order in which they are shown
     *(each.name for each in _PARAMETERS if not each.folded),
     "max_tokens",
     "stop",
     "seed",
-    "order",  # from here on what few sessions need; the window shows it folded
+    "order",  # from here on the window shows them folded
     *(each.name for each in _PARAMETERS if each.folded),
 )
 MOST_ADAPTERS = 16
 MOST_NAME = 80  # characters of a branch's name
 
-Branch = tuple[int, int]  # a node, and the token of it where the branch begins
+Branch = tuple[int, int]  # a node, and its token with which the branch begins
 
 
 class SessionValues(Struct, frozen=True):
-    """Everything that is unset leaves the choice to preset, model and default."""
+    """The settings of one session; preset, model and default decide whatever is unset."""
 
     options: Mapping[str, Any] = {}  # by the names of `OPTIONS`
     preset: str = ""
     answer_format: AnswerFormat = AnswerFormat()
     adapters: tuple[AdapterChoice, ...] = ()
     guess: Guess = Guess.OFF
-    pruned: frozenset[Branch] = frozenset()  # branches out of sight
-    names: Mapping[Branch, str] = {}  # of branches, given by hand
+    pruned: frozenset[Branch] = frozenset()  # hidden branches
+    names: Mapping[Branch, str] = {}  # given names of branches
     bookmarks: frozenset[Branch] = frozenset()  # rows of the tree
 
     @property
     def is_set(self) -> bool:
-        """Whether it says anything at all."""
         return self != SessionValues()
 
     def layer(self) -> dict[str, Any]:
-        """The session's layer for `resolve_options`; adapters are named when the model is known."""
+        """The session's layer for `resolve_options`, without adapters, whose names depend on the model."""
         layer: dict[str, Any] = dict(self.options)
         if self.answer_format.kind is not FormatKind.FREE:
             layer["grammar"] = grammar_of(self.answer_format)
@@ -57,8 +56,8 @@ class SessionValues(Struct, frozen=True):
         return layer
 
     def stored(self) -> dict[str, Any]:
-        """As JSON values; nothing where nothing is set."""
-        if self == SessionValues():
+        """As JSON values; empty if nothing is set."""
+        if not self.is_set:
             return {}
         return {
             "options": dict(self.options),
@@ -73,17 +72,17 @@ class SessionValues(Struct, frozen=True):
 
 
 def grammar_of(answer_format: AnswerFormat) -> Grammar:
-    """The grammar of a form that is not free.
+    """The grammar of a format other than free text, not compiled yet.
 
     Raises:
-        GrammarError: Its source cannot be one; compiled it is elsewhere.
+        GrammarError: The source is not valid.
     """
     make = {FormatKind.JSON_SCHEMA: Grammar.json_schema, FormatKind.REGEX: Grammar.regex, FormatKind.LARK: Grammar.lark}
     return make[answer_format.kind](answer_format.source)
 
 
 def read_values(stored: object) -> tuple[SessionValues, list[str]]:
-    """What was stored, without what cannot be taken; a line about each piece that was left out."""
+    """The valid stored settings, and a line about each piece that was left out."""
     if stored is None:
         return SessionValues(), []
     if not isinstance(stored, Mapping):
@@ -107,7 +106,7 @@ def read_values(stored: object) -> tuple[SessionValues, list[str]]:
 
 
 def read_options(stored: object, notes: list[str]) -> dict[str, Any]:
-    """The options among `stored` that can be taken, one by one."""
+    """The valid options in `stored`, checked one by one; appends a line to `notes` for each other."""
     if stored is None:
         return {}
     if not isinstance(stored, Mapping):
@@ -187,13 +186,13 @@ def _names(stored: object, notes: list[str]) -> dict[Branch, str]:
 
 
 def without_lacking(preset: GenerationOptions, model: LanguageModel) -> GenerationOptions:
-    """A preset without the sampler's settings that this model lacks; where a session says one itself, it is refused."""
+    """A preset without the sampling options that this model lacks; a session's own ones would be refused."""
     unset = {name: None for name in preset.sampling.given() if name in model.lacks}
     return replace(preset, sampling=replace(preset.sampling, **unset)) if unset else preset
 
 
 def guess_problem(guess: Guess, model: LanguageModel) -> str:
-    """Why this model cannot be guessed ahead like that; "" where it can."""
+    """Why this kind of speculation is not possible with this model; "" if it is."""
     info = model.info
     if guess is Guess.OFF:
         return ""
@@ -209,16 +208,16 @@ def guess_problem(guess: Guess, model: LanguageModel) -> str:
 
 
 def guessed_by(layer: Mapping[str, Any], model: LanguageModel) -> Mapping[str, Any]:
-    """A session's layer for this model: without guesses where they are not possible (the answer is the same)."""
-    said = layer.get("speculative")
-    if said is None or not guess_problem(Guess(said["method"]), model):
+    """A session's layer without speculation that this model cannot do (the answer is the same)."""
+    speculative = layer.get("speculative")
+    if speculative is None or not guess_problem(Guess(speculative["method"]), model):
         return layer
     return {name: value for name, value in layer.items() if name != "speculative"}
 
 
-_NOT_TOLD = ("sampling", "seed", "stages", "resolve")  # the seed stands beside the options
+_NOT_LISTED = ("sampling", "seed", "stages", "resolve")  # the seed is shown separately
 DEFAULT = "default"
-SOURCES = (  # of an option, as it is stored
+SOURCES = (  # of an option, as they are stored
     QT_TRANSLATE_NOOP("Workbench", "call"),
     QT_TRANSLATE_NOOP("Workbench", "session"),
     QT_TRANSLATE_NOOP("Workbench", "preset"),
@@ -229,39 +228,39 @@ SOURCES = (  # of an option, as it is stored
 
 
 def spoken_name(info: ModelInfo) -> str:
-    """What a model is called beside its numbers: with the form of its weights where that is not the plain one."""
+    """A model's name, with the form of its weights if they are quantised."""
     return with_weights(info.name, info.quantisation)
 
 
 def with_weights(name: str, form: object) -> str:
-    """The same, of a name; `form` as `ModelInfo.quantisation` has it."""
+    """A model's name with `form`, a value of `ModelInfo.quantisation`."""
     return f"{name} · {form}" if isinstance(form, str) and form else name
 
 
 def mapping_of(stored: object) -> Mapping[str, Any]:
-    """A stored object; an empty one for anything else: a session from elsewhere may say anything."""
+    """A stored mapping; an empty one for other values, which an imported session may have."""
     return stored if isinstance(stored, Mapping) else {}
 
 
 def named_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name as `ResolvedOptions.sources` has them ("sampling.temperature")."""
-    plain = {name: value for name, value in options.items() if name not in _NOT_TOLD}
+    """Values by the names of `ResolvedOptions.sources` ("sampling.temperature")."""
+    plain = {name: value for name, value in options.items() if name not in _NOT_LISTED}
     return plain | {f"sampling.{name}": value for name, value in mapping_of(options.get("sampling")).items()}
 
 
 def stored_sources(made: Mapping[str, Any]) -> dict[str, str]:
-    """The source of each option, by name, of an answer as it is stored; defaults are left out."""
+    """The source of each option of a stored answer, by name; defaults are left out."""
     sources = {source: names for source, names in mapping_of(made.get("sources")).items() if isinstance(names, list)}
     return {name: source for source, names in sources.items() for name in names if isinstance(name, str)}
 
 
-def told_options(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def options_with_sources(options: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """By name: the value, and its source (call, session, preset, model, format, default, or two of them)."""
     return {name: {"value": v, "source": sources.get(name, DEFAULT)} for name, v in named_options(options).items()}
 
 
 def source_words(source: str) -> str:
-    """The source of an option, for the window: one of `SOURCES`, or two."""
+    """The source of an option (one of `SOURCES`, or two) in the window's language."""
     first, both, second = source.partition(" and ")
     if not both:
         return known_word(source, SOURCES)
@@ -269,5 +268,5 @@ def source_words(source: str) -> str:
 
 
 def known_word(word: str, known: Sequence[str]) -> str:
-    """A stored word in the window's language; as it is where it is not one of ours."""
+    """A stored word in the window's language; unchanged if it is unknown."""
     return translate("Workbench", word) if word in known else word

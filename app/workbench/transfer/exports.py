@@ -1,4 +1,4 @@
-"""The kinds of file that a session is exported as: a row of `EXPORTS` each, for the window's menu and the command line."""
+"""The export formats of sessions, for the window's menu and the command line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Exporter(Struct, frozen=True):
     """A format and what writes it.
 
     Attributes:
-        format: What people see of it.
-        write: Takes the sessions file, the session's number, the file to write and a listener for progress; with `snapshot` the
-            snapshot of the engine as well. Blocking, any thread.
-        snapshot: Whether the file says how to resume the session.
-        with_kv: Whether KV blocks are put into the file when it is written.
+        format: Its names in the window.
+        write: Takes the sessions file, the session's id, the file to write and a progress listener; with `snapshot` also the
+            snapshot. Blocking, any thread.
+        snapshot: Whether the file has a snapshot to resume the session from.
+        with_kv: Whether the file has KV blocks.
     """
 
     format: ExportFormat
-    write: Callable[..., None]  # looked up in `storage` when it is called: the window opens without it
+    write: Callable[..., None]  # imports from `storage` lazily: the window opens without it
     snapshot: bool = False
     with_kv: bool = False
 
@@ -83,15 +83,15 @@ FORMATS = {exporter.format.name: exporter for exporter in EXPORTS}
 
 
 class _StoppedError(Exception):
-    """The export is not wanted any more."""
+    """The export was cancelled."""
 
 
 def refuse_own(path: Path, own: Iterable[Path]) -> None:
     """Refuses to replace a database of the data folder by an export.
 
     Args:
-        path: Where to.
-        own: The databases, each of which may have files with more endings beside it.
+        path: The file to be written.
+        own: The databases, which may have -wal and -shm files.
 
     Raises:
         Refusal: `path` is one of them.
@@ -103,10 +103,10 @@ def refuse_own(path: Path, own: Iterable[Path]) -> None:
 
 
 async def write_export(store: SessionStore, session_id: int, exporter: Exporter, path: Path, progress: OnTransfer) -> None:
-    """Writes a session to a file, on a thread; cancelled, it waits until the thread has cleared away what it wrote.
+    """Writes a session to a file, on a thread; if cancelled, it waits until the thread has removed its partial file.
 
     Raises:
-        StoreError: The session cannot be read, or the file not be written.
+        StoreError: The session cannot be read, or the file cannot be written.
     """
     loop, stopping = asyncio.get_running_loop(), threading.Event()
 
@@ -129,5 +129,5 @@ async def write_export(store: SessionStore, session_id: int, exporter: Exporter,
         stopping.set()
         await asyncio.wait([work])
         if not work.cancelled():
-            work.exception()  # it is what stopped it
+            work.exception()  # retrieved: `_StoppedError`
         raise

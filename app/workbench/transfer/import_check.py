@@ -1,4 +1,4 @@
-"""What of a session that comes from elsewhere the models of this machine can go on with, and what to do about the rest."""
+"""Which models wrote an imported session, and whether those of this machine can continue it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ WAYS: Final = QT_TRANSLATE_NOOP(
 )
 
 
-async def what_is_taken(store: SessionStore, session_id: int) -> list[str]:
-    """A line for every model that wrote in a session and is not one that ran here; none where all of them did.
+async def foreign_models(store: SessionStore, session_id: int) -> list[str]:
+    """A sentence for every model that wrote in a session and never ran here.
 
-    A fingerprint decides, not a name: it stands for weights, precision, engine and tokenizer.
+    Models are told apart by fingerprint, which covers weights, precision, engine and tokenizer.
     """
     ran = await fingerprints_that_ran(store)
     here = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in ran}
     kinds = (await store.load_shape(session_id)).nodes.kinds
     wrote = dict.fromkeys(kind.kv_fingerprint for kind in kinds if kind.kv_fingerprint)
     strange = {fingerprint: await intact(store.model(fingerprint)) or {} for fingerprint in wrote if fingerprint not in here}
-    return [_told(fingerprint, known, here) for fingerprint, known in strange.items()]
+    return [_sentence(fingerprint, known, here) for fingerprint, known in strange.items()]
 
 
-def _told(fingerprint: str, known: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> str:
+def _sentence(fingerprint: str, known: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> str:
     name, digest = str(known.get("name", "")), known.get("vocabulary")
     if name:
         words = translate("Workbench", "the model {0!r}").format(name)

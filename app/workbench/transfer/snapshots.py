@@ -1,4 +1,4 @@
-"""The path of a session that is shown, as a `runtime.Snapshot`: with it another program resumes a portable file."""
+"""The path shown of a session as a `runtime.Snapshot`, from which another program resumes a portable file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ui import Refusal
 
 
 async def snapshot_of(store: SessionStore, session_id: int) -> dict[str, Any] | None:
-    """`Snapshot.to_mapping` of the path that is shown, without a model.
+    """`Snapshot.to_mapping` of the path shown, without a model.
 
-    None where no model could go on from its tokens as they are: some have none yet, are damaged, or are of several models, or
-    nothing is known of the one that made them.
+    None if no model could continue its exact tokens: a turn has none, some are damaged, several models or an unknown one
+    made them.
     """
     session = await load_whole(store, session_id)
     path = session.tree.path(session.tip)
@@ -61,7 +61,7 @@ def _mark(turn: Turn, start: int) -> Mark:
 
 
 def _generation(node: NodeRow, resident: int) -> Generation | None:
-    """The answer at the end, as it was drawn; None where how was not stored, or nothing was."""
+    """The provenance of the last answer; None if it was not stored, or nothing was drawn."""
     made, count = node.stats.get(MADE), node.stats.get("generated")
     if not isinstance(made, Mapping) or not isinstance(count, int) or not 0 < count <= resident or beams_of(node):
         return None

@@ -1,4 +1,4 @@
-"""Sessions out to files and in from them; what a file lacks, in words."""
+"""Exports and imports sessions; what a file lacks is reported in words."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ NO_SNAPSHOT = QT_TRANSLATE_NOOP(
 
 @dataclass(eq=False, repr=False)
 class Transfers:
-    """Sessions to files and back (`ui.port.TransferCommands`)."""
+    """Exports and imports sessions (`ui.port.TransferCommands`)."""
 
-    _store: SessionStore  # the sessions
+    _store: SessionStore
     _supervisor: Supervisor  # its engine has the block file open
-    _windows: Windows  # hear of what was imported
+    _windows: Windows  # are told of imports
 
     @property
     def formats(self) -> Sequence[ExportFormat]:
         return [exporter.format for exporter in EXPORTS]
 
     async def export(self, session_id: int, form: str, path: Path, progress: OnTransfer) -> str:
-        """Writes a file on a thread of its own; what is not in it, in words."""
+        """Writes a file on a thread of its own; returns what the file lacks, in words."""
         exporter, blocks = FORMATS[form], self._supervisor.options.get("blocks")
         try:
             refuse_own(path, [self._store.path, *([Path(blocks["path"])] if blocks else [])])
@@ -54,14 +54,14 @@ class Transfers:
         imported = await stored(self._store.import_file(path, progress))
         self._windows.tell(SessionsChanged())
         from app.portable_kv import carries_blocks  # the window opens without it
-        from app.workbench.transfer.import_check import what_is_taken
+        from app.workbench.transfer.import_check import foreign_models
 
-        taken = [await stored(what_is_taken(self._store, session_id)) for session_id in imported.sessions]
+        taken = [await stored(foreign_models(self._store, session_id)) for session_id in imported.sessions]
         notes = dict.fromkeys(map(in_window, [*imported.notes, *(note for notes in taken for note in notes)]))
         return ImportResult(imported.sessions, tuple(notes), await asyncio.to_thread(carries_blocks, path))
 
     async def take_kv(self, session_ids: Sequence[int], path: Path, progress: OnTransfer) -> int:
-        """Takes the KV in the file, while the engine runs."""
+        """Copies the KV of a file into the block file, while the engine runs."""
         from app.portable_kv import take_kv  # the window opens without it
 
         try:
@@ -71,6 +71,6 @@ class Transfers:
 
 
 def left_out(file: Path) -> str:
-    """What a portable file that was just written does not have, in words; blocking."""
+    """What a just written portable file lacks, in words; blocking."""
     with closing(PortableFile(file)) as written:
         return translate("Workbench", NO_SNAPSHOT) if written.snapshot() is None else ""

@@ -1,4 +1,4 @@
-"""Parent and child indices of a session's nodes, and the nodes along a path as columns."""
+"""Parent and child indices of a session's nodes, and a path of nodes as columns."""
 
 from __future__ import annotations
 
@@ -12,53 +12,52 @@ from msgspec import Struct
 
 from storage import NodeColumns, NodeRow
 
-NONE = -1  # no place
+NONE = -1  # no row
 Ints = npt.NDArray[np.int64]
 
 
 class Links:
-    """Nodes by place, in the order in which they were made; parents stand before their children.
+    """Nodes by place (their row in `columns`), in the order of their creation, parents before children.
 
-    A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is a
-    circle.
+    A parent is always older than its child: a damaged row with a younger parent becomes a root, so that no path is a circle.
 
     Args:
-        columns: What is known already; it belongs to this object from now on.
+        columns: The stored nodes; this object changes them.
     """
 
     def __init__(self, columns: NodeColumns) -> None:
         self.columns = columns
-        self._late: dict[int, int] = {}  # places of nodes that stand behind one with a higher id
-        self._gone: set[int] = set()  # places
+        self._late: dict[int, int] = {}  # places by id, of nodes behind one with a higher id
+        self._removed: set[int] = set()  # places
         self._highest = 0  # id
-        self._sorted = 0  # places from the first whose ids go up
+        self._sorted = 0  # length of the leading part whose ids ascend
         self._up = array("i")  # the parent's place
         self._first, self._last, self._next = array("i"), array("i"), array("i")  # child, child, sibling
         self._roots = [NONE, NONE]  # first, last
-        self._ends: Ints | None = None  # see `last_alone`
+        self._ends: Ints | None = None  # see `chain_end`
         self._link_sorted()
         for place in range(self._sorted, len(columns)):
             self._link(place)
 
     def __len__(self) -> int:
-        return len(self._up) - len(self._gone)
+        return len(self._up) - len(self._removed)
 
     def __iter__(self) -> Iterator[int]:
         """Places of all nodes, oldest first."""
-        return (place for place in range(len(self._up)) if place not in self._gone)
+        return (place for place in range(len(self._up)) if place not in self._removed)
 
     def place(self, node_id: object) -> int:
-        """Where a node stands; NONE where there is none."""
+        """The place of a node; NONE if there is none."""
         if not isinstance(node_id, int):
             return NONE
         found = self._late.get(node_id, NONE)
         if found == NONE and 0 < node_id <= self._highest:
             at = bisect_left(self.columns.id, node_id, 0, self._sorted)
             found = at if at < self._sorted and self.columns.id[at] == node_id else NONE
-        return NONE if found in self._gone else found
+        return NONE if found in self._removed else found
 
     def put(self, node: NodeRow) -> int:
-        """Adds a node, or replaces what is known of it but for its parent; returns its place."""
+        """Adds a node, or replaces its row except for the parent; returns its place."""
         place = self.place(node.id)
         if place == NONE:
             self.columns.append(node)
@@ -72,7 +71,7 @@ class Links:
         return place
 
     def remove(self, place: int) -> None:
-        """Takes out a node that nothing leaves."""
+        """Removes a node without children."""
         up, before = self._up[place], NONE
         for each in self.children(up):
             if each == place:
@@ -86,7 +85,7 @@ class Links:
         if after == NONE:
             self._set_end(up, 1, before)
         self._late.pop(self.columns.id[place], None)
-        self._gone.add(place)
+        self._removed.add(place)
         self._ends = None
 
     def up(self, place: int) -> int:
@@ -94,20 +93,20 @@ class Links:
         return self._up[place]
 
     def children(self, place: int) -> Iterator[int]:
-        """Places of what leaves a node (NONE: the roots), oldest first."""
+        """Places of a node's children (NONE: the roots), oldest first."""
         each = self._end(place, 0)
         while each != NONE:
             yield each
             each = self._next[each]
 
-    def last_alone(self, place: int) -> int:
-        """Where those end that go on from a node, each from the end of one that nothing else leaves."""
+    def chain_end(self, place: int) -> int:
+        """The last node of the chain of only children that begins with a node, each at the end of its parent."""
         if self._ends is None:
             self._ends = self._chained()
         return int(self._ends[place])
 
     def _chained(self) -> Ints:
-        """For each place the last of its chain; every round doubles how far a place sees."""
+        """The end of the chain of each place, by pointer doubling."""
         child, at_end = np.array(self._first, np.int64), np.asarray(self.columns.token_count)
         at = np.asarray(self.columns.at_token)[child]
         goes_on = (at == NodeColumns.NOTHING) | ((at >= at_end) & (at_end > 0))
@@ -118,17 +117,17 @@ class Links:
         return ends
 
     def leaves_at_end(self, place: int) -> bool:
-        """Whether a node goes on from the end of its parent."""
+        """Whether a node continues its parent's last token."""
         at, up = self.at_token(place), self._up[place]
         return at is None or (up != NONE and at >= self.columns.token_count[up] > 0)
 
     def at_token(self, place: int) -> int | None:
-        """How many of its parent's tokens come before a node; None: all."""
+        """How many of its parent's tokens precede a node; None: all."""
         at = self.columns.at_token[place]
         return None if at == NodeColumns.NOTHING else at
 
     def path(self, place: int, above: int = NONE) -> array[int]:
-        """Places from the root, or from below the node `above`, to a node."""
+        """Places from the root, or from the child of `above`, to a node."""
         found = array("i")
         while place not in (above, NONE):
             found.append(place)
@@ -137,7 +136,7 @@ class Links:
         return found
 
     def _link_sorted(self) -> None:
-        """Links all places from the first whose ids go up: as `_link` does one by one."""
+        """Links the leading places whose ids ascend, all at once; `_link` links a single place."""
         ids, parents = np.asarray(self.columns.id), np.asarray(self.columns.parent)
         before = np.concatenate([np.zeros(min(len(ids), 1), np.int64), ids[:-1]])
         breaks = np.flatnonzero(ids <= before)
@@ -195,19 +194,19 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
-class Course(Struct, frozen=True, eq=False):
-    """From the root on."""
+class PathColumns(Struct, frozen=True, eq=False):
+    """The nodes of a path from the root, as columns."""
 
-    ids: Int64  # of the nodes, ``(n,)``
-    stops: Int64  # tokens of each that come before the next node, ``(n,)``; NOTHING (`NodeColumns`): all of them
-    starts: Bool  # where turns begin, ``(n,)``; the first node of a path always begins one
-    tokens: Int64  # that are stored of each, ``(n,)``, on the path or not
-    has_text: Bool  # whether each has words, ``(n,)``
-    _order: Int64  # rows by id
+    ids: Int64  # ``(n,)``
+    stops: Int64  # tokens of each that precede the next node, ``(n,)``; NOTHING (`NodeColumns`): all of them
+    starts: Bool  # whether each begins a turn, ``(n,)``; the first always does
+    tokens: Int64  # stored tokens of each, ``(n,)``, on the path or not
+    has_text: Bool  # ``(n,)``
+    _order: Int64  # rows sorted by id
 
     @classmethod
-    def along(cls, columns: NodeColumns, places: array[int]) -> Course:
-        """The path through these rows of a session's nodes."""
+    def along(cls, columns: NodeColumns, places: array[int]) -> PathColumns:
+        """The path of these places."""
         at = np.asarray(places, np.int64)
         stops = np.full(len(at), NodeColumns.NOTHING, np.int64)
         stops[:-1] = np.asarray(columns.at_token)[at[1:]]
@@ -219,16 +218,15 @@ class Course(Struct, frozen=True, eq=False):
         return cls(ids, stops, starts, np.asarray(columns.token_count)[at], has_text, np.argsort(ids))
 
     def __len__(self) -> int:
-        """Nodes of the path."""
         return len(self.ids)
 
     @property
     def turns(self) -> Int64:
-        """The rows where turns begin, ``(turns,)``."""
+        """The rows that begin a turn, ``(turns,)``."""
         return np.flatnonzero(self.starts)
 
     def rows(self, ids: Int64) -> Int64:
-        """Which row each of some nodes is, ``(k,)``; -1 where the path does not go through it."""
+        """The rows of nodes, ``(k,)``; -1 for those off the path."""
         if not len(self) or not len(ids):
             return np.full(len(ids), -1, np.int64)
         near = np.minimum(np.searchsorted(self.ids, ids, sorter=self._order), len(self) - 1)
@@ -236,24 +234,24 @@ class Course(Struct, frozen=True, eq=False):
         return np.where(self.ids[found] == ids, found, -1)
 
     def row(self, node_id: int) -> int | None:
-        """Which row a node is; None where the path does not go through it."""
+        """The row of a node; None if it is off the path."""
         found = int(self.rows(np.array([node_id], np.int64))[0])
         return None if found < 0 else found
 
     def stop(self, row: int) -> int | None:
-        """Tokens of a node that come before the next one; None: all of them."""
+        """Tokens of a node that precede the next one; None: all of them."""
         stop = int(self.stops[row])
         return None if stop == NodeColumns.NOTHING else stop
 
     def ends(self) -> Int64:
-        """The token of each node at which the path leaves it, ``(n,)``; where it goes through all of them, beyond any."""
+        """`stops` with the highest integer for all, ``(n,)``."""
         return np.where(self.stops == NodeColumns.NOTHING, np.iinfo(np.int64).max, self.stops)
 
     def lengths(self, known: tuple[Int64, Int64]) -> Int64:
-        """Tokens of each node that stand on the path, ``(n,)``; text without tokens is shown as one.
+        """Tokens of each node that are on the path, ``(n,)``; text without tokens counts as one.
 
         Args:
-            known: Ids of nodes, and how many tokens each has, whatever is stored of it.
+            known: Ids of nodes and their token counts, which replace the stored ones.
         """
         ids, counts = known
         rows, lengths = self.rows(ids), self.tokens.copy()

@@ -1,4 +1,4 @@
-"""The tree as an outline: one row per branch, named by the words with which it diverges."""
+"""The tree as an outline: one row per branch, named after its first own words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.workbench.tree.node_index import Course
+from app.workbench.tree.node_index import PathColumns
 from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeRow
 from ui import QT_TRANSLATE_NOOP, BranchRow, translate
@@ -19,34 +19,34 @@ from ui import QT_TRANSLATE_NOOP, BranchRow, translate
 NAME_WORDS = 6
 BEFORE_WORDS = 2
 NAME_MOST = 48  # characters
-WORD_MOST = 20  # characters of a word that is shown whole; scripts without spaces are cut in front of them
+WORD_MOST = 20  # characters of a word that is never cut; in scripts without spaces, of the part kept together
 TEXT_MOST = 400  # characters of a branch for a tooltip
-_WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the last one of a text, as far as it is shown
-NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before it said anything
+_WORD = re.compile(rf"\S{{0,{WORD_MOST}}}\Z")  # the last word of a text, at most so long
+NO_ANSWER = QT_TRANSLATE_NOOP("Workbench", "no answer")  # it failed before its first token
 
 
 class Line(Struct, frozen=True):
-    """A branch: the part of `node` from token `start` on; it is named from byte `byte` of its text, `common` bytes later."""
+    """A branch: the part of `node` from token `start` on, named after its text from `byte` on."""
 
     node: NodeRow
     start: int
     byte: int
     depth: int
-    shared: str  # what was said in this run before it diverged
-    pruned: bool = False  # as what it leaves is
-    number: int = 1  # among branches of one place that say the same
-    common: int = 0  # bytes that others of one place begin with too
+    shared: str  # text of the run before the branch
+    pruned: bool = False  # it or an ancestor is
+    number: int = 1  # among branches of one place with the same name
+    common: int = 0  # bytes before `byte` that are shared with other branches of the place
 
 
 def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = ()) -> tuple[BranchRow, ...]:
-    """Rows from the first question down, in reading order.
+    """Rows from the first question on, in reading order.
 
     Args:
         tree: Of the session.
-        tip: The end of the path that is shown.
-        pruned: Branches out of sight, each by its node and the token of it where it begins.
+        tip: The end of the path shown.
+        pruned: Hidden branches, each by its node and its first token.
     """
-    course = tree.course(tip)
+    columns = tree.path_columns(tip)
     rows: list[BranchRow] = []
     for line, end in lines(tree, pruned):
         before, name = name_of(tree, line, end)
@@ -58,7 +58,7 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
                 before=before,
                 name=name,
                 logprob=logprob_of(line.node),
-                on_path=_on_path(line, course),
+                on_path=_on_path(line, columns),
                 current=False,
                 likely=_likely(line.node),
                 start=line.start,
@@ -69,8 +69,8 @@ def outline(tree: Tree, tip: int | None, pruned: Collection[tuple[int, int]] = (
     return _mark_current(rows)
 
 
-def nameless(tree: Tree) -> Iterator[int]:
-    """Nodes whose texts the outline is made of and that were not read yet."""
+def unread_names(tree: Tree) -> Iterator[int]:
+    """Nodes whose text names a row of the outline and was not read yet."""
     for line, end in lines(tree, ()):
         for node in (line.node, end, *_answers(tree, line, end)):
             if not node.whole:
@@ -91,12 +91,12 @@ def lines(tree: Tree, pruned: Collection[tuple[int, int]]) -> Iterator[tuple[Lin
 
 
 def branch_name(rows: tuple[BranchRow, ...]) -> str:
-    """The name of the branch that is shown; empty when there is one only."""
+    """The name of the branch shown; "" if it is the only one."""
     return next((row.given or row.name for row in rows if row.current), "") if len(rows) > 1 else ""
 
 
 def _first_turns(tree: Tree) -> list[NodeRow]:
-    """The first questions: what hangs under the system prompt (or stands at the root)."""
+    """The first questions: children of a system prompt, and other roots."""
     first: list[NodeRow] = []
     for root in tree.children(None):
         first.extend(tree.children(root.id) if root.role == "system" else [root])
@@ -104,10 +104,10 @@ def _first_turns(tree: Tree) -> list[NodeRow]:
 
 
 def _follow(tree: Tree, line: Line) -> tuple[NodeRow, list[Line]]:
-    """Along a branch to where it splits: the last node before the split, and the branches there."""
+    """Follows a branch until it splits; returns the last node before the split, and the branches there."""
     node, start, byte = line.node, line.start, line.byte
     while True:
-        if start == 0 and (last := tree.last_alone(node.id)).id != node.id:
+        if start == 0 and (last := tree.chain_end(node.id)).id != node.id:
             node, byte = last, 0
         inner = [c for c in tree.children(node.id) if c.at_token is not None and not tree.leaves_at_end(c)]
         inner = [c for c in inner if (c.at_token or 0) > start]
@@ -126,11 +126,11 @@ def _follow(tree: Tree, line: Line) -> tuple[NodeRow, list[Line]]:
         node, start, byte = after[0], 0, 0
 
 
-def _on_path(line: Line, course: Course) -> bool:
-    row = course.row(line.node.id)
+def _on_path(line: Line, columns: PathColumns) -> bool:
+    row = columns.row(line.node.id)
     if row is None:
         return False
-    stop = course.stop(row)
+    stop = columns.stop(row)
     return stop is None or stop > line.start
 
 
@@ -140,7 +140,7 @@ def _mark_current(rows: list[BranchRow]) -> tuple[BranchRow, ...]:
 
 
 def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
-    """The last words before a branch, and its own first words; a word that was cut in the middle belongs to the name."""
+    """The last words before a branch, and its own first words, with the whole word in which it begins."""
     stem = stem_of(line)
     shared, own = line.shared.removesuffix(stem), stem + own_text(line)
     nothing = translate("Workbench", NO_ANSWER) if line.node.status == "partial" and not line.node.has_text else "…"
@@ -152,30 +152,30 @@ def name_of(tree: Tree, line: Line, end: NodeRow) -> tuple[str, str]:
 
 
 def stem_of(line: Line) -> str:
-    """What was said before a branch of the word in whose middle it leaves."""
+    """The part before a branch of the word in which it begins."""
     found = _WORD.search(line.shared) if own_text(line)[:1].strip() else None
     return found.group() if found else ""
 
 
 def own_text(line: Line) -> str:
-    """What a branch says from where it leaves."""
+    """The text of a branch from its beginning on."""
     return _text(line.node).encode()[line.byte :].decode(errors="ignore")
 
 
 def _apart(found: list[Line]) -> list[Line]:
-    """Branches of one place; those whose names would be the same are named from the word at which they differ."""
+    """Branches of one place; those of equal names are named from the first differing word on."""
     owns = [own_text(line) for line in found]
     alike: dict[str, set[str]] = {}
     for own in owns:
         alike.setdefault(_first_words(own), set()).add(own)
-    common: dict[str, int] = {}  # characters that a text begins with as another one of its name does
+    common: dict[str, int] = {}  # length of the beginning that a text shares with another one of its name
     for texts in alike.values():
-        for one, other in pairwise(sorted(texts)):  # none has more in common with a text than its neighbours in this order
+        for one, other in pairwise(sorted(texts)):  # a sorted neighbour shares the longest beginning
             length = _common(one, other)
             common[one], common[other] = max(common.get(one, 0), length), length
     apart, seen = list[Line](), Counter[tuple[str, str]]()
     for line, own in zip(found, owns, strict=True):
-        said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # a word that differs is named whole
+        said = _WORD.sub("", own[: common.get(own, 0)]).rstrip()  # the first differing word is named whole
         size = len(said.encode())
         line = replace(line, byte=line.byte + size, shared=line.shared + said, common=size)
         label = (_last_words(line.shared), _first_words(stem_of(line) + own_text(line)))
@@ -185,7 +185,7 @@ def _apart(found: list[Line]) -> list[Line]:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -194,25 +194,25 @@ def _common(one: str, other: str) -> int:
 
 
 def _answers(tree: Tree, line: Line, end: NodeRow) -> list[NodeRow]:
-    """The answers to a question that is a branch; one alone is part of its name."""
+    """The answers to a question that begins a branch; a single one is part of its name."""
     if line.node.role != "user" or line.depth == 0 or end.id == line.node.id:
         return []
     return [c for c in tree.children(line.node.id) if tree.leaves_at_end(c)]
 
 
 def _text(node: NodeRow) -> str:
-    """What was said; "" until it was read, see `nameless`."""
+    """A node's text; "" until it was read (see `unread_names`)."""
     return node.text if node.whole else ""
 
 
 def logprob_of(node: NodeRow) -> float | None:
-    """Nats, of the tokens that were generated in a node; None where there are none or it was not read."""
+    """Log-probability in nats of a node's generated tokens; None if there are none or it was not read."""
     value = node.stats.get("logprob") if node.whole else None
     return float(value) if isinstance(value, int | float) else None
 
 
 def _likely(node: NodeRow) -> float | None:
-    """The geometric mean of its tokens' probabilities: a long branch is not thinner for being long."""
+    """The geometric mean of a node's token probabilities, which does not depend on its length."""
     logprob, count = logprob_of(node), node.stats.get("generated") if node.whole else None
     return math.exp(min(logprob / count, 0.0)) if logprob is not None and isinstance(count, int) and count > 0 else None
 
@@ -226,7 +226,7 @@ def _last_words(text: str) -> str:
     return "… " + " ".join(words[-BEFORE_WORDS:])[-NAME_MOST:] if words else ""
 
 
-def out_of_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:
+def hidden_nodes(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:
     """Nodes to whose ends every path goes through a pruned branch."""
     hidden: set[int] = set()
     for node_id, start in pruned:
@@ -239,7 +239,7 @@ def out_of_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> set[int]:
     return hidden
 
 
-def latest_in_sight(tree: Tree, pruned: Collection[tuple[int, int]]) -> int | None:
-    """The newest end of a path that goes through no pruned branch."""
+def latest_visible(tree: Tree, pruned: Collection[tuple[int, int]]) -> int | None:
+    """The newest tip whose path goes through no pruned branch."""
     ends = [n for n in tree.nodes.values() if n.role != "system" and not any(map(tree.leaves_at_end, tree.children(n.id)))]
     return next((n.id for n in sorted(ends, key=lambda n: -n.seq) if not is_hidden(tree, pruned, n.id)), None)

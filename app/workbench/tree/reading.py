@@ -1,4 +1,4 @@
-"""Reads an open session from the store: nodes, their tokens, and what its outline is made of."""
+"""Reads an open session from the store: nodes, their tokens, and the texts of its outline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLICE = 64  # nodes that are read at a time
 
 
 async def load_whole(store: SessionStore, session_id: int, *, branches: bool = False) -> WholeSession:
-    """A session straight from the store, with the tokens of the path that was shown last, or of all branches.
+    """A session from the store, with the tokens of the path shown last, or of all branches.
 
     Raises:
         StoreError: It cannot be read.
@@ -25,7 +25,7 @@ async def load_whole(store: SessionStore, session_id: int, *, branches: bool = F
 
 
 async def read(store: SessionStore, session: OpenSession, missing: Sequence[int]) -> None:
-    """Reads nodes and their tokens, from the last one on, in slices: no frame waits for more than one of them.
+    """Reads nodes and their tokens, last ones first, in slices: no frame waits for more than one slice.
 
     Raises:
         Refusal: The store cannot read them.
@@ -44,12 +44,12 @@ async def read_whole(store: SessionStore, session: OpenSession, *tips: int | Non
     """
     for tip in tips:
         await read(store, session, session.unread_along(tip))
-    assert isinstance(session, WholeSession)  # every open session is one, but only this function says so
+    assert isinstance(session, WholeSession)  # every open session is one; only this function casts it
     return session
 
 
 async def read_names(store: SessionStore, session: OpenSession) -> None:
-    """Reads the texts that the outline is made of.
+    """Reads the texts that the outline needs.
 
     Raises:
         Refusal: The store cannot read them.
@@ -61,7 +61,7 @@ async def read_names(store: SessionStore, session: OpenSession) -> None:
 async def every_node(
     store: SessionStore, session: OpenSession, node_ids: Sequence[int] | None = None
 ) -> AsyncIterator[NodeRow]:
-    """All nodes of a session, or these, read or not, a few at a time; those that were not read are not kept.
+    """All nodes of a session, or these, in slices; nodes read only for this are not kept.
 
     Raises:
         Refusal: The store cannot read them.
@@ -77,11 +77,11 @@ async def every_node(
 
 
 def slices(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The same in parts of `SLICE`."""
+    """Ids in slices of `SLICE`."""
     return (ids[at : at + SLICE] for at in range(0, len(ids), SLICE))
 
 
 async def _read_nodes(store: SessionStore, session: OpenSession, node_ids: Sequence[int]) -> None:
     for node in await stored(store.load_nodes(session.id, node_ids)) if node_ids else ():
-        if node.id in session.tree.nodes and not session.tree.is_held(node.id):  # else it is newer here, or gone
+        if node.id in session.tree.nodes and not session.tree.is_held(node.id):  # else it is newer here, or removed
             session.tree.put(node)

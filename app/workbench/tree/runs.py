@@ -1,4 +1,4 @@
-"""A run that grows by a token at a time: columns with room to spare, so that a stream of n tokens costs O(n) in all."""
+"""Runs of tokens: growing ones with spare room, so that a stream of n tokens costs O(n), and functions on runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from app.workbench.tree.node_index import Int64
 from runtime import Finish, Origin, StageTable, TokenRun, texts_of
 
 LEAST_ROOM = 64  # rows
-LISTED = ("token_bytes", "texts", "stages", "vocabulary")  # no columns that grow
+LISTED = ("token_bytes", "texts", "stages", "vocabulary")  # not arrays
 EMPTY = TokenRun.concat([])
 BROKEN = "\ufffd"
 LONGEST = 4  # bytes of a character
 
 
 class GrowingRun:
-    """Columns that double when they are full. `moved` counts rows copied for that: fewer than twice those appended."""
+    """Columns that double when full. `moved` counts the rows copied for that: fewer than twice the rows appended."""
 
     def __init__(self, start: TokenRun) -> None:
         self._columns: dict[str, npt.NDArray[Any]] = {
@@ -30,14 +30,14 @@ class GrowingRun:
         self._stages = [(len(start), start.stages)]
         self._token_bytes = list(start.token_bytes)
         self._texts = list(start.texts)
-        self._run: TokenRun | None = start  # as it was last asked for
+        self._run: TokenRun | None = start  # cached
         self.moved = 0
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def append(self, run: TokenRun) -> None:
-        """More tokens, at a cost that depends on `run` alone (amortised)."""
+        """Appends tokens at an amortised cost that depends on `run` alone."""
         if not len(run):
             return
         at, end = len(self), len(self) + len(run)
@@ -57,7 +57,7 @@ class GrowingRun:
 
     @property
     def run(self) -> TokenRun:
-        """All tokens so far. The arrays are views of rows that do not change any more; the two tuples are made anew."""
+        """All tokens so far. The arrays are views of rows that no longer change; the two tuples are copies."""
         if self._run is None:
             n = len(self)
             columns: dict[str, Any] = {name: column[:n] for name, column in self._columns.items()}
@@ -78,7 +78,7 @@ class GrowingRun:
             if end <= len(column) and (width is None or width == column.shape[1]):
                 continue
             rows = max(2 * end, LEAST_ROOM)
-            fill = -1 if name == "top_ids" else -np.inf  # where a table was narrower
+            fill = -1 if name == "top_ids" else -np.inf  # for tables that were narrower
             larger = np.empty(rows, column.dtype) if width is None else np.full((rows, width), fill, column.dtype)
             if width is None:
                 larger[: len(self)] = column[: len(self)]
@@ -88,9 +88,9 @@ class GrowingRun:
             self._columns[name] = larger
 
     def _heal(self, at: int) -> None:
-        """Texts on both sides of a seam at token `at`, where the bytes of a character are split over it."""
+        """Repairs the texts around token `at`, where the bytes of a character are split over it."""
         pending = unfinished(b"".join(self._token_bytes[max(at - LONGEST, 0) : at]))
-        if not pending or not self._texts[at - 1].endswith(BROKEN):  # a stream that goes on has no mark there
+        if not pending or not self._texts[at - 1].endswith(BROKEN):  # within one stream the text is right already
             return
         self._texts[at - 1] = self._texts[at - 1].removesuffix(pending.decode(errors="replace"))
         whole = texts_of([pending, *self._token_bytes[at:]])[1:]
@@ -98,22 +98,22 @@ class GrowingRun:
 
 
 def unfinished(data: bytes) -> bytes:
-    """The bytes at the end that begin a character and do not end it."""
+    """The bytes of an incomplete character at the end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[1 - LONGEST :])
     return decoder.getstate()[0]
 
 
 class Runs(MutableMapping[int, TokenRun]):
-    """Runs by node; those that grow are put together when they are read."""
+    """Runs by node; growing runs become a `TokenRun` when they are read."""
 
     def __init__(self) -> None:
         self._runs: dict[int, TokenRun | GrowingRun] = {}
         self._growing: dict[int, GrowingRun] = {}
-        self._still: tuple[Int64, Int64] | None = None  # ids and lengths of the others
+        self._still: tuple[Int64, Int64] | None = None  # ids and lengths of the runs that do not grow
 
     def extend(self, node_id: int, run: TokenRun) -> None:
-        """Appends to a node's run, at a cost that depends on `run` alone (amortised)."""
+        """Appends to a node's run at an amortised cost that depends on `run` alone."""
         held = self._runs.get(node_id, EMPTY)
         if not isinstance(held, GrowingRun):
             held = self._runs[node_id] = self._growing[node_id] = GrowingRun(held)
@@ -121,12 +121,12 @@ class Runs(MutableMapping[int, TokenRun]):
         held.append(run)
 
     def length(self, node_id: int) -> int:
-        """Tokens of a node, without putting its run together; 0 where it is not known."""
+        """Number of tokens of a node; 0 if it is not known."""
         held = self._runs.get(node_id)
         return 0 if held is None else len(held)
 
     def lengths(self) -> tuple[Int64, Int64]:
-        """Ids of all nodes and their lengths, ``(n,)`` each; counted again only where nodes came, went or changed."""
+        """Ids of all nodes and the lengths of their runs, ``(n,)`` each; only growing runs are counted every time."""
         if self._still is None:
             still = {node_id: run for node_id, run in self._runs.items() if node_id not in self._growing}
             self._still = _columns(still)
@@ -165,7 +165,7 @@ def _columns(runs: Mapping[int, TokenRun | GrowingRun]) -> tuple[Int64, Int64]:
 
 
 def pick(run: TokenRun, offset: int, token_id: int, token_bytes: bytes) -> TokenRun:
-    """The token that replaces row `offset`: same distribution, its own logprob and rank from the top-k. No forward."""
+    """The token that replaces row `offset`: same distribution, with logprob and rank from the top-k; no forward."""
     row = run[offset : offset + 1]
     place = np.flatnonzero(row.top_ids[0] == token_id)
     known = bool(place.size)
@@ -185,47 +185,47 @@ def pick(run: TokenRun, offset: int, token_id: int, token_bytes: bytes) -> Token
 
 
 def as_eos(picked: TokenRun) -> TokenRun:
-    """The same token as the end of its answer."""
+    """A picked token that ends its answer."""
     return replace(picked, finish=np.array([int(Finish.EOS)], np.uint8))
 
 
 def without_numbers(run: TokenRun) -> TokenRun:
-    """The same tokens, to be scored anew: another model thought those numbers."""
+    """The same tokens without the numbers of another model."""
     plain = TokenRun.unscored(run.ids.tolist(), run.token_bytes, run.texts, Origin.TEMPLATE)
     return replace(plain, origin=run.origin, finish=run.finish)
 
 
 def leading_template(run: TokenRun) -> int:
-    """How many tokens at the beginning are the template's."""
+    """Number of template tokens at the beginning."""
     own = np.flatnonzero(run.origin != int(Origin.TEMPLATE))
     return int(own[0]) if own.size else len(run)
 
 
 def began(run: TokenRun) -> bool:
-    """Whether an answer has a token of its own, beyond the template's header."""
+    """Whether an answer has a token after the template's header."""
     return leading_template(run) < len(run)
 
 
 def text_run(text: str) -> TokenRun:
-    """Text that has no tokens yet (no model has seen it), as a run of one."""
+    """Text that no model has tokenised, as a run of one token."""
     return TokenRun.unscored([0], [text.encode()], [text], Origin.TYPED)
 
 
 def with_text(run: TokenRun, text: str) -> TokenRun:
-    """The tokens that are left of a turn, and what is known of its text behind them as one more."""
+    """The intact tokens of a damaged turn, with the rest of its text as one more token."""
     said = content_of(run)
     rest = text.removeprefix(said) if text.startswith(said) else ""
     return TokenRun.concat([run, text_run(rest)]) if rest else run
 
 
 def content_of(run: TokenRun) -> str:
-    """The text of a run without the template's tokens and the closing eos."""
+    """The text of a run without template tokens and the closing eos."""
     kept = (run.origin != int(Origin.TEMPLATE)) & ~run.by_eos
     return "".join(text for text, keep in zip(run.texts, kept.tolist(), strict=True) if keep)
 
 
 def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
-    """Stored columns as a run, and whether all made sense: what a draw was made of may be another program's writing."""
+    """Stored columns as a run, and whether all were valid: another program may have written the draws' stages."""
     try:
         return TokenRun.from_columns(columns), True
     except (KeyError, ValueError, TypeError, IndexError):  # an InvalidRequestError is a ValueError
@@ -233,7 +233,7 @@ def run_of(columns: Mapping[str, Any]) -> tuple[TokenRun, bool]:
 
 
 def healed(run: TokenRun) -> TokenRun:
-    """The run with texts decoded as a whole, where a character was split over two pieces; a stop string stays cut away."""
+    """The run with the texts of split characters repaired; what a stop text cut stays cut."""
     if BROKEN not in run.text:
         return run
     return replace(run, texts=tuple(_decoded(run.texts, texts_of(run.token_bytes), run.token_bytes, run.finish)))
@@ -242,13 +242,13 @@ def healed(run: TokenRun) -> TokenRun:
 def _decoded(
     before: Sequence[str], whole: Sequence[str], token_bytes: Sequence[bytes], finish: npt.NDArray[np.uint8]
 ) -> list[str]:
-    """Texts decoded as a whole; of what a stop string cut from one, as much is cut again."""
+    """The texts `whole`, with the same ends cut that a stop text cut from `before`."""
     cut = ((finish == Finish.STOP) | (finish == Finish.STOP_INSIDE)).tolist()
     rows = zip(before, whole, token_bytes, cut, strict=True)
     return [_cut_again(old, new, data) if stopped else new for old, new, data, stopped in rows]
 
 
 def _cut_again(old: str, new: str, data: bytes) -> str:
-    """A token's text in a whole, less what was cut from the end of it where it was decoded alone."""
+    """The text `new`, less as many characters as `old` lacks of the token's bytes decoded alone."""
     alone = data.decode(errors="replace")
     return old if new.startswith(old) or not alone.startswith(old) else new[: len(new) - (len(alone) - len(old))]

@@ -1,4 +1,4 @@
-"""An open session: its tree, the tokens of the path that is shown, and what is going on at its end."""
+"""An open session: its tree, the tokens read so far, its running answers, and its view."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from app.workbench.answers.provenance import MADE
+from app.workbench.answers.provenance import made_of
 from app.workbench.answers.provenance_text import refusal
 from app.workbench.setup.beginning import Beginning, cards, tools_at
-from app.workbench.tree.node_index import Bool, Course, Int64
-from app.workbench.tree.outline import branch_name, logprob_of, nameless, outline
+from app.workbench.tree.node_index import Bool, Int64, PathColumns
+from app.workbench.tree.outline import branch_name, logprob_of, outline, unread_names
 from app.workbench.tree.runs import EMPTY, Runs, began, content_of, healed, run_of, text_run, with_text
 from app.workbench.tree.tree import Segment, Tree, Turn, is_hidden
 from app.workbench.tree.turn_notes import note_of, stored_stats
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from app.workbench.setup.values import SessionValues
 
 UNTITLED = QT_TRANSLATE_NOOP("Workbench", "New session")  # as it is stored
-AT_ONCE = 100  # turns of a path that are shown at first, and with each step back
-WHOLE = 4 * AT_ONCE  # turns of a path that is shown whole
-MOST_TOKENS = 160  # that a row of the tree shows
+AT_ONCE = 100  # turns shown at first, and added with each step back
+WHOLE = 4 * AT_ONCE  # longer paths are not shown whole
+MOST_TOKENS = 160  # of a row of the tree
 OVERFLOW = "overflow"  # in a stored answer's stats: its prompt did not fit into the context
-FOREIGN = "foreign"  # there too: another tokenizer cut what it was to go on from
-UNLOADED = "unloaded"  # there too: its model could not be loaded
-HOPELESS = "hopeless"  # there too: the same again can only fail again
+FOREIGN = "foreign"  # likewise: another tokenizer made the tokens before it
+UNLOADED = "unloaded"  # likewise: its model could not be loaded
+HOPELESS = "hopeless"  # likewise: a retry under the same model can only fail
 
 
 def shown_title(title: str) -> str:
@@ -45,89 +45,88 @@ class OpenSession:
     """What the window shows of a session, kept in step with the store.
 
     Args:
-        stored: All of it; or where its nodes stand, and `missing` says what to read of them.
+        stored: All of it; or only the shape of its tree, then `missing` lists the nodes to be read.
     """
 
     def __init__(self, stored: SessionTree | SessionShape) -> None:
         self.tree = Tree(stored.nodes)
         self._runs = Runs()
-        self.states: dict[int, TurnStatus] = {}  # of turns in work: their tokens are here, not on the disk
-        self.damaged: set[int] = set()  # nodes not read in full; of those that miss tokens the rest is text
-        self.lost: set[int] = set()  # those of them whose tokens are not all there, or not to be trusted
+        self.states: dict[int, TurnStatus] = {}  # of running turns, whose tokens are here before they are on the disk
+        self.damaged: set[int] = set()  # nodes that were not read in full; missing tokens are shown as text
+        self.lost: set[int] = set()  # those of them with missing or unreliable tokens
         self.id = stored.session.id
         self.title = stored.session.title
         self.is_sample = stored.session.is_sample
         self.tip = stored.session.current_node
-        self._gone: dict[int, int] = {}  # the parents of nodes that are gone: undo and redo may still ask for them
+        self._removed: dict[int, int] = {}  # parents of removed nodes, which undo and redo may still name
         self.notes: dict[int, str] = {}
         self.stats: dict[int, TurnStats] = {}
-        self.unsaved: Ending | Endings | None = None  # of an answer that is on the screen and could not be written
-        self.has_hope = False  # the model is another one since an answer failed for good
-        self.warm = 0  # tokens of the path the engine holds
-        self.on_server = False  # where the engine's KV is
-        self.stored = 0  # those that it holds or can read from the block file
-        self.values: SessionValues | None = None  # what it is set to; None until that was read
+        self.unsaved: Ending | Endings | None = None  # the failed last write of an answer on the screen
+        self.model_changed = False  # the model has changed since an answer failed for good
+        self.warm = 0  # tokens of the path in the engine's memory
+        self.on_server = False  # the engine is a server, which has the KV
+        self.stored = 0  # tokens of the path in the engine's memory or its block file
+        self.values: SessionValues | None = None  # its settings; None until they were read
         turns = self.tree.turn_count(self.tip)
-        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path that was opened, see `earlier`
+        self._hidden = turns - AT_ONCE if turns > WHOLE else 0  # turns of the path it was opened with, see `earlier`
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing was ever said here; it may be cleared away, or used for something new."""
+        """Whether it has no message and no setting, so that it can be deleted or reused."""
         said = any(n.role != "system" or not n.whole or n.text or n.stats for n in self.tree.nodes.values())
         return not self.is_sample and self.title == UNTITLED and not said and not (self.values and self.values.is_set)
 
     @property
     def pruned(self) -> Collection[tuple[int, int]]:
-        """Branches out of sight, see `pruning`."""
+        """Hidden branches, see `SessionValues`."""
         return self.values.pruned if self.values is not None else ()
 
     def beginning(self) -> Beginning:
-        """What stands before the turns of the path shown."""
+        """System prompt, tools and files of the path shown."""
         root = self.tree.root(self.tip)
         return Beginning.of(root) if root is not None and root.role == "system" else Beginning()
 
     def tools(self, tip: int | None = None) -> list[dict[str, Any]]:
-        """The tools that a path offers; the one shown, where no other is named."""
+        """The tools of a path, by default of the one shown."""
         root = self.tree.root(self.tip if tip is None else tip)
         return [] if root is None else tools_at(root)
 
     def missing(self, *, earlier: bool = False) -> list[int]:
-        """Nodes of the shown part of the path, or of all of it, that were not read yet."""
+        """Nodes of the shown part of the path, or of the whole path, that were not read yet."""
         turns = self.tree.turns(self.tip, 0 if earlier else self.earlier)
         return self.unread(segment for turn in turns for segment in turn.segments)
 
     @property
     def is_read(self) -> bool:
-        """Whether the whole path was read."""
-        return bool(self.is_read_along(self.tree.course(self.tip)).all())
+        return bool(self.is_read_along(self.tree.path_columns(self.tip)).all())
 
     def unnamed(self) -> list[int]:
-        """Nodes off the shown part of the path whose texts were not read yet, and which name something: roots, branches."""
+        """Roots and first nodes of branches whose texts were not read yet."""
         roots = [root.id for root in self.tree.children(None) if not root.whole]
-        return list(dict.fromkeys([*roots, *nameless(self.tree)]))
+        return list(dict.fromkeys([*roots, *unread_names(self.tree)]))
 
     @property
     def earlier(self) -> int:
-        """Turns at the beginning of the path that are not shown, and whose tokens need not have been read."""
+        """Number of turns at the beginning of the path that are not shown; they may be unread."""
         turns = self.tree.turn_count(self.tip) if self._hidden else 0
-        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # another path may be a shorter one
+        return min(self._hidden, turns - AT_ONCE) if turns > WHOLE else 0  # the path may be a shorter one by now
 
     def step_back(self) -> None:
-        """Shows some more of the beginning."""
+        """Shows `AT_ONCE` more turns of the beginning."""
         self._hidden = max(self.earlier - AT_ONCE, 0)
 
     def step_back_to(self, node_id: int) -> None:
-        """Shows the path from some turns before that one on, where less of it is shown."""
+        """Shows the path at least from half of `AT_ONCE` turns before a node's turn on."""
         ends = self.tree.ends(self.tip)
         if node_id in ends:
             self._hidden = min(self.earlier, max(ends.index(node_id) - AT_ONCE // 2, 0))
 
     def path_length(self) -> int:
-        """Tokens of the path that is shown: what the context holds of it."""
+        """Tokens of the path shown."""
         return int(self.lengths(self.tip).sum())
 
     def length_before(self, replaces: int | None = None) -> int:
-        """Tokens before the next user turn, wherever it hangs (see `place`)."""
+        """Tokens before the next user turn (see `place`)."""
         parent, at = self.place(replaces)
         lengths = self.lengths(parent)
         if not len(lengths):
@@ -136,7 +135,7 @@ class OpenSession:
         return int(lengths[:-1].sum()) + (last if at is None else min(last, at))
 
     def failed_to_begin(self, node_id: int) -> bool:
-        """Whether a node is an answer that ended before it said anything, and that nothing goes on from."""
+        """Whether a node is an ended answer without a token of its own and without children."""
         node = self.tree.nodes.get(node_id)
         if node is None or node.role != "assistant" or node.status != "partial" or node.damaged or not node.turn_start:
             return False
@@ -144,24 +143,24 @@ class OpenSession:
         return idle and not node.text and not began(self._runs.get(node_id, EMPTY)) and not self.tree.children(node_id)
 
     def _failed_for(self, node: NodeRow, why: str) -> bool:
-        """Whether an answer never began for this reason, and the model is still the one that it is about."""
-        return not self.has_hope and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
+        """Whether an answer never began for the reason `why`, and the model has not changed since."""
+        return not self.model_changed and bool(node.stats.get(why)) and self.failed_to_begin(node.id)
 
     def _lacks_model(self, node: NodeRow) -> bool:
-        """Whether no model came for an answer, begun with a chosen token or not, and none was chosen since."""
+        """Whether an answer found no model that could be loaded, and none was chosen since."""
         made = bool(node.stats.get("generated"))
-        return bool(node.stats.get(UNLOADED)) and not (made or self.has_hope or node.id in self.states)
+        return bool(node.stats.get(UNLOADED)) and not (made or self.model_changed or node.id in self.states)
 
     def overflowed(self, node_id: int | None) -> bool:
-        """Whether a node is an answer that never began since its prompt did not fit into the context."""
+        """Whether a node is an answer that never began because its prompt did not fit into the context."""
         node = self.tree.nodes.get(node_id) if node_id is not None else None
         return node is not None and OVERFLOW in node.stats and self.failed_to_begin(node.id)
 
     def place(self, replaces: int | None = None) -> tuple[int | None, int | None]:
-        """Where the next user turn hangs: its parent and the token at which it leaves it; (None, None) in an empty tree.
+        """The parent of the next user turn, and the token at which it leaves it; (None, None) in an empty tree.
 
-        It goes on from the end of the path; beside `replaces`, another version of it; and beside a question that did not
-        fit into the context, for nothing that follows that one would fit.
+        It continues the path. With `replaces` it is another version of that turn; after a question that did not fit into
+        the context it is another version of the question, since nothing after that one would fit.
         """
         node = self.tree.nodes.get(self.tip) if self.tip is not None else None
         if replaces is None and node is not None and self.overflowed(node.id):
@@ -173,28 +172,28 @@ class OpenSession:
             return None, None
         empty = not node.text and not began(self._runs.get(node.id, EMPTY))
         if node.role == "assistant" and node.turn_start and empty:
-            return node.parent_id, node.at_token  # an answer that never began is passed over
+            return node.parent_id, node.at_token  # an answer that never began is skipped
         return node.id, None
 
     def role_of(self, node_id: int) -> str:
-        """Whose turn a node belongs to; "" where there is none."""
+        """The role of a node's turn; "" if there is no such node."""
         node = self.tree.nodes.get(node_id)
         return "" if node is None else self.tree.opening(node).role
 
     def forget(self, node_id: int) -> None:
-        """A node is gone; its question ends the path where it did."""
+        """Removes a node; its parent becomes the tip if it was the tip."""
         node = self.tree.nodes[node_id]
         self.tree.remove(node_id)
         if node.parent_id is not None:
-            self._gone[node_id] = node.parent_id
+            self._removed[node_id] = node.parent_id
         for known in (self._runs, self.notes, self.stats):
             known.pop(node_id, None)
         if self.tip == node_id:
             self.tip = node.parent_id
 
     def in_place_of(self, node_id: int) -> int:
-        """A node; of one that is gone, what came in its place, else its question where that is not shown."""
-        parent = self._gone.get(node_id)
+        """A node; for a removed one its successor, else its parent if that is not on the path shown."""
+        parent = self._removed.get(node_id)
         if parent is None:
             return node_id
         after = next((child.id for child in self.tree.children(parent) if child.id > node_id), None)
@@ -203,25 +202,25 @@ class OpenSession:
     # ---- tokens of the nodes that were read -----------------------------------------------------------------------------
 
     def unread(self, segments: Iterable[Segment]) -> list[int]:
-        """Nodes of which not everything was read yet, in order; one that is being written is here, not on the disk."""
+        """Nodes whose tokens were not read yet, in order, without running ones, which are not on the disk."""
         ids = dict.fromkeys(segment.node.id for segment in segments)
         return [i for i in ids if i not in self._runs and i not in self.states]
 
     def unread_along(self, tip: int | None) -> list[int]:
-        """Likewise of the path to `tip`; no node is made for it."""
-        course = self.tree.course(tip)
-        return list(map(int, course.ids[~self.is_read_along(course)]))
+        """Likewise for the path to `tip`, without making a node of each row."""
+        columns = self.tree.path_columns(tip)
+        return list(map(int, columns.ids[~self.is_read_along(columns)]))
 
     def without_tokens(self, node_ids: Iterable[int]) -> list[int]:
-        """Those whose tokens were not read, whether they are being written or not."""
+        """Nodes whose tokens were not read, running ones included."""
         return [i for i in node_ids if i not in self._runs]
 
     def add_tokens(self, chunks: Mapping[int, Sequence[StoredChunk]]) -> None:
-        """Takes in what the store read."""
+        """Takes the chunks that the store read."""
         for node_id, stored in chunks.items():
-            if node_id in self._runs or node_id in self.states:  # an answer began while the store was reading
+            if node_id in self._runs or node_id in self.states:  # an answer began meanwhile
                 continue
-            held = list(takewhile(lambda c: c.columns, stored))  # behind a gap nothing stands where it stood
+            held = list(takewhile(lambda c: c.columns, stored))  # tokens after a gap have lost their place
             read = [run_of(c.columns) for c in held]
             run = healed(TokenRun.concat([run for run, _ in read]))
             node = self.tree.nodes.get(node_id)
@@ -233,7 +232,7 @@ class OpenSession:
                 self.damaged.add(node_id)
 
     def _segment_run(self, segment: Segment) -> TokenRun:
-        """The tokens of a segment; a node without tokens shows its text as one."""
+        """The tokens of a segment; the text of a node without tokens becomes one."""
         run = self._runs.get(segment.node.id, EMPTY)
         if not len(run) and segment.node.text:
             run = text_run(segment.node.text)
@@ -244,7 +243,7 @@ class OpenSession:
         return healed(TokenRun.concat([self._segment_run(segment) for segment in turn.segments]))
 
     def row_text(self, segments: Sequence[Segment], start: int, common: int) -> RowText:
-        """The beginning of what segments say from token `start` of the first on, without its first `common` bytes."""
+        """The beginning of the tokens of segments from `start` of the first on, without the first `common` bytes."""
         runs = [self._segment_run(segment)[: start + MOST_TOKENS] for segment in segments]
         run = healed(TokenRun.concat(runs[:1]))[start:]
         run = healed(TokenRun.concat([run, *runs[1:]]))[:MOST_TOKENS]
@@ -255,47 +254,47 @@ class OpenSession:
         return RowText(run, logprob_of(segments[-1].node) if segments else None)
 
     def has_unread_text(self, tip: int | None) -> bool:
-        """Whether a turn along a path is text so far: it counts as one token, however long it is."""
-        course, (ids, counts) = self.tree.course(tip), self._runs.lengths()
-        rows, tokens = course.rows(ids), course.tokens.copy()
+        """Whether a node along a path is text without tokens, which `lengths` counts as one token."""
+        columns, (ids, counts) = self.tree.path_columns(tip), self._runs.lengths()
+        rows, tokens = columns.rows(ids), columns.tokens.copy()
         tokens[rows[rows >= 0]] += counts[rows >= 0]
-        return bool((course.has_text & (tokens == 0)).any())
+        return bool((columns.has_text & (tokens == 0)).any())
 
     def turn_length(self, turn: Turn) -> int:
-        """Tokens of a turn along the path, without putting them together."""
+        """Number of tokens of a turn along the path."""
         return sum(self.segment_length(segment) for segment in turn.segments)
 
     def segment_length(self, segment: Segment) -> int:
-        """Tokens of a segment, read or not."""
+        """Number of tokens of a segment, read or not."""
         node, stop = segment.node, segment.stop
         length = self._runs.length(node.id) if node.id in self._runs else node.token_count
         length = length if length > 0 else int(node.has_text)  # see `_segment_run`
         return length if stop is None else min(length, stop)
 
     def lengths(self, tip: int | None) -> Int64:
-        """Tokens of each node along a path, read or not, ``(n,)``."""
-        return self.tree.course(tip).lengths(self._runs.lengths())
+        """Number of tokens of each node along a path, read or not, ``(n,)``."""
+        return self.tree.path_columns(tip).lengths(self._runs.lengths())
 
-    def is_read_along(self, course: Course) -> Bool:
-        """Whether the tokens of each node of a path are here, ``(n,)``: they were read, or are being written."""
-        found = np.zeros(len(course), np.bool_)
+    def is_read_along(self, columns: PathColumns) -> Bool:
+        """Whether each node of a path was read or is running, ``(n,)``."""
+        found = np.zeros(len(columns), np.bool_)
         for ids in (self._runs.lengths()[0], np.fromiter(self.states, np.int64, len(self.states))):
-            rows = course.rows(ids)
+            rows = columns.rows(ids)
             found[rows[rows >= 0]] = True
         return found
 
     def _content(self, turn: Turn) -> str:
-        """What was said, without the template's own tokens; a message word for word, as it was typed."""
+        """The text of a turn without template tokens; of a message, the text as it was typed."""
         if turn.role == "system":
             return Beginning.of(turn.tip).content
         run = self._turn_run(turn)
         return content_of(run) if len(run) and turn.role == "assistant" else turn.tip.text
 
     def check_sound(self, segments: Iterable[Segment], *, after: int = 0) -> None:
-        """Refuses a path on which tokens are damaged or lost: the model would go on from what was never said.
+        """Refuses a path with damaged or lost tokens: the model would continue a text that was never written.
 
         Raises:
-            Refusal: Names the turn, and the ways on.
+            Refusal: With the number of the turn, and the ways on.
         """
         turn = after
         for segment in segments:
@@ -311,7 +310,6 @@ class OpenSession:
     # ---- what is shown ----------------------------------------------------------------------------------------------
 
     def view(self) -> SessionView:
-        """The path and the outline."""
         names = self.values.names if self.values is not None else {}
         rows = outline(self.tree, self.tip, self.pruned)
         if names:
@@ -330,7 +328,7 @@ class OpenSession:
         )
 
     def turn_views(self, lengths: Sequence[int] | None = None) -> tuple[TurnView, ...]:
-        """The turns of the path that are shown; `lengths` as `turn_lengths` gives them, where they are known."""
+        """The shown turns of the path; `lengths` is the result of `turn_lengths`, if the caller has it."""
         views: list[TurnView] = []
         earlier = self.earlier
         shown = self.tree.turns(self.tip, earlier)
@@ -349,12 +347,12 @@ class OpenSession:
         return self.turn_view(last, sum(self.turn_lengths()[:-1]))
 
     def turn_lengths(self) -> list[int]:
-        """Tokens of each turn of the path, read or not."""
-        turns = self.tree.course(self.tip).turns
+        """Number of tokens of each turn of the path, read or not."""
+        turns = self.tree.path_columns(self.tip).turns
         return np.add.reduceat(self.lengths(self.tip), turns).tolist() if len(turns) else []
 
     def turn_view(self, turn: Turn, start: int) -> TurnView:
-        """One turn; `start` is the path's tokens before it."""
+        """The view of a turn that begins after `start` tokens of the path."""
         node, run = turn.tip, self._turn_run(turn)
         return TurnView(
             node_id=node.id,
@@ -365,7 +363,7 @@ class OpenSession:
             note=self.notes.get(node.id, note_of(self.tree, node, damaged=self._is_damaged(node), recorded=self.is_sample)),
             tier=self._tier(start, len(run)),
             stats=self.stats_of(node),
-            can_retry=self.has_hope or not node.stats.get(HOPELESS, False),
+            can_retry=self.model_changed or not node.stats.get(HOPELESS, False),
             overflowed=self.overflowed(node.id),
             is_foreign=self._failed_for(node, FOREIGN),
             needs_model=self._lacks_model(node),
@@ -375,12 +373,12 @@ class OpenSession:
         )
 
     def _variants(self, node: NodeRow) -> tuple[int, ...]:
-        """The versions of a turn that are in sight; one that ends in `node` and is shown is among them, whatever goes on."""
+        """The visible versions of a turn, always with `node` itself, oldest first."""
         in_sight = {i for i in self.tree.variants(node) if not is_hidden(self.tree, self.pruned, i)}
         return tuple(sorted({*in_sight, node.id}, key=lambda i: self.tree.nodes[i].seq))
 
     def tiers(self) -> dict[Tier, int]:
-        """How many turns of the path are in which tier."""
+        """The number of turns of the path in each tier."""
         lengths = np.array(self.turn_lengths(), np.int64)
         held, said = np.cumsum(lengths), lengths > 0
         warm = said & (held <= self.warm + 1) if self.warm else np.zeros_like(said)
@@ -389,24 +387,24 @@ class OpenSession:
         return {**counts, self._rest: len(lengths) - sum(counts.values())}
 
     def last_stats(self) -> TurnStats | None:
-        """How the last answer that is shown was made."""
+        """Counters of the last answer shown."""
         known = (self.stats_of(turn.tip) for turn in reversed(self.tree.turns(self.tip, self.earlier)))
         return next((stats for stats in known if stats is not None), None)
 
     def last_writer(self) -> str:
-        """The name of the model that made the last answer that is shown; "" where it was not stored."""
+        """The name of the model that made the last answer shown; "" if it was not stored."""
         for turn in reversed(self.tree.turns(self.tip, self.earlier)):
-            made = turn.tip.stats.get(MADE)
-            if isinstance(made, Mapping) and isinstance(made.get("model"), str):
-                return str(made["model"])
+            name = made_of(turn.tip).get("model")
+            if isinstance(name, str):
+                return name
         return ""
 
     def stats_of(self, node: NodeRow) -> TurnStats | None:
-        """How an answer was made, or is doing."""
+        """Counters of an answer, running or stored."""
         return self.stats.get(node.id) or stored_stats(node)
 
     def _calls(self, turn: Turn) -> tuple[ToolCard, ...]:
-        """The calls in the answer that ends the path: their results continue it."""
+        """The tool calls in the answer at the tip, which their results continue."""
         node = turn.tip
         if node.id != self.tip or node.role != "assistant" or node.id in self.states or not node.text:
             return ()
@@ -414,11 +412,11 @@ class OpenSession:
 
     @property
     def _rest(self) -> Tier:
-        """Where the KV is of what neither memory nor disk has here."""
+        """The tier of turns whose KV is neither in memory nor on this disk."""
         return Tier.SERVER if self.on_server else Tier.COLD
 
     def _tier(self, start: int, length: int) -> Tier:
-        """Of `length` tokens after `start`; the last token's KV follows with the next turn."""
+        """The tier of `length` tokens after `start`; the KV of the last token comes with the next turn."""
         if not length:
             return self._rest
         if self.warm and start + length <= self.warm + 1:
@@ -437,49 +435,45 @@ class OpenSession:
 
 
 class WholeSession(OpenSession):
-    """A session of which all tokens of a path were read, as a model needs them that goes on from it.
+    """A session with all tokens of a path read, as a model needs them.
 
-    `tree.reading.read_whole` alone gives one out: what has not been read has the type `OpenSession`, which has none of this.
+    Only `tree.reading.read_whole` returns one; an `OpenSession` may be partly unread, and lacks these methods.
     """
 
     @property
     def runs(self) -> Runs:
-        """The tokens of nodes."""
         return self._runs
 
     def segment_run(self, segment: Segment) -> TokenRun:
-        """The tokens of a segment; a node without tokens shows its text as one."""
         return self._segment_run(segment)
 
     def turn_run(self, turn: Turn) -> TokenRun:
-        """The tokens of a turn along the path."""
         return self._turn_run(turn)
 
     def content(self, turn: Turn) -> str:
-        """What was said, without the template's own tokens; a message word for word, as it was typed."""
         return self._content(turn)
 
     def path_ids(self, segments: Sequence[Segment]) -> list[int]:
-        """The ids along segments: what entered the model.
+        """The ids along segments, as they entered the model.
 
         Raises:
-            Refusal: Some of them are damaged.
+            Refusal: Some are damaged.
         """
         self.check_sound(segments)
         ids: list[int] = []
         for segment in segments:
             known = segment.node.id in self.runs or segment.node.id in self.states
-            assert known or not segment.node.token_count, segment.node.id  # else it is of another path than was read
+            assert known or not segment.node.token_count, segment.node.id  # else the node is off the path that was read
             ids.extend(self.runs.get(segment.node.id, EMPTY).ids.tolist()[: segment.stop])
         return ids
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
-        """Role and content of turns, as templates take them; a system prompt that the template brought is left out."""
+        """Role and content of turns for a template; empty ones are left out, except answers."""
         found = [{"role": turn.role, "content": self.content(turn)} for turn in turns]
         return [m for m in found if m["content"] or m["role"] == "assistant"]
 
     def locate(self, node_id: int, index: int) -> tuple[NodeRow, int] | None:
-        """The node and the offset in it of token `index` of the turn that `node_id` ends; None when there is none."""
+        """The node and the offset in it of token `index` of the turn that `node_id` ends; None if there is none."""
         turns = self.tree.turns(node_id)
         for segment in turns[-1].segments if turns and index >= 0 else ():
             length = len(self.segment_run(segment))

@@ -1,4 +1,4 @@
-"""A session as a tree of runs: paths, turns and their variants. Plain data, no tokens; texts of what was read."""
+"""A session as a tree of runs: paths, turns and their variants. Plain data without tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from app.workbench.tree.node_index import NONE, Course, Links
+from app.workbench.tree.node_index import NONE, Links, PathColumns
 from storage import NodeColumns, NodeRow
 
 
@@ -20,13 +20,12 @@ class Segment(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """The segments of one speaker in a row; the last one's node names the turn."""
+    """Successive segments of one role; the last one's node names the turn."""
 
     segments: tuple[Segment, ...]
 
     @property
     def tip(self) -> NodeRow:
-        """The node that names the turn on this path."""
         return self.segments[-1].node
 
     @property
@@ -35,7 +34,7 @@ class Turn(Struct, frozen=True):
 
 
 class Nodes(Mapping[int, NodeRow]):
-    """Nodes by id, in the order in which they were made; those that were not read are stubs, made when asked for."""
+    """Nodes by id, in the order of their creation; a node that was not read is made as a stub on each access."""
 
     def __init__(self, links: Links, held: Mapping[int, NodeRow]) -> None:
         self._links = links
@@ -61,10 +60,10 @@ class Nodes(Mapping[int, NodeRow]):
 
 
 class Tree:
-    """Nodes of a session: where each stands, and of those that were read everything.
+    """Nodes of a session: the place of each, and the rows of those that were read.
 
     Args:
-        nodes: All of each, or the shape alone; that belongs to the tree from now on.
+        nodes: Whole rows, or only the shape, which the tree changes.
     """
 
     def __init__(self, nodes: Iterable[NodeRow] | NodeColumns = ()) -> None:
@@ -72,69 +71,64 @@ class Tree:
         self._links = Links(shape)
         self._held: dict[int, NodeRow] = {}
         self.nodes = Nodes(self._links, self._held)
-        self._turns: tuple[int | None, int, list[Turn]] | None = None  # that were asked for last, until a node changes
+        self._turns: tuple[int | None, int, list[Turn]] | None = None  # the last result, until a node changes
         self._path: tuple[int | None, array[int]] | None = None  # places, likewise
-        self._course: tuple[int | None, Course] | None = None  # likewise
+        self._path_columns: tuple[int | None, PathColumns] | None = None  # likewise
         for node in rows:
             self.put(node)
 
     def put(self, node: NodeRow) -> None:
-        """Adds a node, or replaces what is known of it; of one that was read, a stub says nothing new.
-
-        A parent is always older than its child: a damaged row that says otherwise stands as a root, so that no path is
-        a circle.
-        """
-        self._turns = self._path = self._course = None
+        """Adds a node, or replaces its row; a stub does not replace a row that was read. The parent is checked (`Links`)."""
+        self._turns = self._path = self._path_columns = None
         place = self._links.put(node)
         if node.whole:
             up = self._links.up(place)
             self._held[node.id] = replace(node, parent_id=None if up == NONE else self._links.columns.id[up])
 
     def remove(self, node_id: int) -> None:
-        """Takes out a node that nothing leaves."""
-        self._turns = self._path = self._course = None
+        """Removes a node without children."""
+        self._turns = self._path = self._path_columns = None
         self._links.remove(self._links.place(node_id))
         self._held.pop(node_id, None)
 
     def held(self) -> list[NodeRow]:
-        """The nodes that were read, in the order in which they were."""
+        """The nodes that were read, in reading order."""
         return list(self._held.values())
 
     def is_held(self, node_id: int) -> bool:
-        """Whether a node was read."""
         return node_id in self._held
 
     def children(self, node_id: int | None) -> list[NodeRow]:
-        """Nodes that leave `node_id`, oldest first."""
+        """Children of a node (None: the roots), oldest first."""
         place = NONE if node_id is None else self._links.place(node_id)
         if node_id is not None and place == NONE:
             return []
         return [self._at(child) for child in self._links.children(place)]
 
-    def last_alone(self, node_id: int) -> NodeRow:
-        """The last node of those that go on from `node_id`, each from the end of one that nothing else leaves."""
-        return self._at(self._links.last_alone(self._links.place(node_id)))
+    def chain_end(self, node_id: int) -> NodeRow:
+        """The last node of the chain of only children that begins with `node_id`, each at the end of its parent."""
+        return self._at(self._links.chain_end(self._links.place(node_id)))
 
     def root(self, tip: int | None) -> NodeRow | None:
-        """Where the path to `tip` begins."""
+        """The first node of the path to `tip`."""
         places = self._places(tip)
         return self._at(places[0]) if places else None
 
     def path(self, tip: int | None) -> list[Segment]:
-        """From the root to the end of `tip`."""
+        """The segments from the root to the end of `tip`."""
         return self._segments(self._places(tip))
 
-    def course(self, tip: int | None) -> Course:
-        """The path to `tip` in columns, without reading it."""
-        if self._course is None or self._course[0] != tip:
-            self._course = (tip, Course.along(self._links.columns, self._places(tip)))
-        return self._course[1]
+    def path_columns(self, tip: int | None) -> PathColumns:
+        """The path to `tip` as columns; its nodes need not be read."""
+        if self._path_columns is None or self._path_columns[0] != tip:
+            self._path_columns = (tip, PathColumns.along(self._links.columns, self._places(tip)))
+        return self._path_columns[1]
 
     def goes_through(self, tip: int | None, node_id: int) -> bool:
         """Whether the path to `tip` goes through the end of a node."""
-        course = self.course(tip)
-        row = course.row(node_id)
-        return row is not None and (row + 1 == len(course) or self.leaves_at_end(self.nodes[int(course.ids[row + 1])]))
+        columns = self.path_columns(tip)
+        row = columns.row(node_id)
+        return row is not None and (row + 1 == len(columns) or self.leaves_at_end(self.nodes[int(columns.ids[row + 1])]))
 
     def ends(self, tip: int | None) -> list[int]:
         """The nodes that name the turns of the path to `tip`."""
@@ -143,17 +137,17 @@ class Tree:
         return [columns.id[place] for place, after in zip(places, [*begins, True], strict=False) if after]
 
     def turn_count(self, tip: int | None) -> int:
-        """How many turns the path to `tip` has."""
-        return len(self.course(tip).turns)
+        """The number of turns of the path to `tip`."""
+        return len(self.path_columns(tip).turns)
 
     def turns(self, tip: int | None, skip: int = 0) -> list[Turn]:
-        """The path to `tip` by speaker, but for the first `skip` turns."""
+        """The turns of the path to `tip`, without the first `skip`."""
         if self._turns is None or self._turns[:2] != (tip, skip):
-            self._turns = (tip, skip, self._by_speaker(tip, skip))
+            self._turns = (tip, skip, self._by_role(tip, skip))
         return list(self._turns[2])
 
-    def _by_speaker(self, tip: int | None, skip: int) -> list[Turn]:
-        starts = self.course(tip).turns
+    def _by_role(self, tip: int | None, skip: int) -> list[Turn]:
+        starts = self.path_columns(tip).turns
         if skip >= len(starts):
             return []
         turns: list[list[Segment]] = []
@@ -185,7 +179,7 @@ class Tree:
         return Turn(tuple(reversed(segments)))
 
     def turn_ends(self) -> list[int]:
-        """Nodes that end a turn, on one path at least, oldest first: one for each version of it (see `variants`)."""
+        """Nodes that end a turn on at least one path, oldest first: one for each version (see `variants`)."""
         columns, ends = self._links.columns, []
         for place in self._links:
             after = [child for child in self._links.children(place) if self._links.leaves_at_end(child)]
@@ -194,9 +188,9 @@ class Tree:
         return ends
 
     def spans(self, first: int, last: int) -> list[tuple[int, int, str]]:
-        """From one node down to another by turn: the node with which each begins and ends there, and its role.
+        """The turns from one node down to another: first node, last node and role of each.
 
-        No node is made for it: long branches have thousands.
+        Reads the columns only: long branches have thousands of nodes.
         """
         links, columns = self._links, self._links.columns
         found = [(first, first, self.opening(self.nodes[first]).role)]
@@ -215,7 +209,7 @@ class Tree:
         return node
 
     def variants(self, node: NodeRow) -> tuple[int, ...]:
-        """The last nodes of every version of the turn: siblings of its opening, and runs that leave inside them."""
+        """The last nodes of all versions of a turn (siblings of its opening, and branches inside them), oldest first."""
         opening = self.opening(node)
         versions: list[int] = []
         for sibling in self.children(opening.parent_id):
@@ -229,20 +223,20 @@ class Tree:
             each = stack.pop()
             after = [child for child in self.children(each.id) if self.leaves_at_end(child)]
             if not after or any(child.turn_start for child in after):
-                found.append(each.id)  # the turn ends here, on one path at least: it is a version of its own
+                found.append(each.id)  # the turn ends here on at least one path
             stack.extend(child for child in self.children(each.id) if not child.turn_start)
         return found
 
     def leaves_at_end(self, child: NodeRow) -> bool:
-        """Whether a child goes on from the end of its parent."""
+        """Whether a child continues its parent's last token."""
         parent = self.nodes.get(child.parent_id) if child.parent_id is not None else None
         return child.at_token is None or (parent is not None and child.at_token >= parent.token_count > 0)
 
     def leaf(self, node_id: int, shown: Sequence[int] = (), *, as_before: bool = False) -> int:
-        """The tip under a node: along what was shown last, else the newest.
+        """The tip below a node: along the nodes in `shown`, else along the newest children.
 
-        Where the node's own turn both ends and goes on, it ends: the node was chosen, not what continues it. `as_before`:
-        it was shown as the end of its turn, which ends there even where it only goes on.
+        If the node's turn both ends at the node and continues, it ends there. With `as_before` it ends there in any case:
+        the node was shown as the end of its turn.
         """
         seen, chosen = set(shown), node_id
         while True:
@@ -255,6 +249,6 @@ class Tree:
 
 
 def is_hidden(tree: Tree, pruned: Collection[tuple[int, int]], node_id: int) -> bool:
-    """Whether the path to the end of a node goes through a pruned branch: a node, and the token of it where that begins."""
+    """Whether the path to the end of a node goes through a pruned branch (its node and first token)."""
     stops = {segment.node.id: segment.stop for segment in tree.path(node_id)} if pruned else {}
     return any(node in stops and (stops[node] is None or (stops[node] or 0) > start) for node, start in pruned)

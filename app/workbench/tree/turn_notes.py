@@ -1,4 +1,4 @@
-"""What a turn says of itself beside its text: how it ended, what is wrong with it, how it was made."""
+"""Notes and counters of a turn: how it ended, its damage, how it was made."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DAMAGED = QT_TRANSLATE_NOOP(
 
 
 def note_of(tree: Tree, node: NodeRow, *, damaged: bool, recorded: bool) -> str:
-    """What is said under a turn that is not in work.
+    """The note under a turn that is not running.
 
     Args:
-        tree: It stands in.
-        node: Its last run.
-        damaged: Not everything of it could be read.
-        recorded: It came with Elsewise, with its numbers.
+        tree: Of the session.
+        node: The turn's last run.
+        damaged: Part of it could not be read.
+        recorded: It is part of the sample.
     """
     if damaged:
         return translate("Workbench", DAMAGED)
@@ -54,22 +54,22 @@ def note_of(tree: Tree, node: NodeRow, *, damaged: bool, recorded: bool) -> str:
 
 
 def ending_note(finish: str, *, incomplete: bool) -> str:
-    """How an answer ended, in words; "" where nothing is to be said of it."""
+    """How an answer ended, in words; "" for an ordinary end."""
     ended = {"stop": CUT, "eos": UNSOUND, "grammar": UNSOUND}.get(finish) if incomplete else None
     note = ended or NOTES.get(finish, "")
     return translate("Workbench", note) if note else ""
 
 
 def changed_note(stats: Mapping[str, Any]) -> str:
-    """What an answer says of itself that went on otherwise than it began."""
-    told = stats.get(CHANGED)
-    if not isinstance(told, list) or not told:
+    """The options that were changed when an answer was continued, in words."""
+    changed = stats.get(CHANGED)
+    if not isinstance(changed, list) or not changed:
         return ""
-    return translate("Workbench", "continued with {0}").format(", ".join(map(str, told)))
+    return translate("Workbench", "continued with {0}").format(", ".join(map(str, changed)))
 
 
 def _not_seen(tree: Tree, node: NodeRow) -> str:
-    """What is said where a path goes on without the turns before."""
+    """The note of a first turn whose root leaves out earlier turns, or is a copy as text."""
     root = tree.nodes.get(node.parent_id) if node.parent_id is not None else None
     if root is None or root.role != "system":  # only there it says so
         return ""
@@ -85,26 +85,26 @@ def _not_seen(tree: Tree, node: NodeRow) -> str:
 
 
 def stored_stats(node: NodeRow) -> TurnStats | None:
-    """How a stored answer was made."""
+    """Counters of a stored answer; None if it has none."""
     return turn_stats(node.stats) if "generated" in node.stats or "reused" in node.stats else None
 
 
 def turn_stats(stats: Mapping[str, Any]) -> TurnStats:
-    """How an answer was made, of what is stored with it."""
+    """Counters of an answer, from its stored statistics."""
     return TurnStats(
-        reused=_count(stats, "reused"),  # neither where nothing was read
+        reused=_count(stats, "reused"),  # both None if the prompt was not read
         computed=_count(stats, "computed"),
         first_token_seconds=_number(stats, "first_token_seconds"),
         tokens_per_second=_number(stats, "tokens_per_second"),
         logprob=_number(stats, "logprob"),
-        drafted=_count(stats, "drafted"),  # neither in older ones
+        drafted=_count(stats, "drafted"),  # both None in older answers
         accepted=_count(stats, "accepted"),
     )
 
 
 def _count(stats: Mapping[str, Any], name: str) -> int | None:
     value = stats.get(name)
-    return value if isinstance(value, int) else None  # a session from elsewhere may say anything
+    return value if isinstance(value, int) else None  # an imported session may have anything
 
 
 def _number(stats: Mapping[str, Any], name: str) -> float | None:

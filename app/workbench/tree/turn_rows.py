@@ -1,4 +1,4 @@
-"""The tree as rows of turns: the conversation straight down, each other branch under the turn that it leaves."""
+"""The tree as rows of turns: the main branch straight down, each other branch under the turn that it leaves."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from app.workbench.tree.tree import Segment, Tree
 from storage import NodeRow
 from ui import TreeRow
 
-Branch = tuple[int, int]  # a node, and the token of it where the branch begins
+Branch = tuple[int, int]  # a node, and its token with which the branch begins
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A branch of the outline, its turns, and the branches that leave its end."""
-
     line: Line
     turns: list[tuple[int, int, str]]  # first node, last node, role
     name: tuple[str, str]
     leaving: list[_Branch] = field(default_factory=list)
-    size: int = 0  # turns of it and of all below
+    size: int = 0  # turns of it and of all branches below
     on_path: bool = False
 
 
@@ -33,14 +31,14 @@ def turn_rows(
     names: Mapping[Branch, str] | None = None,
     bookmarks: Collection[Branch] = (),
 ) -> tuple[TreeRow, ...]:
-    """Rows in reading order; each stands behind its parent.
+    """Rows in reading order; a parent precedes its children.
 
-    A conversation is read straight down: where it splits, the branches that are not shown come first, a level deeper, and then
-    the one that is shown goes on at the level of what it goes on from. Where none is shown the longest goes on.
+    Where a branch splits, the branches beside the main one come first, a level deeper; then the main one continues at the
+    same level. The main one is the branch shown, else the longest.
     """
     names = names or {}
-    course = tree.course(tip)
-    stops: dict[int, int] = dict(zip(course.ids.tolist(), course.ends().tolist(), strict=True))
+    columns = tree.path_columns(tip)
+    stops: dict[int, int] = dict(zip(columns.ids.tolist(), columns.ends().tolist(), strict=True))
 
     logprobs = {node.id: logprob_of(node) for node in tree.held()}
 
@@ -48,7 +46,7 @@ def turn_rows(
         return stops.get(key[0], 0) > key[1]
 
     rows: list[TreeRow] = []
-    # a branch, its level, the row that it stands under, and whether it is beside the one that goes on
+    # a branch, its depth, its parent row, and whether it is beside the main one
     waiting = [(branch, 0, -1, beside) for branch, beside in _in_order(_branches(tree, pruned, on_path))]
     waiting.reverse()
     while waiting:
@@ -56,9 +54,9 @@ def turn_rows(
         line, head = branch.line, len(rows)
         for place, (first, end, role) in enumerate(branch.turns):
             start = 0 if place else line.start
-            row = TreeRow(  # by place: given by name, thousands of rows take twice as long
+            row = TreeRow(  # positional: by name, thousands of rows take twice as long
                 first, start, end, parent, head, depth, role,
-                False, "", "", "", "", 0, None, 0,  # of a branch that begins here, see below
+                False, "", "", "", "", 0, None, 0,  # of the first row of a branch, set below
                 logprobs.get(end), stops.get(first, 0) > start, False, line.pruned, (first, start) in bookmarks,
             )  # fmt: skip
             if not place:
@@ -88,9 +86,9 @@ def turn_rows(
 
 
 def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch], bool]) -> list[_Branch]:
-    """The first ones; the others hang below them."""
+    """The branches without a parent; the others are below them."""
     found: list[_Branch] = []
-    above: list[_Branch] = []  # the last one of each depth
+    above: list[_Branch] = []  # the last branch of each depth
     for line, end in lines(tree, pruned):
         turns = tree.spans(line.node.id, end.id)
         made = _Branch(line, turns, name_of(tree, line, end), size=len(turns), on_path=on_path((line.node.id, line.start)))
@@ -106,7 +104,7 @@ def _branches(tree: Tree, pruned: Collection[Branch], on_path: Callable[[Branch]
 
 
 def _in_order(branches: Sequence[_Branch]) -> Iterator[tuple[_Branch, bool]]:
-    """Those that stand beside the one that goes on, then that one; where a session has several beginnings it is the first."""
+    """Branches with whether each is beside the main one, which comes last; among several beginnings it comes first."""
     main = max(branches, key=lambda each: (each.on_path, not each.line.pruned, each.size), default=None)
     first = main is not None and main.line.depth == 0
     if main is not None and first:
@@ -117,7 +115,7 @@ def _in_order(branches: Sequence[_Branch]) -> Iterator[tuple[_Branch, bool]]:
 
 
 def segments_of(tree: Tree, row: TreeRow) -> list[Segment]:
-    """Where a row stands, its first `start` tokens with it; none where it is not there any more."""
+    """The segments of a row, with the tokens before its `start`; none if the row no longer exists."""
     nodes: list[Segment] = []
     node, stop = tree.nodes.get(row.end), row.stop
     while node is not None:
@@ -130,34 +128,34 @@ def segments_of(tree: Tree, row: TreeRow) -> list[Segment]:
 
 
 def found_in(tree: Tree, rows: Sequence[TreeRow], texts: Mapping[int, str], words: str) -> Iterator[Branch]:
-    """Rows whose words, or whose name, contain `words` in any case.
+    """Rows whose text or name contains `words`, in any case.
 
     Args:
         tree: Of the session.
         rows: Of that tree.
-        texts: What each node says.
-        words: White space in them stands for any.
+        texts: The text of each node.
+        words: White space in them matches any.
     """
     wanted = _plain(words)
     for row in rows if wanted else ():
-        said = said_in(tree, segments_of(tree, row), texts, row.start)
-        if wanted in _plain(row.given) or wanted in _plain(row.stem + said):
+        text = text_of(tree, segments_of(tree, row), texts, row.start)
+        if wanted in _plain(row.given) or wanted in _plain(row.stem + text):
             yield row.key
 
 
-def said_in(tree: Tree, segments: Sequence[Segment], texts: Mapping[int, str], start: int = 0) -> str:
-    """What segments say from token `start` of the first on, by what each of their nodes says."""
-    said = bytearray()
+def text_of(tree: Tree, segments: Sequence[Segment], texts: Mapping[int, str], start: int = 0) -> str:
+    """The text of segments from token `start` of the first on; `texts` has the text of each node."""
+    joined = bytearray()
     for place, segment in enumerate(segments):
         text = texts.get(segment.node.id, "").encode()
         begins = _byte(tree, segment.node, start) if place == 0 else 0
         ends = len(text) if segment.stop is None else _byte(tree, segment.node, segment.stop)
-        said += text[begins:ends]
-    return said.decode(errors="ignore")
+        joined += text[begins:ends]
+    return joined.decode(errors="ignore")
 
 
 def _byte(tree: Tree, node: NodeRow, token: int) -> int:
-    """Where a token of a node begins at which something leaves it."""
+    """The byte at which a token of a node begins, if a child leaves the node there."""
     leaving = (child.at_byte for child in tree.children(node.id) if child.at_token == token) if token else ()
     return next((at for at in leaving if at is not None), 0)
 

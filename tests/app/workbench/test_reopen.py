@@ -193,7 +193,7 @@ def test_what_happens_to_a_session_just_before_it_is_shown_is_in_what_is_shown(
 
     async def scene(s: Scene) -> None:
         session_id = await s.asked()
-        monkeypatch.setattr("app.workbench.sessions.session_list.breath", moment)
+        monkeypatch.setattr("app.workbench.sessions.session_list.let_window_paint", moment)
         opening = asyncio.create_task(s.workbench.sessions.open(session_id))
         # when it is renamed in that moment
         await made.wait()

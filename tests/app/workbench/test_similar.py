@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.workbench.compare.similar import SimilarSearch
-from app.workbench.compare.similar_vectors import Vectors
+from app.workbench.compare.similar_vectors import VectorCache
 from runtime import Pooling
 from tests.app.workbench.conftest import Play
 from tests.app.workbench.scene import Scene, alternative, own_tokens, rows
@@ -164,7 +164,7 @@ def test_vectors_give_way_to_newer_ones(play: Play, monkeypatch: pytest.MonkeyPa
     async def scene(s: Scene) -> None:
         session_id = await talked(s)
         turn = (await s.view(session_id)).turns[-1]
-        vectors, each = Vectors(3 * 4 * running(s).info.hidden_size), s.workbench.services
+        vectors, each = VectorCache(3 * 4 * running(s).info.hidden_size), s.workbench.services
         search = SimilarSearch(each.store, each.supervisor, each.sessions, each.adapters, vectors)
         found = await search.find(session_id, turn.node_id, "mean", lambda *_: None)
         assert len(found.rows) == 5  # the look itself is whole

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.workbench.transfer.import_check import what_is_taken
+from app.workbench.transfer.import_check import foreign_models
 from app.workbench.transfer.transfers import NO_SNAPSHOT
 from runtime import LanguageModel, ModelInfo, Snapshot, SnapshotMismatchError, block_keys, load
 from runtime.backends.fake import Behaviour
@@ -127,7 +127,7 @@ def test_the_file_itself_cannot_claim_that_its_model_ran_here(tmp_path: Path) ->
 
 async def _nodes(store: SessionStore) -> list[str]:
     [row] = await store.sessions()
-    return await what_is_taken(store, row.id)
+    return await foreign_models(store, row.id)
 
 
 class Renamed:
@@ -149,7 +149,7 @@ def test_a_session_under_adapters_is_resumed_under_the_same_numbers_whatever_the
         session_id = await here.new()
         await here.workbench.setup.add_adapter(session_id, str(folder))
         await here.workbench.answers.send(session_id, "hello")
-        assert await what_is_taken(here.workbench.services.store, session_id) == []
+        assert await foreign_models(here.workbench.services.store, session_id) == []
         here.engine.holds_after = 3
         answer = asyncio.create_task(here.workbench.answers.regenerate(session_id, (await here.last(session_id)).node_id))
         await until(lambda: here.arrived(session_id) >= 12 + 3)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workbench.tree.outline import out_of_sight
+from app.workbench.tree.outline import hidden_nodes
 from app.workbench.tree.tree import Tree, is_hidden
 from storage import NodeColumns, NodeRow
 from tests.app.workbench.trees import chat, node, run
@@ -121,7 +121,7 @@ def test_a_tree_of_which_only_the_shape_is_known_is_the_same_tree(rows: list[Nod
     for row in rows:
         assert path(tree, row.id) == path(known, row.id)
         assert [child.id for child in tree.children(row.id)] == [child.id for child in known.children(row.id)]
-        assert tree.last_alone(row.id).id == known.last_alone(row.id).id
+        assert tree.chain_end(row.id).id == known.chain_end(row.id).id
         assert (tree.leaf(row.id), tree.variants(tree.nodes[row.id])) == (
             known.leaf(row.id),
             known.variants(known.nodes[row.id]),
@@ -193,4 +193,4 @@ def test_every_version_of_a_turn_is_named_by_a_node_that_ends_it(rows: list[Node
 def test_what_is_out_of_sight_is_found_at_once_or_one_by_one(rows: list[NodeRow], pruned: set[tuple[int, int]]) -> None:
     tree = Tree(rows)
     known = {(node_id, start) for node_id, start in pruned if node_id in tree.nodes}
-    assert out_of_sight(tree, known) == {node_id for node_id in tree.nodes if is_hidden(tree, known, node_id)}
+    assert hidden_nodes(tree, known) == {node_id for node_id in tree.nodes if is_hidden(tree, known, node_id)}

@@ -67,19 +67,19 @@ def test_lengths_along_a_path_are_those_of_its_segments(rows: list[NodeRow], dat
                 held.states[row.id] = TurnStatus.WAITING
     for row in rows:
         segments = held.tree.path(row.id)
-        course = held.tree.course(row.id)
+        columns = held.tree.path_columns(row.id)
         assert held.lengths(row.id).tolist() == [held.segment_length(segment) for segment in segments]
-        assert course.ids.tolist() == [segment.node.id for segment in segments]
-        assert [course.stop(at) for at in range(len(course))] == [segment.stop for segment in segments]
-        assert held.is_read_along(course).tolist() == [s.node.id in held.runs or s.node.id in held.states for s in segments]
+        assert columns.ids.tolist() == [segment.node.id for segment in segments]
+        assert [columns.stop(at) for at in range(len(columns))] == [segment.stop for segment in segments]
+        assert held.is_read_along(columns).tolist() == [s.node.id in held.runs or s.node.id in held.states for s in segments]
         assert held.unread_along(row.id) == held.unread(segments)
         said = [s.node for s in segments if s.node.has_text]
         unknown = [node for node in said if not (node.token_count or len(held.runs.get(node.id, ())))]
         assert held.has_unread_text(row.id) == bool(unknown)
-        assert len(course.turns) == len(held.tree.turns(row.id))
+        assert len(columns.turns) == len(held.tree.turns(row.id))
         for other in rows:
             on_it = [at for at, segment in enumerate(segments) if segment.node.id == other.id]
-            assert course.row(other.id) == (on_it[0] if on_it else None)
+            assert columns.row(other.id) == (on_it[0] if on_it else None)
         # what is taken away or put in anew counts at once
         if row.id in held.runs:
             del held.runs[row.id]
@@ -102,7 +102,7 @@ def test_links_of_many_nodes_are_those_of_one_after_the_other(rows: list[NodeRow
         if place >= 0:
             assert at_once.up(place) == singly.up(place)
             assert at_once.path(place) == singly.path(place)
-            assert at_once.last_alone(place) == singly.last_alone(place) == followed(at_once, place)
+            assert at_once.chain_end(place) == singly.chain_end(place) == followed(at_once, place)
     assert at_once.columns.parent == singly.columns.parent
 
 
