@@ -62,7 +62,7 @@ class Job:
     counted: bool = False  # whether it was counted as a hit or a miss of the cache
     turn: Turn = field(default_factory=Turn)
     order: int = 0  # of its first admission, from 1; written by `Waiting`
-    parks: int = 0  # how often it was preempted to wait for room
+    parks: int = 0  # how often it was parked to wait for room
     extra_tokens: int = 0  # tokens beyond the path that must fit into the budget
     whole: bool = False  # whether the whole distribution after the path is wanted; else it may stay on the device
     _key: tuple[Namespace, bytes] | None = None

@@ -158,7 +158,7 @@ class Scheduler:
             self._beams.step()
         decodes = bool(self._decoding.rows or self._beams.running)
         if decodes:
-            self._prompts.pace.urgent = time.monotonic()
+            self._prompts.pace.busy()
         if self._prompts.running:
             self._prompts.step(decoding=decodes)
         decodes = bool(self._decoding.rows or self._beams.running)

@@ -146,7 +146,7 @@ class RequestMetrics:
             self._counters.requests_waiting -= 1
 
     def park(self, job: Job) -> None:
-        """Notes that a preempted request waits again."""
+        """Notes that a parked request waits again."""
         for branch in job.jobs if isinstance(job, FanJob) else ():
             self.park(branch)
         if job.number and job.placed:

@@ -23,7 +23,7 @@ class Drafter:
 
     Args:
         backend: The draft model.
-        room: Called with the bytes by which a pack grows; False: no draft for now.
+        room: Called with the peak bytes of growing a pack; False: no draft for now.
     """
 
     def __init__(self, backend: Backend, room: Callable[[int], bool]) -> None:

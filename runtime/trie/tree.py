@@ -366,7 +366,7 @@ class Trie:
     def clear(self) -> None:
         """Removes all edges. Leased ones are detached: they stay readable for their holders until released."""
         nodes = list(self.nodes())
-        for node in nodes[: LIMIT // 4]:  # those nearest to the root: a returning job misses them first
+        for node in nodes[: LIMIT // 4]:  # parents before children: a returning job misses the first ones of its path first
             parent = node.parent
             assert parent is not None
             self.eviction_log.note(parent, node.namespace, node.tokens, Lost.CLEARED)

@@ -100,7 +100,7 @@ class Decoding:
                 return
             for job in jobs[1:]:
                 places.append(self._cache.join(prefill, job))  # noqa: PERF401  # on an error, `places` must hold those before
-            if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches do not speculate
+            if len(jobs) == 1 and jobs[0].options.speculative is not None:  # branches share their forwards instead
                 proposer = self._open_proposer(jobs[0], jobs[0].options.speculative)
             rows = [
                 Row(job, Stream(job, self._vocabulary), place, place.workspace) for job, place in zip(jobs, places, strict=True)
@@ -421,10 +421,13 @@ class Decoding:
             for row in lost:
                 if row.prefill.slot in moved:
                     row.prefill.slot = moved[row.prefill.slot]
-                elif (slot := self._guarded(row, partial(bring_back, self._cache, row.prefill, row.path))) is not None:
+                elif (slot := self._guarded(row, partial(self._bring_back, row))) is not None:
                     moved[row.prefill.slot], row.prefill.slot = slot, slot
             rows = [row for row in rows if row in self.rows]
         return rows
+
+    def _bring_back(self, row: Row) -> int:
+        return bring_back(self._cache, row.prefill, row.path)
 
     def _guarded(self, row: Row, act: Callable[[], int]) -> int | None:
         """Runs `act`, which moves a generation to a new slot; on an error, ends the generation and returns None."""

@@ -49,6 +49,10 @@ class Pace:
         self.measured = False  # whether the speed was measured
         self.urgent = time.monotonic()  # when there was last work other than in the background
 
+    def busy(self) -> None:
+        """Notes that there is work other than in the background."""
+        self.urgent = time.monotonic()
+
     def chunk(self, seconds: float) -> int:
         """Tokens of a forward that takes `seconds`."""
         return min(max(int(self._speed * seconds), MIN_CHUNK), self._most)
@@ -82,7 +86,10 @@ def _interrupts(job: Job, others: Sequence[Job]) -> bool:
 
 
 def preemptible(job: Job, tokens: int, other: Job) -> bool:
-    """Whether a running job of so many tokens may be preempted for a new one, `other`."""
+    """Whether a running job of so many tokens may be preempted for a new one, `other`.
+
+    A less urgent job may; an equally urgent one only for a shorter one, and only once.
+    """
     if job.priority != other.priority:
         return job.priority > other.priority
     return not job.parks and tokens > len(other.ids) + other.extra_tokens
@@ -256,7 +263,7 @@ class Prompts:
     def preempt(self, among: list[Prefill] | None = None, job: Job | None = None) -> bool:
         """Preempts a prompt when running requests need more than the budget: it is parked, its KV stays in the trie.
 
-        Takes the least urgent prompt, of these one that was not preempted before, of these the longest.
+        Takes the least urgent prompt, of these one that was not parked before, of these the longest.
 
         Args:
             among: The candidates; None: all running prompts.

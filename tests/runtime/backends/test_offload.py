@@ -24,7 +24,7 @@ from runtime import (
     load,
 )
 from runtime.records import Float32
-from runtime.transport.child import EngineLimits, offload_limits
+from runtime.transport.child import offload_limits
 from tests.runtime.backends.reference import random_ids
 from tests.tiny_models import tiny_path
 
