@@ -233,7 +233,7 @@ class ShelfController(QObject):
         self._tasks.run(self._shelf.pause_download(repository), self.refused.emit)
 
     def cancel(self, repository: str) -> None:
-        self._tasks.run(tell(lambda _freed: None, self._shelf.cancel_download, repository), self.refused.emit)
+        self._tasks.run(self._shelf.cancel_download(repository), self.refused.emit)
 
     # ---- its token ----------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller import Controller
-from ui.port import AnswerFormat, SessionSetup, Workbench
+from ui.core.tasks import tell
+from ui.port import AnswerFormat, SessionSetup
 from ui.port.settings import SetupCommands
 
 MODEL, SYSTEM, SAMPLING, FORM, TOOLS = range(5)
@@ -20,7 +22,6 @@ class SetupController(QObject):
 
     Args:
         controller: Knows the session that is shown, and keeps the tasks.
-        workbench: The use cases.
     """
 
     changed = Signal(object)  # SessionSetup: what holds now
@@ -28,19 +29,14 @@ class SetupController(QObject):
     format_checked = Signal(object, str)  # the AnswerFormat asked about, and what is wrong with it
     tools_checked = Signal(str, object, str)  # the source asked about, names, what is wrong with it
 
-    def __init__(self, controller: Controller, workbench: Workbench) -> None:
+    def __init__(self, controller: Controller) -> None:
         super().__init__(controller)
         self._controller = controller
-        self._workbench = workbench
+        self._workbench = controller.workbench
 
     def ask(self) -> None:
-        shown = self._controller.shown
-        if shown is not None:
-            self._controller.tasks.latest(
-                "setup",
-                self.changed_by(lambda setup, session: setup.view(session), shown.session_id),
-                self.refused.emit,
-            )
+        view = partial(self.changed_by, lambda setup, session: setup.view(session))
+        self._controller.ask_latest("setup", view, self.refused.emit)
 
     def change(self, change: Change, refused: Callable[[str], None] | None = None, *, session_id: int | None = None) -> None:
         """Carries out a change; what holds then, or why it was refused, is told.
@@ -58,28 +54,22 @@ class SetupController(QObject):
 
     def check_format(self, answer_format: AnswerFormat) -> None:
         """Asks what is wrong with a form; the answer to an older question is not told."""
-        self._controller.tasks.latest("check format", self._check_format(answer_format), self.refused.emit)
+        checked = partial(self.format_checked.emit, answer_format)
+        check = tell(checked, self._workbench.setup.check_format, answer_format)
+        self._controller.tasks.latest("check format", check, self.refused.emit)
 
     def check_tools(self, source: str) -> None:
         """Asks what tools are defined, likewise."""
-        self._controller.tasks.latest("check tools", self._check_tools(source), self.refused.emit)
+        check = tell(lambda found: self.tools_checked.emit(source, *found), self._workbench.setup.check_tools, source)
+        self._controller.tasks.latest("check tools", check, self.refused.emit)
 
     async def changed_by(self, change: Change, session_id: int) -> None:
         """Carries out a change of a session and tells what holds then; raises its refusal."""
         try:
             setup = await change(self._workbench.setup, session_id)
         except Exception:
-            shown = self._controller.shown
-            if shown is not None and shown.session_id == session_id:  # the fields go back to what holds
+            if self._controller.is_shown(session_id):  # the fields go back to what holds
                 self.changed.emit(await self._workbench.setup.view(session_id))
             raise
-        shown = self._controller.shown
-        if shown is not None and setup.session_id == shown.session_id:
+        if self._controller.is_shown(setup.session_id):
             self.changed.emit(setup)
-
-    async def _check_format(self, answer_format: AnswerFormat) -> None:
-        self.format_checked.emit(answer_format, await self._workbench.setup.check_format(answer_format))
-
-    async def _check_tools(self, source: str) -> None:
-        names, problem = await self._workbench.setup.check_tools(source)
-        self.tools_checked.emit(source, names, problem)

@@ -41,7 +41,7 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._running)
 
-    def run(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
+    def run(self, work: Coroutine[Any, Any, object], refused: Callable[[str], None] | None = None) -> asyncio.Task[None]:
         """Starts `work` and keeps it until it has ended; the words of a refusal go to `refused`."""
         task = asyncio.get_running_loop().create_task(self._guarded(work, refused or self._show))
         self._running.add(task)
@@ -49,11 +49,9 @@ class Tasks:
         task.add_done_callback(lambda _task: work.close())  # a task cancelled before its first step never touched it
         return task
 
-    def latest(self, key: str, work: Coroutine[Any, Any, None], refused: Callable[[str], None] | None = None) -> None:
+    def latest(self, key: str, work: Coroutine[Any, Any, object], refused: Callable[[str], None] | None = None) -> None:
         """Like `run`, but ends an earlier one with the same key first: the answer to an older question is not wanted."""
-        previous = self._latest.get(key)
-        if previous is not None:
-            previous.cancel()
+        self.drop(key)
         self._latest[key] = self.run(work, refused)
 
     def running(self, key: str) -> asyncio.Task[None] | None:
@@ -80,7 +78,7 @@ class Tasks:
         await asyncio.gather(*others, return_exceptions=True)
         self._latest.clear()
 
-    async def _guarded(self, work: Coroutine[Any, Any, None], refused: Callable[[str], None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, object], refused: Callable[[str], None]) -> None:
         try:
             await work
         except Refusal as refusal:

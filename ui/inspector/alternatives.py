@@ -44,8 +44,8 @@ class Alternatives(QWidget):
     chosen = Signal(int)  # token id
     previewed = Signal(int)  # token id: Space on its bar
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
@@ -106,8 +106,8 @@ class AlternativeButton(QAbstractButton):
 
     previewed = Signal(int)  # token id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.alternative: Alternative | None = None
         self.token_px, self.rank_px = TOKEN_PX, RANK_PX
         self._marked = False
@@ -212,8 +212,8 @@ class Ways(QWidget):
 
     wanted = Signal(int)  # how many
 
-    def __init__(self, words: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, words: str) -> None:
+        super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(7)
@@ -237,8 +237,8 @@ FONT_PX = 12.5
 class BeamRows(QWidget):
     """The buttons that look for beams, a link, and the rules that it folds out."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.ways = Ways(self.tr("beams from here"))
         self.more = button(self.tr("rules"), "link")

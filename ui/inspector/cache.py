@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout
 
 from ui.controller import Controller
 from ui.inspector.tab import Facts, InspectorTab
@@ -31,8 +31,8 @@ class CacheTab(InspectorTab):
     check_wanted = Signal()
     model_wanted = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.empty = words(self.tr("Nothing is cached yet: the engine has not read anything."))
         self.choose_button = button(self.tr("Choose a model…"))
         self.choose_button.clicked.connect(self.model_wanted)

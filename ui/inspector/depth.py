@@ -21,6 +21,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
+from resources.ramp import step_of
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
@@ -59,8 +60,8 @@ class DepthTab(InspectorTab):
     depth_wanted = Signal(int, int, object)  # node id, index, ids to be followed beside the stored alternatives
     cost_wanted = Signal(int)  # node id: of its whole turn
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._spot: Spot | None = None
         self._engine: EngineState | None = None  # as last told
         self._model: tuple[EngineState, str] | None = None  # likewise, whether or not it answers
@@ -226,8 +227,8 @@ class TurnRow(QWidget):
     begun = Signal(int)  # node id
     stopped = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._node: int | None = None  # the turn that is shown
         self._cost: TurnDepthCost | None = None  # of it
         self._running: int | None = None
@@ -322,8 +323,8 @@ class Layers(QWidget):
     pointed = Signal(int)  # another `token`
     stepped = Signal(QRect)  # to a cell that should be in sight
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self.vocabulary: BytesOf = lambda _ids: []
@@ -502,7 +503,7 @@ class Layers(QWidget):
             if token < 0:
                 continue
             box = self._box(layer, place)
-            step = palette.step(to_bits(-float(run.top_logprobs[0, layer, place])))
+            step = step_of(to_bits(-float(run.top_logprobs[0, layer, place])))
             ground = palette.surprise[step]
             painter.setPen(Qt.PenStyle.NoPen)
             if ground is not None:

@@ -31,8 +31,8 @@ T = TypeVar("T", bound=InspectorTab)
 class Inspector(QWidget):
     """Passes what it is given on to its tabs; a path to the one in front alone, since sums over it take time."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("inspector")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_width(self, WIDTH)

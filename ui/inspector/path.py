@@ -65,8 +65,8 @@ class PathTab(InspectorTab):
     title = QT_TRANSLATE_NOOP("Inspector", "Path")
     token_chosen = Signal(int, int)  # node id, index
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.facts, self.range = Facts(columns=1), Facts(columns=1)
         self._range = QWidget()  # with the space above it
         selected = QVBoxLayout(self._range)
@@ -138,8 +138,8 @@ class Timeline(QWidget):
 
     chosen = Signal(int)  # place of the token that was clicked
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._values: Float32 = np.empty(0, np.float32)
         self._theme = current_theme()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

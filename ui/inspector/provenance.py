@@ -27,8 +27,8 @@ class SettingsRows(QWidget):
     changed = Signal(object)  # SamplingOptions
     chosen = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._sampling = SamplingOptions()
         self._stage = ""
         self.raw, self.grammar = StaticRow("raw", self.tr("raw")), StaticRow("grammar", self.tr("grammar"))
@@ -110,8 +110,8 @@ class SettingsRows(QWidget):
 class Making(QWidget):
     """The model, the seed, counts and times of one answer; every option with its source, on request."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.facts, self.settings = Facts(columns=1), Facts(columns=1)
         self.more = button("", "link")
         self.more.setCheckable(True)

@@ -23,8 +23,8 @@ _LEAST_PX = 1.5  # narrower ones are drawn as one rest
 class DrawLine(QWidget):
     """Draws the last distribution in its order; the token that u falls on in the accent."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._shares: tuple[float, ...] = ()
         self._u: float | None = None

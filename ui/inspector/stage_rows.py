@@ -125,8 +125,8 @@ class StageRow(QWidget):
 
     chosen = Signal(str, bool)  # stage, whether its numbers are to be shown
 
-    def __init__(self, stage: str, middle: QWidget | None = None, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, stage: str, middle: QWidget | None = None) -> None:
+        super().__init__()
         fix_height(self, STAGE_HEIGHT)
         self.stage = stage
         self._theme = current_theme()
@@ -192,9 +192,9 @@ class DialRow(StageRow):
 
     moved = Signal(str, object)  # setting, value
 
-    def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
+    def __init__(self, dial: Dial) -> None:
         self.slider = DialSlider(dial)
-        super().__init__(dial.stage, self.slider, parent)
+        super().__init__(dial.stage, self.slider)
         self.slider.moved.connect(self._moved)
         self._name()
 
@@ -227,8 +227,8 @@ class CandidateLine(Struct, frozen=True):
 class Candidates(QWidget):
     """A small table, painted: bars from raw (light) to after the sampler (dark), a thin line for the cumulative mass."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._theme = current_theme()
         self._theme.scaled.connect(self._take_fonts)
         self._take_fonts()

@@ -53,8 +53,8 @@ ROW_HEIGHT = 17
 class Facts(QWidget):
     """A grid of name and value, `columns` pairs a row; `show_facts` replaces them all."""
 
-    def __init__(self, columns: int = 2, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, columns: int = 2) -> None:
+        super().__init__()
         self._columns = columns
         self._cells: list[Cell] = []
         self._shown: tuple[list[tuple[str, str]], Mapping[str, str] | None] = [], None
@@ -99,8 +99,8 @@ class Facts(QWidget):
 class Cell(QWidget):
     """One name at the left, its value at the right."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.name = Label("", "soft", interface_font(12))
         self.value = ElidedLabel("", "", interface_font(12, QFont.Weight.Medium))
         self.value.setAlignment(Qt.AlignmentFlag.AlignRight)

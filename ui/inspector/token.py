@@ -30,8 +30,8 @@ class WhyFacts(QWidget):
         stages: Whether the stages are among them.
     """
 
-    def __init__(self, parent: QWidget | None = None, *, stages: bool = True) -> None:
-        super().__init__(parent)
+    def __init__(self, *, stages: bool = True) -> None:
+        super().__init__()
         self._has_stages = stages
         self.facts = Facts(columns=1)
         column = QVBoxLayout(self)
@@ -88,8 +88,8 @@ class TokenTab(InspectorTab):
     score_wanted = Signal()  # numbers for what has none
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
         self._asked: tuple[int, int] | None = None  # whose the numbers of this place are

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout
 
 from ui.controller import Controller
 from ui.core.shown import Spot
@@ -33,8 +33,8 @@ class WhyTab(InspectorTab):
     row_wanted = Signal(int, int)
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._spot: Spot | None = None
         self._drawing: Drawing | None = None
         self._row: Row | None = None

@@ -26,7 +26,6 @@ class PlanCard(QFrame):
     open_wanted = Signal(str)  # name, of one that is here already
     context_wanted = Signal(object, int)  # ModelPlan, tokens to reckon with
     own_wanted = Signal(str, int)  # name: it alone is to be loaded with so many tokens
-    dismissed = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +43,8 @@ class PlanCard(QFrame):
         self.own_button.clicked.connect(self._ask_own)
         self.files_button = button("", "plain")
         self.files_button.setCheckable(True)
-        self.files_button.toggled.connect(self._show_files)
         self._files = QWidget()
+        self.files_button.toggled.connect(self._files.setVisible)
         self._grid = QGridLayout(self._files)
         self._lines: list[QWidget] = []
         self.download_button = QPushButton()
@@ -140,9 +139,6 @@ class PlanCard(QFrame):
                 self._grid.addWidget(part, line, place)
                 self._lines.append(part)
 
-    def _show_files(self, show: bool) -> None:  # the signal's
-        self._files.setVisible(show)
-
     def _choose(self, place: int) -> None:
         if self.plan is not None:
             self.context_wanted.emit(self.plan, self.context.itemData(place))
@@ -164,7 +160,6 @@ class PlanCard(QFrame):
     def _leave(self) -> None:
         self.plan = None
         self.hide()
-        self.dismissed.emit()
 
     def _lay_out(self) -> None:
         self._grid.setContentsMargins(0, 0, 0, 0)

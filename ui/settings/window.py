@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent
@@ -10,7 +12,7 @@ from PySide6.QtWidgets import QComboBox, QFileDialog, QSpinBox, QVBoxLayout, QWi
 
 from ui.controller import Controller
 from ui.models.page import ModelsPage
-from ui.port import SettingsView, Workbench
+from ui.port import SettingsView
 from ui.settings.data_page import DataPage
 from ui.settings.rows import COLOURS, OWN_TEMPLATE, PAGES, Rows
 from ui.settings.server_page import ServerPage
@@ -27,30 +29,29 @@ class SettingsWindow(QWidget):
 
     Args:
         controller: Keeps the tasks.
-        workbench: The use cases.
         parent: The window it belongs to.
     """
 
     shown = Signal(object)  # SettingsView: what holds now
     colours_wanted = Signal(object)  # Measure
 
-    def __init__(self, controller: Controller, workbench: Workbench, parent: QWidget) -> None:
+    def __init__(self, controller: Controller, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Window)
         self.setObjectName("settings")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setWindowTitle(self.tr("Settings"))
         self.resize(720, 620)
         self.setMinimumSize(420, 320)
-        self._controller, self._workbench = controller, workbench
+        self._controller, self._workbench = controller, controller.workbench
         self.notice = Notice()
         self.reload = Notice()
         self._needs_reload = False  # as it was shown last
         self.reload.acted.connect(lambda: self._run(self._reload()))
         self.models = ModelsPage(controller.shelf)
         self.engine, self.memory, self.generation, self.appearance = (Rows(page, self._change) for page in PAGES)
-        self.data = DataPage(workbench, self._run)
+        self.data = DataPage(self._workbench, self._run)
         self.data.refused.connect(self.notice.say)
-        self.server = ServerPage(workbench, self._run)
+        self.server = ServerPage(self._workbench, self._run)
         controller.status_changed.connect(self.server.show_state)
         self._pages = Tabs((16, 12, 16, 0), 18)
         self.tabs, self.show_page = self._pages.buttons, self._pages.show_page
@@ -150,8 +151,8 @@ class SettingsWindow(QWidget):
         self.notice.clear()
         self._run(self._show((name, value)))
 
-    def _run(self, work: object) -> None:
-        self._controller.tasks.run(work, self.notice.say)  # type: ignore[arg-type]  # the coroutines below
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._controller.tasks.run(work, self.notice.say)
 
     async def _show(self, change: tuple[str, object] | None) -> None:
         try:

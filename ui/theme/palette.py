@@ -39,10 +39,6 @@ class Palette(Struct, frozen=True):
     surprise: ramp.Ramp
     difference: tuple[str | None, str, str, str, str, str, str]
 
-    def step(self, bits: float) -> int:
-        """Which place of `surprise` a surprisal in bits takes (0-5)."""
-        return ramp.step_of(bits)
-
 
 LIGHT = Palette(
     dark=False,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QSizePolicy, QSlider, QWidget
+from PySide6.QtWidgets import QSizePolicy, QSlider
 
 from ui.port import SAMPLER_STAGES
 
@@ -82,8 +82,8 @@ class DialSlider(QSlider):
 
     moved = Signal(object)
 
-    def __init__(self, dial: Dial, parent: QWidget | None = None) -> None:
-        super().__init__(Qt.Orientation.Horizontal, parent)
+    def __init__(self, dial: Dial) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
         self.dial = dial
         self.setting = dial.off
         self.setRange(0, STEPS)

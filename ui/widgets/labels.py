@@ -102,15 +102,15 @@ class ElidedLabel(Label):
 class Caption(Label):
     """A section head: small spaced capitals, faint."""
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(text, "faint", caption_font(), parent)
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "faint", caption_font())
 
 
 class Hairline(QFrame):
     """A horizontal line of one pixel."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "hairline")
         self.setFixedHeight(1)
 
@@ -118,8 +118,8 @@ class Hairline(QFrame):
 class IconButton(QToolButton):
     """An icon that can be pressed, 16 px at 100 % text; `words` is its tooltip and its accessible name."""
 
-    def __init__(self, name: str, words: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, name: str, words: str) -> None:
+        super().__init__()
         self._name = name
         self.setToolTip(plain_tooltip(words))
         self.setAccessibleName(words)
@@ -161,8 +161,8 @@ class Notice(QFrame):
     acted = Signal()
     dismissed = Signal()
 
-    def __init__(self, kind: str = "notice", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, kind: str = "notice") -> None:
+        super().__init__()
         self._kind = kind
         self.setProperty("kind", kind)
         self._time = QTimer(self, singleShot=True)

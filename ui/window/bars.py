@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QUrl, Signal
 from PySide6.QtGui import QFont, QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout
 
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
@@ -21,8 +21,8 @@ class LinkBar(QFrame):
     open_wanted = Signal(QUrl)
     copy_wanted = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("kind", "notice")
         self._url = QUrl()
         self._address = ""
@@ -34,7 +34,7 @@ class LinkBar(QFrame):
         self.copy_button = button(self.tr("Copy"), "link")
         self.copy_button.clicked.connect(self._copy)
         self.dismiss_button = IconButton("x", self.tr("Dismiss"))
-        self.dismiss_button.clicked.connect(self.dismiss)
+        self.dismiss_button.clicked.connect(self.hide)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 6, 6)
         row.setSpacing(12)
@@ -59,10 +59,6 @@ class LinkBar(QFrame):
         self.show()
         announce(self, self.accessibleName())
 
-    def dismiss(self) -> None:
-        """Nothing is asked any more."""
-        self.hide()
-
     def _open(self) -> None:
         self.hide()
         self.open_wanted.emit(self._url)
@@ -84,8 +80,8 @@ class FindBar(QFrame):
     step_wanted = Signal(int)  # to the next (+1) or the previous (-1) place
     closed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("find")
         self.field = LineEdit()
         self.field.setObjectName("search")

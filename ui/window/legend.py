@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPaintEvent, QPixmap
-from PySide6.QtWidgets import QApplication, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QToolButton
 
 from ui.comparison.model_facts import difference_ranges
 from ui.theme.fonts import interface_font, scaled
@@ -25,8 +25,8 @@ class Legend(QToolButton):
     measure_chosen = Signal(object)  # a Measure
     difference_chosen = Signal()  # of two models, while they are compared
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._measure = Measure.SURPRISAL
         self._compares = self._shows_difference = False
         self._theme = current_theme()

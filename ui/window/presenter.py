@@ -267,7 +267,7 @@ class Presenter(QObject):
         parts.composer.show_session(view.session_id, is_new=not any(turn.role != "system" for turn in view.turns))
         if view.session_id != self._link_of:
             self._link_of = view.session_id
-            parts.link.dismiss()
+            parts.link.hide()
             self.unfollow()
         parts.inspector.show_path(view.turns, self._controller.answers.how_made)
         self._show_pin_again()

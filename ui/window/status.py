@@ -31,8 +31,8 @@ FIGURES_GAP = 4  # above the button
 class StatusBar(QWidget):
     """Shows a `StatusView`: whether the engine is ready, how fast it answers; the other figures on request."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("status")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, HEIGHT)
@@ -134,8 +134,8 @@ class StatusBar(QWidget):
 class LoadBar(QWidget):
     """How much of a model's weights is read, and the way to stop; hidden while none is loaded."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.bar = ThinBar(self.tr("Weights read"))
         self.stop_button = IconButton("x", self.tr("Stop loading"))
         row = QHBoxLayout(self)
@@ -157,8 +157,8 @@ class LoadBar(QWidget):
 class EngineDot(QWidget):
     """Filled: there; ring: on its way; warm colour: it stopped. The words beside it say the same."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._state = EngineState.NONE
         self._theme = current_theme()
         self._theme.scaled.connect(self._resize)
@@ -193,8 +193,8 @@ class TransferBar(QWidget):
 
     stopped = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._words = ""
         self.label = Label("", "accent", interface_font(11.5))
         self.stop_button = IconButton("x", self.tr("Stop the transfer"))

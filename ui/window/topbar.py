@@ -34,8 +34,8 @@ class ModelChip(QPushButton):
     more_wanted = Signal()  # than are on the shelf
     setup_wanted = Signal()  # what the model is loaded with, its adapters
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("model_chip")
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         fix_height(self, CHIP_HEIGHT)
@@ -160,8 +160,8 @@ class TopBar(QWidget):
     model_chosen = Signal(str)  # source
     backend_chosen = Signal(str)  # name
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("bar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, HEIGHT)
@@ -300,8 +300,8 @@ class BranchChip(QWidget):
 
     step_wanted = Signal(int)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("chip")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)
@@ -353,8 +353,8 @@ class ModeSwitch(QWidget):
 
     chosen = Signal(object)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("segments")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         fix_height(self, CHIP_HEIGHT)

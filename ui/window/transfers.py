@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPlainTextEd
 
 from ui.controller import Controller
 from ui.core.tasks import Stoppables
-from ui.port import ExportFormat, ImportResult, Workbench, translate
+from ui.port import ExportFormat, ImportResult, translate
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
 from ui.window.toast import Toast
@@ -30,7 +30,6 @@ class Transfers(QObject):
     """One transfer at a time; files to import wait for the one before to be done. Stopped, none of them begins.
 
     Args:
-        workbench: The use cases.
         controller: Runs what is asked, and opens what was imported.
         status: Shows how far it is.
         notice: Says what could not be done, or what is left to decide.
@@ -40,19 +39,10 @@ class Transfers(QObject):
 
     opening = Signal()  # a session that was imported: it is to be in the list, whatever was searched for
 
-    def __init__(
-        self,
-        workbench: Workbench,
-        controller: Controller,
-        status: StatusBar,
-        notice: Notice,
-        toast: Toast,
-        window: QWidget,
-    ) -> None:
+    def __init__(self, controller: Controller, status: StatusBar, notice: Notice, toast: Toast, window: QWidget) -> None:
         super().__init__(window)
-        self._workbench = workbench
-        self.formats = workbench.transfers.formats
-        self._controller = controller
+        self._controller, self._workbench = controller, controller.workbench
+        self.formats = self._workbench.transfers.formats
         self._status = status
         self._notice, self._toast = notice, toast
         self._window = window

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QPlainTextEdit, QSizePolicy, QVBoxLayout
 
 from ui.controller import Controller
-from ui.port import Download, Offer, SessionView, TurnStatus, TurnView
+from ui.port import Download, Offer, TurnStatus, TurnView
 from ui.theme.fonts import interface_font
 from ui.transcript import Mode
 from ui.widgets.controls import allow, button, row
@@ -48,11 +48,10 @@ class Welcome(QObject):
         self._mode = mode
         self._refresh()
 
-    def _show_session(self, view: SessionView) -> None:
+    def _show_session(self) -> None:
         if self._left is None:
             self._left = frozenset()
             self._controller.tasks.run(self._ask())
-        del view
         self._refresh()
 
     async def _ask(self) -> None:
@@ -77,15 +76,12 @@ class Welcome(QObject):
         tokens = TOKENS in left and shown is not None and bool(shown.view.turns) and self._mode is Mode.TOKENS
         if tokens and not self._claimed:
             tokens = False
-            self._claim()
+            if not self._claiming:
+                self._claiming = True
+                self._controller.tasks.run(self._claim_tokens())
         self._parts.show_card(self._parts.coach, tokens)
         sample = shown is not None and shown.view.is_sample
         self._parts.show_card(self._parts.first, MODELS in left and sample and bool(self._parts.first.offers.rows))
-
-    def _claim(self) -> None:
-        if not self._claiming:
-            self._claiming = True
-            self._controller.tasks.run(self._claim_tokens())
 
     async def _claim_tokens(self) -> None:
         self._claimed = await self._controller.workbench.settings.dismiss_hint(TOKENS)
@@ -100,10 +96,7 @@ class Welcome(QObject):
 
     def _dismiss_models(self) -> None:
         self._forget(MODELS)
-        self._controller.tasks.run(self._keep_dismissed())
-
-    async def _keep_dismissed(self) -> None:
-        await self._controller.workbench.settings.dismiss_hint(MODELS)
+        self._controller.tasks.run(self._controller.workbench.settings.dismiss_hint(MODELS))
 
 
 ENDINGS = 8

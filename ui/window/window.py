@@ -126,13 +126,12 @@ class MainWindow(QMainWindow):
         self.setCentralWidget(self.parts)
         unify(self, self.parts.top)
         status, notice = self.parts.status, self.parts.composer.notice
-        self.transfers = Transfers(workbench, self.controller, status, notice, self.parts.toast, self)
+        self.transfers = Transfers(self.controller, status, notice, self.parts.toast, self)
         self.transfers.recent += known_paths(state.recent)
         self.acts = Actions(self)
         self.welcome = Welcome(self.controller, self.parts, self)  # first: what it shows takes room of the transcript
         self.presenter = Presenter(self, self.controller, self.parts, self.acts)
-        self.setup = SetupController(self.controller, workbench)
-        self._workbench = workbench
+        self.setup = SetupController(self.controller)
         self.similar = SimilarPresenter(self.controller, self.parts, self)
         self.tree = TreePresenter(self.controller, self.parts, self)
         self.intents = Intents(self, self.controller, self.parts, self.presenter, self.similar, self.setup)
@@ -145,7 +144,7 @@ class MainWindow(QMainWindow):
         self.escape = EscapeKey(self)
         for rank, part, close in (
             (Closes.CARD, self.parts.pinned, self._close_card),
-            (Closes.POPOVER, self.parts.link, self.parts.link.dismiss),
+            (Closes.POPOVER, self.parts.link, self.parts.link.hide),
             (Closes.POPOVER, self.parts.composer.meter.panel, self.parts.composer.meter.panel.hide),
             (Closes.EDIT, self.parts.composer.version, self.parts.composer.version.dismiss),
             (Closes.SEARCH, self.parts.finder, self.parts.finder.dismiss),
@@ -216,7 +215,7 @@ class MainWindow(QMainWindow):
     def settings(self) -> SettingsWindow:
         from ui.settings import SettingsWindow
 
-        made = SettingsWindow(self.controller, self._workbench, self)
+        made = SettingsWindow(self.controller, self)
         made.shown.connect(lambda view: self.apply(view.values))
         made.colours_wanted.connect(self.presenter.colour_by)
         made.appearance.show_measure(self.parts.transcript.measure)
@@ -384,7 +383,7 @@ class MainWindow(QMainWindow):
         self.controller.tasks.run(self._zoom_text(by))
 
     async def _zoom_text(self, by: int) -> None:
-        settings = self._workbench.settings
+        settings = self.controller.workbench.settings
         async with self._zooming:
             now = (await settings.view()).values.text_percent
             wanted = min(max(now + by, LEAST_TEXT), MOST_TEXT) if by else AppSettings().text_percent
