@@ -135,7 +135,7 @@ class TreeController(QObject):
     async def _show_path(
         self, session_id: int, show: Callable[[], Awaitable[SessionView]], shown: Callable[[], None] | None = None
     ) -> None:
-        async with self._undo.turn:
+        async with self._undo.lock:
             before = self._tip
             if before is None or not self._showing.is_shown(session_id):
                 return
@@ -215,7 +215,7 @@ class TreeController(QObject):
 
     async def _prune(self, session_id: int, branch: tuple[int, int], *, pruned: bool) -> None:
         prune = partial(self._workbench.branches.prune, session_id, *branch)
-        async with self._undo.turn:
+        async with self._undo.lock:
             before = self._tip if self._showing.is_shown(session_id) else None
             await prune(pruned)
 
