@@ -8,7 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from ui.controller.showing import Showing, in_silence
-from ui.core.tasks import Stoppables, tell
+from ui.core.tasks import StoppableTasks, tell
 from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
 
 
@@ -119,7 +119,7 @@ class ShelfController(QObject):
         self._tasks = showing.tasks
         self._workbench, self._shelf = showing.workbench, showing.workbench.shelf
         self._models = models
-        self._running = Stoppables(showing.tasks)
+        self._running = StoppableTasks(showing.tasks)
         self.downloads: tuple[Download, ...] = ()
 
     # ---- what is here -------------------------------------------------------------------------------------------------

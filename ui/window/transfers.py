@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from ui.controller import Controller
-from ui.core.tasks import Stoppables
+from ui.core.tasks import StoppableTasks
 from ui.port import ExportFormat, ImportResult, translate
 from ui.widgets.labels import Notice
 from ui.window.status import StatusBar
@@ -46,7 +46,7 @@ class Transfers(QObject):
         self._status = status
         self._notice, self._toast = notice, toast
         self._window = window
-        self._running = Stoppables(controller.tasks)
+        self._running = StoppableTasks(controller.tasks)
         self._closing = False
         self._scoring: int | None = None  # a session that is locked for it
         controller.watch(lambda session_id: session_id == self._scoring)
