@@ -85,7 +85,7 @@ class Presenter(QObject):
         controller.refused.connect(self.refuse)
         controller.other_shown.connect(self._leave_refusal)
         controller.sessions.trashed.connect(parts.sidebar.sessions.offer_undo)
-        controller.sessions.taken.connect(self._tell_taken)
+        controller.sessions.trashed_elsewhere.connect(self._offer_restore)
         controller.sessions.restored.connect(parts.sidebar.sessions.withdraw_undo)
         self._in_list = False  # the list of sessions has the keyboard
         steps = controller.undo_stack
@@ -244,7 +244,7 @@ class Presenter(QObject):
         self._toast_act = act
         self._parts.toast.say(words, action)
 
-    def _tell_taken(self, session_id: int, title: str) -> None:
+    def _offer_restore(self, session_id: int, title: str) -> None:
         words = self.tr("Moved to the trash in another window: {0}").format(one_line(title))
         self._tell(words, self.tr("Restore"), partial(self._controller.sessions.restore, session_id))
 
