@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
+from ui.controller.showing import Showing, ignore_refusal
 from ui.core.tasks import tell
 from ui.port import Made
 
@@ -39,7 +39,7 @@ class DraftsController(QObject):
     def compose(self, text: str, replaces: int | None = None, files: Sequence[str] = ()) -> None:
         """Asks what the draft will cost, as a new message or as another version of the user's turn `replaces`."""
         ask = partial(self._workbench.drafts.compose, text=text, replaces=replaces, files=files)
-        self._showing.ask_latest("compose", lambda session: tell(self.composed.emit, ask, session), in_silence)
+        self._showing.ask_latest("compose", lambda session: tell(self.composed.emit, ask, session), ignore_refusal)
 
     def score(self, text: str, replaces: int | None = None) -> None:
         """Asks how surprising the draft is, unless an answer is under way."""
@@ -127,7 +127,7 @@ class AnswersController(QObject):
 
     def tokenise(self, text: str) -> None:
         """Prepares `write` for words that are being typed."""
-        self._showing.ask_latest("tokenise", lambda _session: self._workbench.answers.tokenise(text), in_silence)
+        self._showing.ask_latest("tokenise", lambda _session: self._workbench.answers.tokenise(text), ignore_refusal)
 
     def answer_call(self, node_id: int, results: Sequence[str]) -> None:
         self._showing.ask(lambda session: self._workbench.answers.answer_call(session, node_id, results))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
+from ui.controller.showing import Showing, ignore_refusal
 from ui.core.tasks import StoppableTasks, tell
 from ui.port import Bits, Download, LoadChoice, ModelPlan, Refusal, Server
 
@@ -126,7 +126,7 @@ class ShelfController(QObject):
 
     def ask(self, *, quietly: bool = False) -> None:
         """Lists what is here; `quietly`: not asked for by hand, and so no refusal is said."""
-        self._tasks.latest("shelf", self._list(), in_silence if quietly else self.refused.emit)
+        self._tasks.latest("shelf", self._list(), ignore_refusal if quietly else self.refused.emit)
 
     def take_downloads(self, downloads: tuple[Download, ...]) -> None:
         self.downloads = downloads

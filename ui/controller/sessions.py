@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from ui.controller.showing import Showing, in_silence
+from ui.controller.showing import Showing, ignore_refusal
 from ui.core.undo import Step, UndoStack, Work
 from ui.port import FolderView, SessionSummary
 
@@ -118,7 +118,7 @@ class SessionsController(QObject):
     def title_new(self, session_id: int) -> None:
         """Asks the model for a title, if the settings say so. Refusals are not shown, for no key was pressed for it."""
         if self._workbench.settings.values.titles == "model":
-            self._tasks.run(self._title_new(session_id), in_silence)
+            self._tasks.run(self._title_new(session_id), ignore_refusal)
 
     async def _title_new(self, session_id: int) -> None:
         await self._list()  # its current title may not be listed yet

@@ -68,12 +68,12 @@ class CacheTab(InspectorTab):
         def tell(words: str) -> None:
             self.say(words) if self.isVisible() else self.tell(words)
 
-        self.look_wanted.connect(controller.cache.look)
+        self.look_wanted.connect(controller.cache.refresh)
         self.clear_wanted.connect(controller.cache.clear)
         self.keep_wanted.connect(controller.cache.keep)
         self.check_wanted.connect(controller.cache.check)
         self.model_wanted.connect(controller.models.ask_menu)
-        controller.cache.seen.connect(self.show_cache)
+        controller.cache.view_changed.connect(self.show_cache)
         controller.cache.checked.connect(self.show_check)
         controller.cache.cleared.connect(lambda freed: tell(self.cleared(freed)))
         controller.cache.refused.connect(lambda words: self.say(words) if self.isVisible() else controller.refused.emit(words))
