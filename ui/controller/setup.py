@@ -1,4 +1,4 @@
-"""Between the workbench and the popover: one change at a time, each answered by what holds now."""
+"""The settings of the session shown: changes them and reports the settings then in force."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Change = Callable[[SetupCommands, int], Awaitable[SessionSetup]]
 
 
 class SetupController(QObject):
-    """What the session shown is set to.
+    """Reads and changes the settings of the session shown.
 
     Args:
-        controller: Knows the session that is shown, and keeps the tasks.
+        controller: Knows the session shown, and runs the tasks.
     """
 
-    changed = Signal(object)  # SessionSetup: what holds now
+    changed = Signal(object)  # SessionSetup now in force
     refused = Signal(str)
-    format_checked = Signal(object, str)  # the AnswerFormat asked about, and what is wrong with it
-    tools_checked = Signal(str, object, str)  # the source asked about, names, what is wrong with it
+    format_checked = Signal(object, str)  # the AnswerFormat that was checked, and what is wrong with it
+    tools_checked = Signal(str, object, str)  # the source that was checked, names, what is wrong with it
 
     def __init__(self, controller: Controller) -> None:
         super().__init__(controller)
@@ -39,12 +39,12 @@ class SetupController(QObject):
         self._controller.ask_latest("setup", view, self.refused.emit)
 
     def change(self, change: Change, refused: Callable[[str], None] | None = None, *, session_id: int | None = None) -> None:
-        """Carries out a change; what holds then, or why it was refused, is told.
+        """Carries out a change; emits `changed` or `refused`.
 
         Args:
-            change: What is wanted.
-            refused: Hears why not, in place of everybody.
-            session_id: Whose; None: of the session shown.
+            change: The command.
+            refused: Called with the text of a refusal, in place of the signal.
+            session_id: The session; None: the one shown.
         """
         shown = self._controller.shown
         if session_id is None and shown is not None:
@@ -53,22 +53,22 @@ class SetupController(QObject):
             self._controller.tasks.run(self.changed_by(change, session_id), refused or self.refused.emit)
 
     def check_format(self, answer_format: AnswerFormat) -> None:
-        """Asks what is wrong with a form; the answer to an older question is not told."""
+        """Checks a format; cancels an earlier check."""
         checked = partial(self.format_checked.emit, answer_format)
         check = tell(checked, self._workbench.setup.check_format, answer_format)
         self._controller.tasks.latest("check format", check, self.refused.emit)
 
     def check_tools(self, source: str) -> None:
-        """Asks what tools are defined, likewise."""
+        """Checks the definitions of tools; cancels an earlier check."""
         check = tell(lambda found: self.tools_checked.emit(source, *found), self._workbench.setup.check_tools, source)
         self._controller.tasks.latest("check tools", check, self.refused.emit)
 
     async def changed_by(self, change: Change, session_id: int) -> None:
-        """Carries out a change of a session and tells what holds then; raises its refusal."""
+        """Carries out a change of a session and emits `changed`; raises its refusal."""
         try:
             setup = await change(self._workbench.setup, session_id)
         except Exception:
-            if self._controller.is_shown(session_id):  # the fields go back to what holds
+            if self._controller.is_shown(session_id):  # the fields go back to the settings in force
                 self.changed.emit(await self._workbench.setup.view(session_id))
             raise
         if self._controller.is_shown(setup.session_id):
