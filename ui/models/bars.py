@@ -112,7 +112,6 @@ class ThinBar(QWidget):
         self._name, self._share = name, 0.0
         self.setAccessibleName(name)
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         fix_height(self, THIN)
 
     def show_share(self, done: int, total: int) -> None:
@@ -121,9 +120,6 @@ class ThinBar(QWidget):
             self._share = share
             self.setAccessibleDescription(f"{100 * share:.0f} %")
             self.update()
-
-    def _recolour(self, _palette: Palette) -> None:
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)
@@ -145,15 +141,11 @@ class FitBar(QWidget):
         super().__init__()
         self._fit: FitView | None = None
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         fix_height(self, THICK)
 
     def show_fit(self, fit: FitView) -> None:
         self._fit = fit
         self.setAccessibleName(self.tr("About {0} of {1} of memory").format(size(fit.total), size(fit.memory)))
-        self.update()
-
-    def _recolour(self, _palette: Palette) -> None:
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
@@ -210,15 +202,11 @@ class _Swatch(QWidget):
         super().__init__()
         self._place = place
         self._theme = current_theme()
-        self._theme.changed.connect(self._recolour)
         self._theme.scaled.connect(self._resize)
         self._resize()
 
     def _resize(self) -> None:
         self.setFixedSize(scaled(SWATCH), scaled(SWATCH))
-
-    def _recolour(self, _palette: Palette) -> None:
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         painter = QPainter(self)

@@ -27,41 +27,36 @@ class Legend(QToolButton):
 
     def __init__(self) -> None:
         super().__init__()
-        self._measure = Measure.SURPRISAL
+        self.measure = Measure.SURPRISAL
         self._compares = self._shows_difference = False
         self._theme = current_theme()
-        self._theme.changed.connect(self._repaint)
         self.setFont(interface_font(11.5))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.clicked.connect(self.open_menu)
-        self.show_measure(self._measure)
-
-    @property
-    def measure(self) -> Measure:
-        return self._measure
+        self.show_measure(self.measure)
 
     def show_measure(self, measure: Measure) -> None:
-        self._measure = measure
-        self._tell()
+        self.measure = measure
+        self._show()
 
     def show_difference(self, *, compares: bool, shown: bool) -> None:
         """Whether two models are compared, and whether their difference is what the colours show."""
         self._compares, self._shows_difference = compares, compares and shown
-        self._tell()
+        self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         self.setAccessibleName(self.tr("Colours show {0}: {1}").format(self._name, "; ".join(self._ranges[1:])))
         self.updateGeometry()
         self.update()
 
     @property
     def _name(self) -> str:
-        return self.tr("difference") if self._shows_difference else name_of(self._measure)
+        return self.tr("difference") if self._shows_difference else name_of(self.measure)
 
     @property
     def _ranges(self) -> list[str]:
-        return difference_ranges() if self._shows_difference else ranges(self._measure)
+        return difference_ranges() if self._shows_difference else ranges(self.measure)
 
     @property
     def _order(self) -> tuple[int, ...]:
@@ -75,9 +70,6 @@ class Legend(QToolButton):
     def sizeHint(self) -> QSize:
         words, count = self.fontMetrics().horizontalAdvance(self._name), len(self._order)
         return QSize(words + _PAD_PX + count * scaled(_SWATCH_PX) + (count - 1) * _GAP_PX + 2, scaled(22))
-
-    def _repaint(self, _palette: object) -> None:  # a bound method is disconnected with the widget
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         palette = self._theme.palette
@@ -104,7 +96,7 @@ class Legend(QToolButton):
             action.triggered.connect(lambda _checked=False: self.difference_chosen.emit())
             menu.addAction(action)
         for measure in Measure:
-            chosen = measure is self._measure and not self._shows_difference
+            chosen = measure is self.measure and not self._shows_difference
             action = QAction(f"{name_of(measure)}\t{meaning(measure)}", menu, checkable=True, checked=chosen)
             action.triggered.connect(lambda _checked=False, measure=measure: self.measure_chosen.emit(measure))
             menu.addAction(action)
