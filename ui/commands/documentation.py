@@ -31,7 +31,7 @@ class Page(QTextBrowser):
     def __init__(self, folder: Path, parent: QWidget) -> None:
         super().__init__(parent)
         self._folder = folder
-        self._file: Path | None = None
+        self.file: Path | None = None  # of the page shown
         self._past: list[tuple[Path, int]] = []  # pages before, and how far each was scrolled
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setOpenLinks(False)
@@ -39,15 +39,10 @@ class Page(QTextBrowser):
         for news in (current_theme().changed, current_theme().scaled):
             news.connect(self._refresh)
 
-    @property
-    def file(self) -> Path | None:
-        """Of the page that is shown."""
-        return self._file
-
     def show_page(self, file: Path) -> None:
         """Shows a page from its beginning."""
-        if self._file is not None:
-            self._past.append((self._file, self.verticalScrollBar().value()))
+        if self.file is not None:
+            self._past.append((self.file, self.verticalScrollBar().value()))
         self._show(file, 0)
 
     def go_back(self) -> None:
@@ -75,11 +70,11 @@ class Page(QTextBrowser):
         return self.viewport().width() - 2 * MARGIN
 
     def _refresh(self, _news: object = None) -> None:
-        if self._file is not None:
-            self._show(self._file, self.verticalScrollBar().value())
+        if self.file is not None:
+            self._show(self.file, self.verticalScrollBar().value())
 
     def _show(self, file: Path, scrolled: int) -> None:
-        self._file = file
+        self.file = file
         page = QTextDocument(self)  # a new one: in one that was used, Qt gives text the type of the heading that stood there
         fill_page(page, file.read_text("utf-8"), Faces(), current_theme().palette, self._room())
         page.setDocumentMargin(MARGIN)
@@ -90,9 +85,9 @@ class Page(QTextBrowser):
 
     def _within(self, url: QUrl) -> Path | None:
         """The file of the documentation that a page names; None where it is of another place."""
-        if not url.isRelative() or self._file is None:
+        if not url.isRelative() or self.file is None:
             return None
-        file = (self._file.parent / url.path()).resolve()
+        file = (self.file.parent / url.path()).resolve()
         return file if file.is_relative_to(self._folder.resolve()) else None
 
     def _follow(self, link: QUrl) -> None:

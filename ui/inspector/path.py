@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 from ui.inspector import words
-from ui.inspector.provenance import Making
+from ui.inspector.provenance import Provenance
 from ui.inspector.tab import Empty, Facts, HowMade, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, TurnView
 from ui.theme.scheme import current_theme
@@ -89,7 +89,7 @@ class PathTab(InspectorTab):
         column.addSpacing(6)
         column.addWidget(self.timeline)
         column.addWidget(self._range)
-        self.making = Making()
+        self.making = Provenance()
         column.addWidget(self.making)
         column.addStretch(1)
         self.show_path((), lambda _node: None)

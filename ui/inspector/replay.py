@@ -178,7 +178,7 @@ def candidates(outcome: Outcome, most: int, always: int) -> list[Candidate]:
     chosen = order[:most]
     for token in (always, outcome.token):
         if token is not None and token in first and token not in chosen:
-            chosen = [*chosen[: most - 1], token] if len(chosen) >= most else [*chosen, token]
+            chosen = [*chosen[: most - 1], token]
     made = [Candidate(t, first[t], final.get(t, 0.0), _cut_by(outcome.stages, t), cumulative.get(t, 1.0)) for t in chosen]
     return sorted(made, key=lambda c: (-c.before, c.token))
 
@@ -193,7 +193,7 @@ def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candid
     shown = {row[0] for row in chosen}
     for row in rows:
         if row[0] in (always, outcome.token) and row[0] not in shown:
-            chosen = [*chosen[: most - 1], row] if len(chosen) >= most else [*chosen, row]
+            chosen = [*chosen[: most - 1], row]
     made = [
         Candidate(token, before, after, _cut_by(outcome.stages, token) if not after else "", cumulative)
         for token, before, after, cumulative in chosen
@@ -202,18 +202,18 @@ def at_stage(outcome: Outcome, name: str, most: int, always: int) -> list[Candid
 
 
 def _cut_by(stages: Sequence[Stage], token: int) -> str:
-    return next((stage.name for stage in stages if _after(stage, token) == 0.0), "")
+    return next((stage.name for stage in stages if probability_after(stage, token) == 0.0), "")
 
 
-def _after(stage: Stage, token: int) -> float | None:
-    places = [i for i, known in enumerate(stage.ids) if known == token]
-    return stage.after[places[0]] if places else None
+def probability_after(stage: Stage, token: int) -> float | None:
+    """A token's probability after a stage; None if the stage does not list it."""
+    return stage.after[stage.ids.index(token)] if token in stage.ids else None
 
 
 def share_of(outcome: Outcome, name: str, token: int) -> float | None:
     """A token's probability after a stage; None where the stage is off or does not know it."""
     stage = outcome.stage(name)
-    return None if stage is None else _after(stage, token)
+    return None if stage is None else probability_after(stage, token)
 
 
 def same_draw(one: Spot, other: Spot) -> bool:

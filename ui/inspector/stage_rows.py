@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPointF, QRectF, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
@@ -104,9 +104,9 @@ class StageName(QPushButton):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
         palette = self._theme.palette
-        told = self.isChecked() or (self.isEnabled() and self.underMouse())
+        active = self.isChecked() or (self.isEnabled() and self.underMouse())
         painter = QPainter(self)
-        painter.setPen(QColor(palette.accent if self.hasFocus() else palette.text if told else palette.soft))
+        painter.setPen(QColor(palette.accent if self.hasFocus() else palette.text if active else palette.soft))
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.drawText(self.rect(), int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), shown)
         if self.hasFocus():
@@ -116,21 +116,23 @@ class StageName(QPushButton):
 
 
 class StageRow(QWidget):
-    """Name at the left, something in the middle, tokens left and a probability at the right.
+    """Name at the left, a widget in the middle, tokens left and a probability at the right.
 
     Args:
         stage: Its name among `Stage.name`.
-        middle: What stands between; None: nothing.
+        words: Its name in the window.
+        middle: The widget in the middle; None: empty.
     """
 
     chosen = Signal(str, bool)  # stage, whether its numbers are to be shown
 
-    def __init__(self, stage: str, middle: QWidget | None = None) -> None:
+    def __init__(self, stage: str, words: str = "", middle: QWidget | None = None) -> None:
         super().__init__()
         fix_height(self, STAGE_HEIGHT)
         self.stage = stage
         self._theme = current_theme()
         self.name = StageName()
+        self.name.setText(words)
         self.name.toggled.connect(lambda on: self.chosen.emit(self.stage, on))
         self.kept = Label("", "faint", interface_font(11))
         self.share = Label("", "", interface_font(12))
@@ -163,9 +165,8 @@ class StageRow(QWidget):
 
     def mark(self, on: bool) -> None:
         """Shows whether it is the chosen one; emits nothing."""
-        self.name.blockSignals(True)
-        self.name.setChecked(on)
-        self.name.blockSignals(False)
+        with QSignalBlocker(self.name):
+            self.name.setChecked(on)
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: ARG002  # the signature is Qt's
@@ -179,14 +180,6 @@ class StageRow(QWidget):
         painter.end()
 
 
-class StaticRow(StageRow):
-    """A stage that has no slider."""
-
-    def __init__(self, stage: str, words: str) -> None:
-        super().__init__(stage)
-        self.name.setText(words)
-
-
 class DialRow(StageRow):
     """One setting that can be moved."""
 
@@ -194,7 +187,7 @@ class DialRow(StageRow):
 
     def __init__(self, dial: Dial) -> None:
         self.slider = DialSlider(dial)
-        super().__init__(dial.stage, self.slider)
+        super().__init__(dial.stage, middle=self.slider)
         self.slider.moved.connect(self._moved)
         self._name()
 

@@ -7,13 +7,14 @@ from itertools import accumulate
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QFont, QShowEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout
 
 from ui.comparison.model_rows import ComparedRows
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
 from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
+from ui.inspector.replay import probability_after
 from ui.inspector.stage_rows import cut_words
 from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
 from ui.port import QT_TRANSLATE_NOOP, Drawing, EngineState, Origin, StatusView, TokenRecord, translate
@@ -23,20 +24,16 @@ from ui.widgets.labels import Caption, ElidedLabel, Hairline, Label
 from ui.widgets.numbers import UNKNOWN, probability
 
 
-class WhyFacts(QWidget):
-    """Raw probability, how the token came here, what the stages made of it, and the number it was drawn with.
+class WhyFacts(Facts):
+    """The raw probability of a token, its origin, its probability after each stage, and its random number.
 
     Args:
-        stages: Whether the stages are among them.
+        stages: Whether to show the stages.
     """
 
     def __init__(self, *, stages: bool = True) -> None:
-        super().__init__()
+        super().__init__(columns=1)
         self._has_stages = stages
-        self.facts = Facts(columns=1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self.facts)
 
     def show_spot(self, spot: Spot) -> None:
         """Shows the facts of this token."""
@@ -49,13 +46,13 @@ class WhyFacts(QWidget):
             facts[self.tr("drawn")] = f"u = {words.share(spot.draw)}"
         if record.finish_reason is not None:
             facts[self.tr("ended the answer")] = record.finish_reason.replace("_", " ")
-        self.facts.show_facts(facts)
+        self.show_facts(facts)
 
     def _stages(self, record: TokenRecord) -> dict[str, str]:
         shares: dict[str, str] = {}
         for stage in (record.stages or ())[1:-1]:
-            if record.token_id in stage.ids:
-                after = stage.after[stage.ids.index(record.token_id)]
+            after = probability_after(stage, record.token_id)
+            if after is not None:
                 shares[self.tr("after {0}").format(cut_words(stage.name))] = probability(after) if after else self.tr("cut")
         return shares
 
@@ -90,7 +87,7 @@ class TokenTab(InspectorTab):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spot: Spot | None = None
+        self.spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
         self._asked: tuple[int, int] | None = None  # whose the numbers of this place are
         self.source = Label("", "soft", interface_font(11.5))
@@ -145,14 +142,10 @@ class TokenTab(InspectorTab):
         self.show_status(self._status)
         self.show_spot(None, lambda _ids: [], can_choose=False)
 
-    @property
-    def spot(self) -> Spot | None:
-        return self._spot
-
     def show_spot(
         self, spot: Spot | None, vocabulary: BytesOf, *, can_choose: bool = False, can_continue: bool = False
     ) -> None:
-        self._spot = spot
+        self.spot = spot
         for part in (*self._parts, self._line, self._caption):
             part.setVisible(spot is not None)
         self.empty.setVisible(spot is None)
@@ -199,7 +192,7 @@ class TokenTab(InspectorTab):
 
     def _ask_for_source(self) -> None:
         """Once for each place, while the tab can be seen; the status bar names a model of this machine that wrote all."""
-        spot, status = self._spot, self._status
+        spot, status = self.spot, self._status
         named = spot is not None and spot.record.logprob is not None and (status.lacking("server") or status.written_by)
         place = (spot.node_id, spot.index) if spot is not None and named else None
         if place != self._asked:
@@ -209,7 +202,7 @@ class TokenTab(InspectorTab):
                 self.drawing_wanted.emit(*self._asked)
 
     def _show_lacking(self) -> None:
-        self.lacking.setVisible(self._spot is not None and bool(self.lacking.text()))
+        self.lacking.setVisible(self.spot is not None and bool(self.lacking.text()))
 
     def set_has_tokens(self, has: bool) -> None:
         self.empty.set_has_tokens(has)
@@ -230,16 +223,16 @@ class TokenTab(InspectorTab):
         }
 
     def _continue(self, count: int, *, beams: bool) -> None:
-        if self._spot is not None:
-            self.columns_wanted.emit(self._spot.node_id, self._spot.index, count, beams)
+        if self.spot is not None:
+            self.columns_wanted.emit(self.spot.node_id, self.spot.index, count, beams)
 
     def _preview(self, token_id: int) -> None:
-        if self._spot is not None:
-            self.preview_wanted.emit(self._spot.node_id, self._spot.index, token_id)
+        if self.spot is not None:
+            self.preview_wanted.emit(self.spot.node_id, self.spot.index, token_id)
 
     def _choose(self, token_id: int) -> None:
-        if self._spot is not None:
-            self.alternative_chosen.emit(self._spot.node_id, self._spot.index, token_id)
+        if self.spot is not None:
+            self.alternative_chosen.emit(self.spot.node_id, self.spot.index, token_id)
 
 
 def forbidden(record: TokenRecord, token_id: int) -> str:
