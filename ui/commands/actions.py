@@ -254,20 +254,11 @@ class Actions(QObject):
 
     def shortcuts_of(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """For each menu that has any, what can be done by a key, and the key as the system writes it."""
-        native = QKeySequence.SequenceFormat.NativeText
-        found = [
-            (
-                menu,
-                [
-                    (act.text(), act.shortcut().toString(native))
-                    for where, act in self._entries
-                    if act is not None and where == menu
-                ],
-            )
-            for menu in MENUS
-        ]
-        keyed = [(translate("Actions", menu), [row for row in rows if row[1]]) for menu, rows in found]
-        return [(menu, rows) for menu, rows in keyed if rows]
+        rows: dict[str, list[tuple[str, str]]] = {menu: [] for menu in MENUS}
+        for menu, act in self._entries:
+            if menu in rows and act is not None and not act.shortcut().isEmpty():
+                rows[menu].append((act.text(), act.shortcut().toString(QKeySequence.SequenceFormat.NativeText)))
+        return [(translate("Actions", menu), keyed) for menu, keyed in rows.items() if keyed]
 
     def install(self, popup: QMenu) -> None:
         """Into the menu bar on macOS, into `popup` elsewhere; the shortcuts belong to the window either way."""

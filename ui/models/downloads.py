@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QFont
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
@@ -12,7 +12,7 @@ from ui.models.bars import AskBar, ThinBar
 from ui.models.wording import rate_words, time_left
 from ui.port import Download, DownloadState
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, row, words
+from ui.widgets.controls import button, restyle, row, words
 from ui.widgets.labels import ElidedLabel, Hairline, Label, plain_tooltip
 from ui.widgets.numbers import size
 
@@ -125,11 +125,9 @@ class DownloadsLink(QPushButton):
 
     def __init__(self) -> None:
         super().__init__()
-        made = button("", "link")
-        self.setProperty("kind", "link")
+        restyle(self, "link")
         self.setFont(interface_font(11.5))
-        self.setCursor(made.cursor())
-        self.setFocusPolicy(made.focusPolicy())
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.hide()
 
     def minimumSizeHint(self) -> QSize:

@@ -15,7 +15,7 @@ from ui.port import FitView, HubFind, ModelPlan, Offer
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import Caption
+from ui.widgets.labels import Caption, set_kind
 
 
 class GetSection(QWidget):
@@ -132,15 +132,12 @@ class GetSection(QWidget):
 
     def _get(self, offer: Offer) -> None:
         if offer.gated or not offer.fit.fits:  # something is to be known first
-            self.field.setText(offer.wanted)
-            self._look_up()
+            self._look_at(offer.wanted)
         else:
             self._controller.download(offer.wanted)
 
     def _say(self, text: str, kind: str) -> None:
-        self.looking.setProperty("kind", kind)
-        self.looking.style().unpolish(self.looking)
-        self.looking.style().polish(self.looking)
+        set_kind(self.looking, kind)
         self.looking.setText(text)
         self.looking.show()
 

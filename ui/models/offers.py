@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QPushButton, QVBoxLayout, QWidget
 
 from ui.port import HubFind, Offer
 from ui.theme.fonts import interface_font
-from ui.widgets.controls import button, restyle, row, words
+from ui.widgets.controls import button, drop, restyle, row, words
 from ui.widgets.labels import Caption, ElidedLabel, IconButton, Label
 from ui.widgets.numbers import count, size
 from ui.widgets.visible import one_line
@@ -39,9 +39,7 @@ class Finds(QWidget):
     def show_finds(self, finds: Sequence[HubFind]) -> None:
         """Shows these instead."""
         for old in self.rows:
-            self._column.removeWidget(old)
-            old.hide()
-            old.deleteLater()
+            drop(self._column, old)
         self.rows = [FindRow(find) for find in finds]
         for made in self.rows:
             made.wanted.connect(self.wanted)
@@ -98,9 +96,7 @@ class Offers(QWidget):
         offers = [offer for offer in offers if not offer.here]
         if [each.offer.wanted for each in self.rows] != [offer.wanted for offer in offers]:
             for old in self.rows:
-                self._column.removeWidget(old)
-                old.hide()
-                old.deleteLater()
+                drop(self._column, old)
             self.rows = [OfferRow(offer) for offer in offers]
             for made in self.rows:
                 made.wanted.connect(self.wanted)

@@ -16,7 +16,7 @@ from ui.models.getting import GetSection
 from ui.models.server_form import ServerForm
 from ui.models.shelf_row import ShelfRow
 from ui.port import Download, GgufPlan, LoadPlan, ShelfModel
-from ui.widgets.controls import Page, button, row, words
+from ui.widgets.controls import Page, button, drop, row, words
 from ui.widgets.labels import Caption, Notice
 from ui.widgets.numbers import size
 
@@ -69,7 +69,7 @@ class ModelsPage(Page):
             gone, focused = self.models.pop(name), self.window().focusWidget()
             if focused is not None and gone.isAncestorOf(focused):
                 self.add_button.setFocus(Qt.FocusReason.OtherFocusReason)  # the keyboard is not lost with the row
-            _drop(self._model_rows, gone)
+            drop(self._model_rows, gone)
         for place, model in enumerate(models):
             held = self.models.get(model.name)
             if held is None:
@@ -87,7 +87,7 @@ class ModelsPage(Page):
         wanted = {view.repository for view in downloads}
         gone = [repository for repository in self.downloads if repository not in wanted]
         for repository in gone:
-            _drop(self._download_rows, self.downloads.pop(repository))
+            drop(self._download_rows, self.downloads.pop(repository))
         new = False
         for view in downloads:
             held = self.downloads.get(view.repository)
@@ -276,9 +276,3 @@ def _column() -> QVBoxLayout:
     made = QVBoxLayout()
     made.setSpacing(9)
     return made
-
-
-def _drop(column: QVBoxLayout, part: QWidget) -> None:
-    column.removeWidget(part)
-    part.hide()
-    part.deleteLater()

@@ -10,6 +10,7 @@ from ui.port import Server
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import Check, button, row, words
 from ui.widgets.fields import LineEdit
+from ui.widgets.labels import set_kind
 
 
 class ServerForm(Aside):
@@ -84,9 +85,7 @@ class ServerForm(Aside):
 
     def _say(self, text: str, kind: str = "warm") -> None:
         self.connect_button.setEnabled(True)
-        self.said.setProperty("kind", kind)
-        self.said.style().unpolish(self.said)
-        self.said.style().polish(self.said)
+        set_kind(self.said, kind)
         self.said.setText(text)
         self.said.setVisible(bool(text))
 

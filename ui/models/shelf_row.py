@@ -14,7 +14,7 @@ from ui.models.wording import facts_of
 from ui.port import LoadChoice, LoadPlan, ShelfModel
 from ui.theme.fonts import interface_font
 from ui.widgets.controls import button, row, words
-from ui.widgets.labels import ElidedLabel, Hairline, Label
+from ui.widgets.labels import ElidedLabel, Hairline, Label, set_kind
 from ui.widgets.numbers import size
 from ui.widgets.visible import one_line
 
@@ -145,10 +145,7 @@ class ShelfRow(QWidget):
             act.setEnabled(not working)
 
     def _say(self, text: str, kind: str = "soft") -> None:
-        if self.state.property("kind") != kind:
-            self.state.setProperty("kind", kind)
-            self.state.style().unpolish(self.state)
-            self.state.style().polish(self.state)
+        set_kind(self.state, kind)
         self.state.setText(text)
         self.state.setVisible(bool(text))
 

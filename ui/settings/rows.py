@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QSpinBox, QWidget
 
 from ui.port import QT_TRANSLATE_NOOP, AppSettings, SettingsView, translate
@@ -207,9 +207,8 @@ class Rows(QWidget):
                 continue
             if setting.number is not None:
                 field = self.numbers[setting.name]
-                field.blockSignals(True)
-                field.setValue(setting.number.shown(getattr(view.values, setting.name)))
-                field.blockSignals(False)
+                with QSignalBlocker(field):
+                    field.setValue(setting.number.shown(getattr(view.values, setting.name)))
             elif setting.name != COLOURS:
                 held = setting.held(view.values) if setting.held is not None else getattr(view.values, setting.name)
                 offered = setting.offered(view) if setting.offered is not None else view.choices.get(setting.name, ())
@@ -223,13 +222,12 @@ class Rows(QWidget):
     def _show_choice(self, setting: Setting, offered: Sequence[str], held: str) -> None:
         """Shows a choice; one that is not offered (any more) is listed too."""
         combo = self.combos[setting.name]
-        combo.blockSignals(True)
-        combo.clear()
-        for choice in dict.fromkeys([*offered, held]):
-            combo.addItem(one_line(setting.title(choice)), choice)
-        combo.setCurrentIndex(combo.findData(held))
+        with QSignalBlocker(combo):
+            combo.clear()
+            for choice in dict.fromkeys([*offered, held]):
+                combo.addItem(one_line(setting.title(choice)), choice)
+            combo.setCurrentIndex(combo.findData(held))
         combo.setToolTip(plain_tooltip(held if Path(held).is_absolute() else ""))
-        combo.blockSignals(False)
 
     def _add(self, setting: Setting) -> None:
         label = translate("SettingsWindow", setting.label)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec.structs import replace
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QSlider, QVBoxLayout, QWidget
 
 from ui.models.bars import ThinBar
 from ui.port import AdapterChoice, AdapterLine, Download, DownloadState
 from ui.theme.fonts import interface_font
 from ui.theme.text_size import fix_width
-from ui.widgets.controls import LINE_PX, Check, button, row, words
+from ui.widgets.controls import LINE_PX, Check, button, drop, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
@@ -43,9 +43,7 @@ class AdapterRows(QWidget):
             return
         if [each.choice.folder for each in self.rows] != [line.choice.folder for line in lines]:
             for old in self.rows:
-                self._column.removeWidget(old)
-                old.hide()
-                old.deleteLater()
+                drop(self._column, old)
             self.rows = [AdapterRow(line.choice) for line in lines]
             for place, made in enumerate(self.rows):
                 self._connect(made, place)
@@ -134,22 +132,18 @@ class AdapterRow(QWidget):
     def show_line(self, line: AdapterLine, *, first: bool, last: bool) -> None:
         """Shows what holds; nothing is told."""
         self._choice, self._moved = line.choice, False
-        for part in (self.on, self.slider, self.scale):
-            part.blockSignals(True)
-        self.on.setChecked(line.choice.on)
-        self.slider.setValue(round(line.choice.scale * 100))
-        self.scale.setValue(line.choice.scale)
-        for part in (self.on, self.slider, self.scale):
-            part.blockSignals(False)
+        with QSignalBlocker(self.on), QSignalBlocker(self.slider), QSignalBlocker(self.scale):
+            self.on.setChecked(line.choice.on)
+            self.slider.setValue(round(line.choice.scale * 100))
+            self.scale.setValue(line.choice.scale)
         self.detail.setText(line.detail or self.tr("loads with the next answer"))
         self.up.setEnabled(not first)
         self.down.setEnabled(not last)
 
     def _scaled(self, value: float) -> None:
         self._moved = True
-        self.slider.blockSignals(True)
-        self.slider.setValue(round(value * 100))
-        self.slider.blockSignals(False)
+        with QSignalBlocker(self.slider):
+            self.slider.setValue(round(value * 100))
         self.changed.emit()
 
 

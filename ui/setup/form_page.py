@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, QTimer, Signal
 
 from ui.port import AnswerFormat, FormatKind, SessionSetup, StatusView
 from ui.widgets.controls import Choice, Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.labels import set_kind
 
 CHECK_DELAY_MS = 400
 KINDS = (FormatKind.FREE, FormatKind.JSON_SCHEMA, FormatKind.REGEX, FormatKind.LARK)
@@ -82,9 +83,8 @@ class FormPage(Page):
 
     def _show(self, answer_format: AnswerFormat) -> None:
         self.kinds.show_choice(KINDS.index(answer_format.kind))
-        self.source.blockSignals(True)
-        self.source.show_text(answer_format.source)
-        self.source.blockSignals(False)
+        with QSignalBlocker(self.source):
+            self.source.show_text(answer_format.source)
         self._check()
 
     def _choose(self, place: int) -> None:
@@ -133,5 +133,4 @@ class FormPage(Page):
         else:
             said = self._problem or self.tr("valid")
         self.state.setText(said)
-        self.state.setProperty("kind", "soft" if not self._problem else "warm")
-        self.state.style().polish(self.state)
+        set_kind(self.state, "soft" if not self._problem else "warm")

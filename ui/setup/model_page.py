@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QGridLayout, QWidget
 
+from ui.models.wording import FINGERPRINT_SHOWN
 from ui.port import EngineState, Guess, ModelFacts, SessionSetup, StatusView
 from ui.setup.adapters import AdapterField, AdapterRows
 from ui.theme.fonts import interface_font, mono_font
@@ -12,7 +13,6 @@ from ui.widgets.controls import LINE_PX, Choice, Page, button, row, words
 from ui.widgets.labels import ElidedLabel, Label
 from ui.widgets.numbers import count, size
 
-FINGERPRINT_SHOWN = 12  # hexadecimal digits
 GUESSES = (Guess.OFF, Guess.PROMPT_LOOKUP, Guess.DRAFT)
 
 

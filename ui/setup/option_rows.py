@@ -15,7 +15,7 @@ from ui.theme.text_size import fix_width
 from ui.widgets.controls import LINE_PX, button, row, words
 from ui.widgets.dials import DIALS, DialSlider
 from ui.widgets.fields import LineEdit
-from ui.widgets.labels import IconButton, Label, plain_tooltip
+from ui.widgets.labels import IconButton, Label, plain_tooltip, set_kind
 
 SHORT = 20  # characters that a field has room for
 NUMBER_PX = 52  # a field beside a slider
@@ -79,8 +79,7 @@ class OptionRows(QWidget):
                     holds = option.own if option.own is not None else option.value
                     slider.show_setting(holds if isinstance(holds, int | float) else slider.dial.off)
             source.setText(option.source)
-            source.setProperty("kind", "accent" if option.own is not None else "faint")
-            source.style().polish(source)
+            set_kind(source, "accent" if option.own is not None else "faint")
         self._fold()
         self._show_lacking()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSignalBlocker, Signal
 from PySide6.QtWidgets import QSizePolicy
 
 from ui.port import SessionSetup, translate
@@ -55,13 +55,12 @@ class SamplingPage(Page):
         self.options.show_options(setup.options)
 
     def _show_presets(self, setup: SessionSetup) -> None:
-        self.presets.blockSignals(True)
-        self.presets.clear()
-        self.presets.addItem(one_line(self.tr("default ({0})").format(_shown(setup.default_preset, setup))), DEFAULT)
-        for name in setup.presets:
-            self.presets.addItem(one_line(_shown(name, setup)), name)
-        self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
-        self.presets.blockSignals(False)
+        with QSignalBlocker(self.presets):
+            self.presets.clear()
+            self.presets.addItem(one_line(self.tr("default ({0})").format(_shown(setup.default_preset, setup))), DEFAULT)
+            for name in setup.presets:
+                self.presets.addItem(one_line(_shown(name, setup)), name)
+            self.presets.setCurrentIndex(max(self.presets.findData(setup.preset), 0))
         self.delete_button.setEnabled(setup.presets.get(setup.preset, False))
 
     def _save(self) -> None:

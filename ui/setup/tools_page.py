@@ -8,6 +8,7 @@ from PySide6.QtCore import QTimer, Signal
 
 from ui.port import SessionSetup
 from ui.widgets.controls import Page, PageDrafts, SourceField, button, row, words
+from ui.widgets.labels import set_kind
 from ui.widgets.visible import one_line
 
 CHECK_DELAY_MS = 300
@@ -85,5 +86,4 @@ class ToolsPage(Page):
         else:
             said = self.tr("none")
         self.state.setText(said)
-        self.state.setProperty("kind", "warm" if problem else "soft")
-        self.state.style().polish(self.state)
+        set_kind(self.state, "warm" if problem else "soft")

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QFrame,
     QHBoxLayout,
+    QLayout,
     QPushButton,
     QSizePolicy,
     QStyle,
@@ -26,7 +27,7 @@ from ui.theme.icons import SIZE_PX, icon
 from ui.theme.scheme import current_theme
 from ui.theme.text_size import fix_height
 from ui.widgets.fields import TextField
-from ui.widgets.labels import Caption, Label, plain_tooltip
+from ui.widgets.labels import Caption, Label, plain_tooltip, set_kind
 
 T = TypeVar("T")
 LINE_PX = 12.5
@@ -57,12 +58,16 @@ def _cursor(kind: str) -> Qt.CursorShape:
 
 
 def restyle(made: QPushButton, kind: str) -> None:
-    """Another look for a button that stands already."""
-    if made.property("kind") != kind:
-        made.setProperty("kind", kind)
-        made.setCursor(_cursor(kind))
-        made.style().unpolish(made)
-        made.style().polish(made)
+    """Changes the kind of a button, and with it its look and its cursor."""
+    set_kind(made, kind)
+    made.setCursor(_cursor(kind))
+
+
+def drop(layout: QLayout, part: QWidget) -> None:
+    """Removes a widget from a layout and deletes it."""
+    layout.removeWidget(part)
+    part.hide()
+    part.deleteLater()
 
 
 def allow(part: QAction | QWidget, possible: bool, problem: str, tip: str = "") -> None:

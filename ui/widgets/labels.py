@@ -203,10 +203,7 @@ class Notice(QFrame):
         self._time.start(TOLD_MS)
 
     def _show(self, words: str, action: str, kind: str) -> None:
-        if self.property("kind") != kind:
-            self.setProperty("kind", kind)
-            self.style().unpolish(self)
-            self.style().polish(self)
+        set_kind(self, kind)
         self._words.setText(words)
         self.setAccessibleName(words)
         self._action.setText(action)
@@ -226,6 +223,14 @@ class Notice(QFrame):
         """Hides it, as its button does."""
         self.hide()
         self.dismissed.emit()
+
+
+def set_kind(part: QWidget, kind: str) -> None:
+    """Changes the `kind` of a widget, and with it its look by the style sheet."""
+    if part.property("kind") != kind:
+        part.setProperty("kind", kind)
+        part.style().unpolish(part)
+        part.style().polish(part)
 
 
 def native(keys: str) -> str:
