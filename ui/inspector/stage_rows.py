@@ -1,7 +1,4 @@
-"""The sampler's stages in words and bars, and what became of the likeliest tokens under them.
-
-Of one stage: probability before it, the mass up to there, and probability after it.
-"""
+"""The sampler's stages as rows, and a table of the likeliest tokens before and after them."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from ui.widgets.dials import Dial, DialSlider
 from ui.widgets.labels import Label, plain_tooltip
 from ui.widgets.numbers import UNKNOWN, count, probability
 
-CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # remove tokens and change no score
+CUTTING = {spec.name for spec in SAMPLER_STAGES if spec.label}  # stages that remove tokens and change no score
 ROW_HEIGHT, HEAD_HEIGHT = 23, 20
 TOKEN_PX, SHARE_PX, AFTER_PX = 84, 44, 62
-SO_FAR_PX = 54  # the mass up to a token, in numbers
+SO_FAR_PX = 54  # the column of the cumulative mass
 _BAR_HEIGHT = 9
 _MIDDLE = int(Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = _MIDDLE | int(Qt.AlignmentFlag.AlignRight)
@@ -34,7 +31,7 @@ CUT_WORDS = {spec.name: spec.label for spec in SAMPLER_STAGES if spec.label}
 
 
 def stage_words(outcome: Outcome, stage: Stage, sampling: SamplingOptions) -> str:
-    """How many tokens the stage left, what they weighed before it, and the number that it drew."""
+    """Describes a stage: how many tokens it left, their mass before it, and its random number."""
     place = outcome.stages.index(stage)
     if place == 0:
         return translate("Stages", "The model's own probabilities of {0} tokens, unchanged.").format(count(stage.kept))
@@ -56,7 +53,7 @@ def _left(stage: Stage, before: Stage) -> str:
 
 
 def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
-    """What a stage's random number decided."""
+    """Describes the effect of a stage's random number."""
     if stage.name == "draw":
         if stage.u is None:
             return translate("Stages", "Temperature 0: the likeliest token is taken, without a random number.")
@@ -79,11 +76,11 @@ def _numbered(stage: Stage, before: Stage, sampling: SamplingOptions) -> str:
 
 NAME_PX, KEPT_PX, CHANCE_PX = 92, 50, 36
 STAGE_HEIGHT = 25
-_BEYOND_PX = 6  # the ground of a chosen row reaches so far to both sides of it
+_BEYOND_PX = 6  # the background of a chosen row extends so far to both sides
 
 
 class StageName(QPushButton):
-    """A stage's name: pressed, its numbers are shown. What does not fit is cut with an ellipsis."""
+    """A stage's name as a button that shows the stage's numbers; elided if it does not fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,19 +149,19 @@ class StageRow(QWidget):
         return (self.name,)
 
     def show_result(self, kept: int | None, share: float | None) -> None:
-        """Tokens of the vocabulary that are left, and what the pinned one has; None: the stage does nothing."""
+        """Shows the number of tokens left, and the probability of the pinned token; None: the stage does nothing."""
         self.kept.setText("" if kept is None else count(kept))
         self.kept.setAccessibleName("" if kept is None else self.tr("{0} tokens left").format(count(kept)))
         words = UNKNOWN if kept is not None else ""
         self.share.setText(words if share is None else self.tr("cut") if share == 0 else probability(share))
 
     def can_be_chosen(self, can: bool) -> None:
-        """Whether the stage did anything that could be shown."""
+        """Enables the name, if the stage has numbers to show."""
         self.name.setEnabled(can)
         self.name.setCursor(Qt.CursorShape.PointingHandCursor if can else Qt.CursorShape.ArrowCursor)
 
     def mark(self, on: bool) -> None:
-        """Shows whether it is the chosen one; emits nothing."""
+        """Marks the row as chosen or not; emits nothing."""
         with QSignalBlocker(self.name):
             self.name.setChecked(on)
         self.update()
@@ -181,7 +178,7 @@ class StageRow(QWidget):
 
 
 class DialRow(StageRow):
-    """One setting that can be moved."""
+    """A stage with a slider for one setting."""
 
     moved = Signal(str, object)  # setting, value
 
@@ -196,7 +193,7 @@ class DialRow(StageRow):
         return self.name, self.slider
 
     def set_value(self, value: float) -> None:
-        """Shows a value, also one beyond the slider's ends; emits nothing."""
+        """Shows a value, even beyond the slider's range; emits nothing."""
         self.slider.show_setting(value)
         self._name()
 
@@ -209,16 +206,16 @@ class DialRow(StageRow):
 
 
 class CandidateLine(Struct, frozen=True):
-    """One candidate as it is drawn."""
+    """One row of the table of candidates."""
 
     data: bytes
     candidate: Candidate
-    pinned: bool  # it is the token that stands there
-    drawn: bool  # it is the one that the settings draw
+    pinned: bool  # the token of the text
+    drawn: bool  # the token that the settings draw
 
 
 class Candidates(QWidget):
-    """A small table, painted: bars from raw (light) to after the sampler (dark), a thin line for the cumulative mass."""
+    """A painted table: bars before (light) and after the sampler (dark), a thin line for the cumulative mass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +238,7 @@ class Candidates(QWidget):
         self.update()
 
     def show_lines(self, lines: Sequence[CandidateLine], stage: str = "") -> None:
-        """Shows these, the likeliest first: before and after one stage, or ("") all of them."""
+        """Shows candidates, the likeliest first: before and after one stage, or ("") all stages."""
         resized = len(lines) != len(self.lines)
         self.lines, self.stage = tuple(lines), stage
         self.setAccessibleName(self.tr("Candidates"))
@@ -281,7 +278,7 @@ class Candidates(QWidget):
 
     @property
     def _before_px(self) -> int:
-        """Where the column of the probability before ends; behind it stand the mass so far, of one stage, and what came out."""
+        """The right edge of the first number column; right of it are the cumulative mass (for one stage) and the result."""
         return self.width() - self._after_px - (self._so_far_px if self.stage else 0)
 
     def _paint_heads(self, painter: QPainter) -> None:
@@ -326,5 +323,5 @@ class Candidates(QWidget):
 
 
 def cut_words(stage: str) -> str:
-    """A stage as it is called in the window."""
+    """The name of a stage in the window."""
     return CUT_WORDS.get(stage, stage)

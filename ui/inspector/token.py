@@ -1,4 +1,4 @@
-"""The tab of one token: its numbers, what else might have come, and in short why it came."""
+"""The tab of one token: its numbers, its alternatives, and a summary of its draw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ui.comparison.model_rows import ComparedRows
 from ui.controller import Controller
 from ui.core.shown import Spot
 from ui.inspector import words
-from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, Ways
+from ui.inspector.alternatives import Alternative, Alternatives, BeamRows, CountButtons
 from ui.inspector.replay import probability_after
 from ui.inspector.stage_rows import cut_words
 from ui.inspector.tab import BytesOf, Empty, Facts, InspectorTab
@@ -57,7 +57,7 @@ class WhyFacts(Facts):
         return shares
 
     def origin(self, origin: Origin) -> str:
-        """How a token came into the text, in words."""
+        """The origin of a token in words."""
         return {
             Origin.TEMPLATE: self.tr("the chat template"),
             Origin.TYPED: self.tr("typed by you"),
@@ -69,27 +69,27 @@ class WhyFacts(Facts):
 
 
 MOST_SHOWN = 10
-FORBIDDING = {  # stages that forbid, and how it is said beside a candidate
+FORBIDDING = {  # stages that forbid tokens, and the words beside a forbidden candidate
     "grammar": QT_TRANSLATE_NOOP("Stages", "not allowed by the format"),
     "bias": QT_TRANSLATE_NOOP("Stages", "banned"),
 }
 
 
 class TokenTab(InspectorTab):
-    """Shows a `Spot`; asks whose its numbers are where they may be those of a model on a server, or of another one."""
+    """Shows a `Spot`; asks for the model of its numbers if that may be on a server, or not the model in use."""
 
     title = QT_TRANSLATE_NOOP("Inspector", "Token")
     alternative_chosen = Signal(int, int, int)  # node id, index, token id
     preview_wanted = Signal(int, int, int)  # node id, index, token id
     drawing_wanted = Signal(int, int)  # node id, index
-    score_wanted = Signal()  # numbers for what has none
+    score_wanted = Signal()  # of the session's tokens without scores
     columns_wanted = Signal(int, int, int, bool)  # node id, index, how many, whether by a beam search
 
     def __init__(self) -> None:
         super().__init__()
         self.spot: Spot | None = None
         self._status = StatusView(EngineState.NONE)
-        self._asked: tuple[int, int] | None = None  # whose the numbers of this place are
+        self._asked: tuple[int, int] | None = None  # the place whose drawing was asked for
         self.source = Label("", "soft", interface_font(11.5))
         self.source.setWordWrap(True)
         self.source.hide()
@@ -103,7 +103,7 @@ class TokenTab(InspectorTab):
         self.alternatives = Alternatives()
         self.alternatives.chosen.connect(self._choose)
         self.alternatives.previewed.connect(self._preview)
-        self.draws, self.beam_rows = Ways(self.tr("continuations from here")), BeamRows()
+        self.draws, self.beam_rows = CountButtons(self.tr("continuations from here")), BeamRows()
         self.beams = self.beam_rows.ways
         self.draws.wanted.connect(lambda count: self._continue(count, beams=False))
         self.beams.wanted.connect(lambda count: self._continue(count, beams=True))
@@ -185,13 +185,13 @@ class TokenTab(InspectorTab):
         self._ask_for_source()
 
     def show_drawing(self, node_id: int, index: int, drawing: Drawing | None) -> None:
-        """Whose the numbers of a place are, if it is still the one that is shown."""
+        """Shows the model of the numbers, if the place is still shown."""
         if drawing is not None and drawing.model and (node_id, index) == self._asked:
             self.source.setText(self.tr("numbers of {0}").format(drawing.model))
             self.source.show()
 
     def _ask_for_source(self) -> None:
-        """Once for each place, while the tab can be seen; the status bar names a model of this machine that wrote all."""
+        """Asks once per place, while the tab is visible, unless the status bar names the one model of all numbers."""
         spot, status = self.spot, self._status
         named = spot is not None and spot.record.logprob is not None and (status.lacking("server") or status.written_by)
         place = (spot.node_id, spot.index) if spot is not None and named else None
@@ -236,7 +236,7 @@ class TokenTab(InspectorTab):
 
 
 def forbidden(record: TokenRecord, token_id: int) -> str:
-    """Why a candidate could not be drawn whatever its probability; "" where it could, or nothing is known of it."""
+    """Why a candidate was forbidden whatever its probability; "" if it was not, or that is not stored."""
     for stage in record.stages or ():
         if stage.name in FORBIDDING and any(i == token_id and p == 0.0 for i, p in zip(stage.ids, stage.after, strict=True)):
             return translate("Stages", FORBIDDING[stage.name])
@@ -244,7 +244,7 @@ def forbidden(record: TokenRecord, token_id: int) -> str:
 
 
 def alternatives_of(record: TokenRecord, vocabulary: BytesOf) -> list[Alternative]:
-    """The likeliest candidates of a token's place; the token itself stands last where it is not among them."""
+    """The likeliest candidates of a token's place; the token itself comes last if it is not among them."""
     if not record.top_ids:
         return []
     ids, logprobs = record.top_ids[:MOST_SHOWN], record.top_logprobs[:MOST_SHOWN]
