@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
-from ui.commands.actions import Actions, Possible
+from ui.commands.actions import Actions, CommandState
 from ui.comparison.presenters import ComparisonPresenter
 from ui.controller import Controller
 from ui.core.undo import Step
@@ -204,7 +204,7 @@ class Presenter(QObject):
         turn = shown.turn(pinned[0]) if shown is not None and pinned is not None else None
         at_token = turn is not None and turn.role == "assistant"
         running, steps, row = self._controller.running, self._controller.undo_stack, self._controller.sessions.row_shown
-        self._acts.refresh(Possible(shown, running, self._status, row, steps.label, steps.redo_label, at_token))
+        self._acts.refresh(CommandState(shown, running, self._status, row, steps.label, steps.redo_label, at_token))
 
     def _histories(self) -> tuple[int | None, ...]:
         """Whose changes can be undone: of the session and of the list, as far as they are in sight; what is used now first."""
