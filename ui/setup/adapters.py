@@ -17,14 +17,14 @@ from ui.widgets.fields import LineEdit
 from ui.widgets.labels import ElidedLabel, IconButton, plain_tooltip
 from ui.widgets.visible import one_line
 
-SETTLE_MS = 250  # after the last move of a slider
+SETTLE_MS = 250  # from the last move of a slider to the change
 MOST_SCALE = 100.0
 SLIDER_STEPS = 200  # 0 to 2
-DECIMALS = 4  # that can be written
+DECIMALS = 4  # of a scale that is typed
 
 
 class AdapterRows(QWidget):
-    """Shows a stack of adapters and asks for changes of it."""
+    """Shows a stack of adapters and emits changes of it."""
 
     wanted = Signal(object)  # list[AdapterChoice]
 
@@ -35,10 +35,10 @@ class AdapterRows(QWidget):
         self._column.setSpacing(10)
         self.rows: list[AdapterRow] = []
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(self._tell)
+        self._settle.timeout.connect(self._emit)
 
     def show_stack(self, lines: Sequence[AdapterLine]) -> None:
-        """Shows what holds; rows that stay keep the keyboard, and a slider that is being moved its place."""
+        """Shows the stack in force; rows that stay keep the focus. Does nothing while a slider is being moved."""
         if self._settle.isActive():
             return
         if [each.choice.folder for each in self.rows] != [line.choice.folder for line in lines]:
@@ -68,17 +68,17 @@ class AdapterRows(QWidget):
         self.wanted.emit(stack)
 
     def flush(self) -> None:
-        """Tells now what a slider that is being moved waits with."""
+        """Emits a pending change at once."""
         if self._settle.isActive():
             self._settle.stop()
-            self._tell()
+            self._emit()
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         self.wanted.emit(self.stack)
 
 
 class ScaleBox(QDoubleSpinBox):
-    """A scale with as many decimals as it has, two at least."""
+    """A spin box that shows as many decimals as the scale has, two at least."""
 
     def textFromValue(self, value: float) -> str:
         places = next((n for n in (2, 3) if round(value, n) == round(value, DECIMALS)), DECIMALS)
@@ -86,7 +86,7 @@ class ScaleBox(QDoubleSpinBox):
 
 
 class AdapterRow(QWidget):
-    """One adapter: on or off, its scale as a slider and as a number, its place."""
+    """One adapter: on or off, its scale as a slider and as a number, and its place in the stack."""
 
     changed = Signal()
 
@@ -126,11 +126,11 @@ class AdapterRow(QWidget):
 
     @property
     def choice(self) -> AdapterChoice:
-        scale = self.scale.value() if self._moved else self._choice.scale  # which may have more digits than are shown
+        scale = self.scale.value() if self._moved else self._choice.scale  # may have more digits than are shown
         return replace(self._choice, scale=scale, on=self.on.isChecked())
 
     def show_line(self, line: AdapterLine, *, first: bool, last: bool) -> None:
-        """Shows what holds; nothing is told."""
+        """Shows an adapter; emits nothing."""
         self._choice, self._moved = line.choice, False
         with QSignalBlocker(self.on), QSignalBlocker(self.slider), QSignalBlocker(self.scale):
             self.on.setChecked(line.choice.on)
@@ -176,7 +176,7 @@ class AdapterField(QWidget):
             part.hide()
 
     def show_downloads(self, downloads: Sequence[Download]) -> None:
-        """How far the one is that was asked for."""
+        """Shows the progress of the requested adapter."""
         repository = self._getting.partition("@")[0]
         view = next((each for each in downloads if each.repository == repository), None)
         if view is not None and view.state is DownloadState.RUNNING and self._getting:
@@ -184,7 +184,7 @@ class AdapterField(QWidget):
             self.bar.show()
 
     def end(self, wanted: str, *, got: bool) -> None:
-        """It is on the stack, or not (`refuse` says why; what was typed stays)."""
+        """Ends a request; the field is cleared if it was successful, and `refuse` shows why not."""
         if wanted == self._getting:
             self._getting = ""
             self.get_button.setEnabled(True)
@@ -194,7 +194,7 @@ class AdapterField(QWidget):
                 self.field.clear()
 
     def refuse(self, why: str) -> None:
-        """It is not on the stack."""
+        """Shows why the adapter was not added."""
         self.state.setText(why)
         self.state.show()
 

@@ -1,4 +1,4 @@
-"""The loaded model, its adapters, and the source of speculative tokens."""
+"""The page of the loaded model, its adapters, and speculation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ModelPage(Page):
         self._show_possible()
 
     def _show_possible(self) -> None:
-        """What can be chosen with the model that runs, and why the rest cannot."""
+        """Enables what the running model supports, and shows why the rest is disabled."""
         model, guess = self._setup.model, self._setup.guess
         no_adapters, no_guesses = self._status.lacking("adapters"), self._status.lacking("speculation")
         self.no_adapters_there.setText(no_adapters)

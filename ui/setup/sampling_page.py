@@ -1,4 +1,4 @@
-"""How the answers of a session are drawn."""
+"""The page of sampling: presets and generation options of a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ui.widgets.controls import LINE_PX, Combo, Page, button, row, words
 from ui.widgets.fields import LineEdit
 from ui.widgets.visible import one_line
 
-DEFAULT = ""  # the preset that the settings choose
+DEFAULT = ""  # stands for the preset of the app's settings
 
 
 class SamplingPage(Page):
@@ -71,6 +71,6 @@ class SamplingPage(Page):
 
 
 def _shown(preset: str, setup: SessionSetup) -> str:
-    """A preset's name; those that come with Elsewise have one in each language."""
+    """The name of a preset; those that come with Elsewise are translated."""
     is_saved = setup.presets.get(preset, False)
     return preset if is_saved else translate("Presets", preset)
