@@ -1,4 +1,4 @@
-"""What the colours of tokens mean: the ramp in the status bar, and one click away what it shows and where its steps begin."""
+"""The legend of token colours: the ramp in the status bar, and its menu of measures and steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PAD_PX = 8  # between the word and the ramp
 
 
 class Legend(QToolButton):
-    """The ramp with the name of what it shows; opens the choice and its steps."""
+    """The ramp with the name of the measure; opens the menu of measures and steps."""
 
     measure_chosen = Signal(object)  # a Measure
-    difference_chosen = Signal()  # of two models, while they are compared
+    difference_chosen = Signal()  # of two compared models
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Legend(QToolButton):
         self._show()
 
     def show_difference(self, *, compares: bool, shown: bool) -> None:
-        """Whether two models are compared, and whether their difference is what the colours show."""
+        """Takes whether two models are compared, and whether the colours show their difference."""
         self._compares, self._shows_difference = compares, compares and shown
         self._show()
 
@@ -60,7 +60,7 @@ class Legend(QToolButton):
 
     @property
     def _order(self) -> tuple[int, ...]:
-        """The steps from left to right; a diverging ramp has its weakest in the middle."""
+        """The steps from left to right; a diverging ramp has its weakest steps in the middle."""
         return (3, 2, 1, 4, 5, 6) if self._shows_difference else (1, 2, 3, 4, 5)
 
     def _ramp(self) -> tuple[str | None, ...]:
@@ -87,7 +87,7 @@ class Legend(QToolButton):
         painter.end()
 
     def open_menu(self) -> None:
-        """The choice of what is shown, above the bar."""
+        """Opens the menu of measures above the bar."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if self._compares:
@@ -111,7 +111,7 @@ class Legend(QToolButton):
 
 
 def name_of(measure: Measure) -> str:
-    """As the bar and the menus say it."""
+    """The name of a measure in the bar and the menus."""
     translate = QApplication.translate
     return {
         Measure.SURPRISAL: translate("Legend", "surprise"),
@@ -124,7 +124,7 @@ def name_of(measure: Measure) -> str:
 
 
 def meaning(measure: Measure) -> str:
-    """In a few words."""
+    """The meaning of a measure in a few words."""
     translate = QApplication.translate
     return {
         Measure.SURPRISAL: translate("Legend", "how unexpected this token was"),
@@ -137,7 +137,7 @@ def meaning(measure: Measure) -> str:
 
 
 def ranges(measure: Measure) -> list[str]:
-    """What each step of the ramp stands for, from no colour to the strongest."""
+    """The range of each step of the ramp, from no colour to the strongest."""
     scale = SCALES[measure]
     translate = QApplication.translate
     if scale.counts:
@@ -159,7 +159,7 @@ def ranges(measure: Measure) -> list[str]:
 
 
 def swatch(palette: Palette, colour: str | None) -> QPixmap:
-    """A step's colour as a picture; None is no colour."""
+    """The colour of a step as a pixmap; None is no colour."""
     ratio = 2.0
     pixmap = QPixmap(round(16 * ratio), round(16 * ratio))
     pixmap.setDevicePixelRatio(ratio)
